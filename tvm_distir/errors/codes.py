@@ -1,0 +1,31 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Every error code, in one line each. A code never changes its meaning."""
+
+from __future__ import annotations
+
+CODES: dict[str, str] = {
+    # 01xx: environment and usage
+    "DIST0101": "apache-tvm is missing or of a version the plugin does not support",
+    "DIST0102": "apache-tvm-ffi is missing or of a version the plugin does not support",
+    "DIST0110": "the native library of the plugin is missing or of another version",
+    # 020x, 021x: meshes and placements
+    "DIST0201": "a mesh has no axis, or an axis whose size is not a positive integer",
+    "DIST0202": "the devices of a mesh do not match its shape, or one stands twice",
+    "DIST0203": "a placement text cannot be read",
+    "DIST0204": "a placement has another number of entries than the mesh has axes",
+    "DIST0205": "a placement shards a dim that the tensor does not have",
+    "DIST0206": "an unknown mesh or mesh axis is named",
+    "DIST0207": "a collective does not fit the placement or shape of its operand",
+    # 022x-029x: plans and strategies
+    # 03xx: frontends
+    # 040x-044x: rules and propagation
+    # 045x: levels
+    "DIST0451": "a module is not at the IR level that a pass needs",
+    # 05xx: lowering
+    # 06xx: runtime
+    # 07xx: systems and simulation
+    # 08xx: infeasible
+    # 09xx: our bugs
+    "DIST0901": "an internal error: a bug of the plugin",
+}

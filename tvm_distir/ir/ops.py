@@ -1,0 +1,225 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The ``relax.dist.*`` ops the plugin adds: constructors, registration, TVMScript names.
+
+Each op works on DTensors (levels 3 and 4) and on local tensors (level 5); its attributes are
+plain values, so that it prints as ``R.dist.<name>(...)`` and parses back structurally equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import ir
+from tvm.relax.distributed import DeviceMesh
+
+from .infer import INFER
+from .placement import parse_placement, placement_text
+
+PREFIX = "relax.dist."
+REDUCERS = ("sum", "prod", "min", "max")
+IMPURE = ("send", "recv")
+"""Ops that must neither be removed nor reordered: they stand in plain binding blocks of
+functions marked impure."""
+
+Maker = Callable[..., ir.Call]
+CONSTRUCTORS: dict[str, Maker] = {}
+
+
+def _mesh(mesh: DeviceMesh | str) -> DeviceMesh:
+    if not isinstance(mesh, str):
+        return mesh
+    from tvm.relax.script.builder.distributed.ir import _lookup_device_mesh
+
+    return _lookup_device_mesh(mesh)
+
+
+def _ints(values: Sequence[Any]) -> list[int]:
+    return [int(v) for v in values]
+
+
+def _text(placement: Any) -> str:
+    """Normal form of a placement given as text or as TVM's object."""
+    return placement_text(parse_placement(str(placement).strip().strip('"')))
+
+
+def _call(name: str, args: Sequence[ir.Expr], **attrs: Any) -> ir.Call:
+    return ir.Call(ir.Op.get(PREFIX + name), list(args), attrs)
+
+
+def _constructor(fn: Maker) -> Maker:
+    CONSTRUCTORS[fn.__name__] = fn
+    return fn
+
+
+@_constructor
+def partial(
+    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axes: Sequence[int], op: str = "sum"
+) -> ir.Call:
+    """Leave (or make) ``x`` an unfinished reduction along ``mesh_axes``; typed as ``x``."""
+    return _call("partial", [x], device_mesh=_mesh(device_mesh), mesh_axes=_ints(mesh_axes), op=op)
+
+
+@_constructor
+def all_reduce(
+    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axes: Sequence[int], op: str = "sum"
+) -> ir.Call:
+    """Reduce over the product group of ``mesh_axes``; typed as ``x``."""
+    return _call(
+        "all_reduce", [x], device_mesh=_mesh(device_mesh), mesh_axes=_ints(mesh_axes), op=op
+    )
+
+
+@_constructor
+def all_gather(x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int, dim: int) -> ir.Call:
+    """``S[dim]`` to ``R`` along ``mesh_axis``: concatenate the group's shards in order."""
+    return _call(
+        "all_gather", [x], device_mesh=_mesh(device_mesh), mesh_axis=int(mesh_axis), dim=int(dim)
+    )
+
+
+@_constructor
+def reduce_scatter(
+    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int, dim: int, op: str = "sum"
+) -> ir.Call:
+    """Partial to ``S[dim]`` along ``mesh_axis``: reduce, each rank keeps its part."""
+    return _call(
+        "reduce_scatter",
+        [x],
+        device_mesh=_mesh(device_mesh),
+        mesh_axis=int(mesh_axis),
+        dim=int(dim),
+        op=op,
+    )
+
+
+@_constructor
+def all_to_all(
+    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int, gather_dim: int, split_dim: int
+) -> ir.Call:
+    """``S[gather_dim]`` to ``S[split_dim]`` along ``mesh_axis``."""
+    return _call(
+        "all_to_all",
+        [x],
+        device_mesh=_mesh(device_mesh),
+        mesh_axis=int(mesh_axis),
+        gather_dim=int(gather_dim),
+        split_dim=int(split_dim),
+    )
+
+
+@_constructor
+def local_slice(x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int, dim: int) -> ir.Call:
+    """``R`` to ``S[dim]`` along ``mesh_axis``: each rank keeps its part, no traffic."""
+    return _call(
+        "local_slice", [x], device_mesh=_mesh(device_mesh), mesh_axis=int(mesh_axis), dim=int(dim)
+    )
+
+
+@_constructor
+def collective_permute(
+    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int, shift: int
+) -> ir.Call:
+    """Rank i of a group hands ``x`` to rank i + shift; zeros arrive where none sends."""
+    return _call(
+        "collective_permute",
+        [x],
+        device_mesh=_mesh(device_mesh),
+        mesh_axis=int(mesh_axis),
+        shift=int(shift),
+    )
+
+
+@_constructor
+def send(
+    x: ir.Expr,
+    device_mesh: DeviceMesh | str,
+    peer_mesh: DeviceMesh | str,
+    placement: str,
+    peer_placement: str,
+    shape: Sequence[int],
+    tag: int,
+) -> ir.Call:
+    """``x``, of whole ``shape`` and ``placement``, leaves for ``peer_mesh``; typed as ``x``."""
+    return _call(
+        "send",
+        [x],
+        device_mesh=_mesh(device_mesh),
+        peer_mesh=_mesh(peer_mesh),
+        placement=_text(placement),
+        peer_placement=_text(peer_placement),
+        shape=_ints(shape),
+        tag=int(tag),
+    )
+
+
+@_constructor
+def recv(
+    *sent: ir.Expr,
+    device_mesh: DeviceMesh | str,
+    peer_mesh: DeviceMesh | str,
+    placement: str,
+    peer_placement: str,
+    shape: Sequence[int],
+    dtype: str,
+    tag: int,
+) -> ir.Call:
+    """Arrival on ``device_mesh`` with ``placement`` of what ``peer_mesh`` sent.
+
+    At level 4 the operand is the ``send``'s result; at level 5 there is none.
+    """
+    return _call(
+        "recv",
+        sent,
+        device_mesh=_mesh(device_mesh),
+        peer_mesh=_mesh(peer_mesh),
+        placement=_text(placement),
+        peer_placement=_text(peer_placement),
+        shape=_ints(shape),
+        dtype=str(dtype),
+        tag=int(tag),
+    )
+
+
+@_constructor
+def axis_index(device_mesh: DeviceMesh | str, mesh_axis: int) -> ir.Call:
+    """My coordinate along ``mesh_axis``: an int64 scalar tensor (level 5)."""
+    return _call("axis_index", [], device_mesh=_mesh(device_mesh), mesh_axis=int(mesh_axis))
+
+
+def dist_op_name(expr: Any) -> str | None:
+    """Short name (``"all_reduce"``) of a call of one of these ops, else None."""
+    if isinstance(expr, ir.Call) and isinstance(expr.op, ir.Op):
+        name = str(expr.op.name)
+        if name.startswith(PREFIX) and name[len(PREFIX) :] in CONSTRUCTORS:
+            return name[len(PREFIX) :]
+    return None
+
+
+def register() -> None:
+    """Add the ops to TVM's registry and to the TVMScript parser. Existing ops stay untouched."""
+    import tvm.relax.script.parser.dist as parser_dist
+
+    add = tvm_ffi.get_global_func("ir.RegisterOp")
+    known = set(ir.Op.list_op_names())
+    for name, make in CONSTRUCTORS.items():
+        setattr(parser_dist, name, make)
+        if PREFIX + name in known:
+            continue
+        add(PREFIX + name, (make.__doc__ or "").splitlines()[0])
+        ir.register_op_attr(PREFIX + name, "FInferType", INFER[name])
+        ir.register_op_attr(PREFIX + name, "dist.FInferType", INFER[name])
+        ir.register_op_attr(PREFIX + name, "FPurity", name not in IMPURE)
+
+
+__all__ = [
+    "CONSTRUCTORS",
+    "IMPURE",
+    "PREFIX",
+    "REDUCERS",
+    "dist_op_name",
+    "register",
+    *CONSTRUCTORS,
+]

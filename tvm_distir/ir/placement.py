@@ -1,0 +1,166 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Placements as tuples of labels, and the arithmetic of shards.
+
+A *label* says how a value lies along one mesh axis: ``d >= 0`` sharded on dim d,
+:data:`R` replicated, :data:`P` a partial sum (never part of TVM's ``Placement``).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tvm.relax.distributed import Placement
+
+from ..errors import MeshError
+
+R = -1
+P = -2
+Labels = tuple[int, ...]
+
+
+@functools.lru_cache(maxsize=4096)
+def parse_placement(text: str) -> Labels:
+    """Read TVM's text form: ``"S[0], R"`` gives ``(0, -1)``.
+
+    Raises
+    ------
+    MeshError
+        DIST0203 when an entry is neither ``R`` nor ``S[d]`` with d >= 0.
+    """
+    labels = []
+    for word in text.split(","):
+        entry = word.strip()
+        if entry == "R":
+            labels.append(R)
+        elif entry.startswith("S[") and entry.endswith("]") and entry[2:-1].strip().isdigit():
+            labels.append(int(entry[2:-1]))
+        else:
+            raise MeshError(
+                "DIST0203",
+                f'"{entry}" in the placement "{text}" is neither R nor S(dim)',
+                remedy='Write one entry per mesh axis, as in "S(0), R" with square brackets.',
+            )
+    return tuple(labels)
+
+
+def placement_text(labels: Sequence[int]) -> str:
+    """Text form of labels; :data:`P` is written ``P`` (for messages only)."""
+    return ", ".join("R" if x == R else "P" if x == P else f"S[{x}]" for x in labels)
+
+
+@functools.lru_cache(maxsize=4096)
+def _placement(labels: Labels) -> Placement:
+    return Placement.from_text(placement_text(labels))
+
+
+def placement_of(labels: Sequence[int]) -> Placement:
+    """TVM ``Placement`` of labels (without :data:`P`)."""
+    key = tuple(int(x) for x in labels)
+    if any(x < R for x in key):
+        raise MeshError(
+            "DIST0203",
+            f"a partial sum has no placement of its own: {placement_text(key)}",
+            remedy="Complete it first.",
+        )
+    return _placement(key)
+
+
+def labels_of(placement: Placement) -> Labels:
+    """Labels of a TVM ``Placement``."""
+    out = []
+    for spec in placement.dim_specs:
+        kind = int(spec.kind)
+        axis = int(spec.axis)
+        if kind == 0 and axis < 0:
+            raise MeshError(
+                "DIST0203", f"a placement shards dim {axis}", remedy="Dims count from 0."
+            )
+        out.append(axis if kind == 0 else R)
+    return tuple(out)
+
+
+def check_placement(labels: Sequence[int], mesh_shape: Sequence[int], ndim: int, place: str) -> None:
+    """Refuse labels that do not fit a mesh or a tensor (DIST0204, DIST0205)."""
+    if len(labels) != len(mesh_shape):
+        raise MeshError(
+            "DIST0204",
+            f'the placement "{placement_text(labels)}" has {len(labels)} entries, '
+            f"the mesh {len(mesh_shape)} axes",
+            place=place,
+            remedy="Give one entry per mesh axis.",
+        )
+    for x in labels:
+        if x >= ndim:
+            raise MeshError(
+                "DIST0205",
+                f'the placement "{placement_text(labels)}" shards dim {x} of a tensor '
+                f"with {ndim} dims",
+                place=place,
+                remedy=f"Use dims 0 to {ndim - 1}." if ndim else "Replicate it.",
+            )
+
+
+def shard_counts(labels: Sequence[int], mesh_shape: Sequence[int], ndim: int) -> list[int]:
+    """Into how many shards each dim is cut."""
+    counts = [1] * ndim
+    for x, n in zip(labels, mesh_shape):
+        if x >= 0:
+            counts[x] *= n
+    return counts
+
+
+def ceil_div(size: Any, count: int) -> Any:
+    """``ceil(size / count)``, for ints and symbolic sizes."""
+    if count == 1:
+        return size
+    if isinstance(size, int):
+        return -(-size // count)
+    try:
+        return -(-int(size) // count)
+    except TypeError:
+        from tvm import tirx
+        from tvm.sym import Analyzer
+
+        return Analyzer().simplify(tirx.floordiv(size + (count - 1), count))
+
+
+def local_shape(shape: Sequence[Any], labels: Sequence[int], mesh_shape: Sequence[int]) -> list[Any]:
+    """Shape of one (padded) shard."""
+    counts = shard_counts(labels, mesh_shape, len(shape))
+    return [ceil_div(n, k) for n, k in zip(shape, counts)]
+
+
+def shard_slices(
+    shape: Sequence[int], labels: Sequence[int], mesh_shape: Sequence[int], coords: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Per dim, the (start, stop) of the whole tensor that a device holds, cut off at the end.
+
+    ``start`` may equal ``stop``: with ceil-sized shards the last ones can be empty.
+    """
+    bounds = []
+    for d, n in enumerate(shape):
+        position, count = 0, 1
+        for x, k, c in zip(labels, mesh_shape, coords):
+            if x == d:
+                position, count = position * k + c, count * k
+        size = -(-n // count)
+        bounds.append((min(n, position * size), min(n, (position + 1) * size)))
+    return bounds
+
+
+def shard_number(labels: Sequence[int], mesh_shape: Sequence[int], coords: Sequence[int]) -> int:
+    """Product position of a device among all shards, replicas sharing one number."""
+    number = 0
+    for x, k, c in zip(labels, mesh_shape, coords):
+        if x >= 0:
+            number = number * k + c
+    return number
+
+
+def replica_count(labels: Sequence[int], mesh_shape: Sequence[int]) -> int:
+    """How many devices hold the same shard."""
+    return math.prod(n for x, n in zip(labels, mesh_shape) if x < 0)

@@ -1,0 +1,51 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Small helpers on Relax types and functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax, tirx
+from tvm.relax.distributed import DeviceMesh, DTensorType
+
+from .placement import placement_of
+
+
+def tensor_type(ty: Any) -> relax.TensorType | None:
+    """The plain tensor type of a Tensor or DTensor type, None for other types."""
+    if isinstance(ty, DTensorType):
+        return ty.tensor_ty
+    return ty if isinstance(ty, relax.TensorType) else None
+
+
+def flat_types(ty: Any) -> list[Any]:
+    """Leaves of a (nested) tuple type, in order."""
+    if isinstance(ty, relax.TupleType):
+        return [leaf for field in ty.fields for leaf in flat_types(field)]
+    return [ty]
+
+
+def as_dtensor(ty: Any, mesh: DeviceMesh, labels: Sequence[int]) -> DTensorType:
+    """DTensor type of a Tensor (or DTensor) type on a mesh."""
+    return DTensorType(tensor_type(ty), mesh, placement_of(labels))
+
+
+def static_shape(ty: Any) -> tuple[Any, ...] | None:
+    """Dims of a (D)Tensor type: ints where static, expressions where symbolic; None if unknown."""
+    tensor = tensor_type(ty)
+    if tensor is None or tensor.shape is None or not isinstance(tensor.shape, relax.ShapeExpr):
+        return None
+    return tuple(int(n) if isinstance(n, tirx.IntImm) else n for n in tensor.shape)
+
+
+def is_private(fn: relax.Function) -> bool:
+    """Whether a function can be called from inside the module only."""
+    return not (fn.attrs and "global_symbol" in fn.attrs)
+
+
+def relax_functions(mod: ir.IRModule) -> list[tuple[ir.GlobalVar, relax.Function]]:
+    """The module's Relax functions, in order of name."""
+    found = [(gv, fn) for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)]
+    return sorted(found, key=lambda item: str(item[0].name_hint))
