@@ -24,6 +24,20 @@ CODES: dict[str, str] = {
     "DIST0451": "a module is not at the IR level that a pass needs",
     # 05xx: lowering
     # 06xx: runtime
+    "DIST0601": "an unknown engine is named",
+    "DIST0602": "the inputs of a run do not fit the module",
+    "DIST0603": "a module has no entry function with the attribute dist.io, or one that is wrong",
+    "DIST0604": "devices that must hold the same output hold different bits",
+    "DIST0605": "a construct that the engine cannot run",
+    "DIST0606": "TVM cannot compile the module",
+    "DIST0610": "ranks wait for each other forever",
+    "DIST0611": "a collective is called wrongly, or differently by the ranks of its group",
+    "DIST0612": "a worker failed",
+    "DIST0613": "a rank did not arrive at a collective in time",
+    "DIST0614": "Disco, TVM's distributed runtime, is not available in this process",
+    "DIST0620": "verify: the reference holds NaN or Inf, which proves nothing",
+    "DIST0621": "verify: an output does not depend on the inputs, which proves nothing",
+    "DIST0690": "verify: the distributed program gives another result than the original",
     # 07xx: systems and simulation
     # 08xx: infeasible
     # 09xx: our bugs
