@@ -9,6 +9,10 @@ CODES: dict[str, str] = {
     "DIST0101": "apache-tvm is missing or of a version the plugin does not support",
     "DIST0102": "apache-tvm-ffi is missing or of a version the plugin does not support",
     "DIST0110": "the native library of the plugin is missing or of another version",
+    "DIST0150": "the command line cannot be read",
+    "DIST0151": "options that contradict each other, or an option that another one needs",
+    "DIST0152": "the value of an option cannot be read",
+    "DIST0153": "an output path cannot be written",
     # 020x, 021x: meshes and placements
     "DIST0201": "a mesh has no axis, or an axis whose size is not a positive integer",
     "DIST0202": "the devices of a mesh do not match its shape, or one stands twice",
