@@ -23,6 +23,24 @@ CODES: dict[str, str] = {
     "DIST0207": "a collective does not fit the placement or shape of its operand",
     # 022x-029x: plans and strategies
     # 03xx: frontends
+    "DIST0301": "a model file is missing or cannot be read",
+    "DIST0302": "a MODEL string is of no known kind",
+    "DIST0303": "a model file is broken or truncated",
+    "DIST0304": "reading this kind of model needs an extra that is not installed",
+    "DIST0310": "an ONNX model breaks the rules of ONNX",
+    "DIST0311": "an ONNX model uses an operator that cannot be imported",
+    "DIST0312": "a node of an ONNX model cannot be imported",
+    "DIST0313": "a dim of an input is not known",
+    "DIST0314": "the batch of a model cannot be changed",
+    "DIST0315": "the weights of a model cannot be read",
+    "DIST0320": "a TVMScript file is no Python",
+    "DIST0321": "a TVMScript file holds a statement that is not allowed",
+    "DIST0322": "a TVMScript file holds no module, or the one to take is not clear",
+    "DIST0323": "a TVMScript module cannot be parsed",
+    "DIST0330": "the zoo has no such model",
+    "DIST0331": "a model of the zoo has no such key or size",
+    "DIST0332": "the keys given to the zoo make no model",
+    "DIST0340": "the inputs of a module cannot be drawn",
     # 040x-044x: rules and propagation
     # 045x: levels
     "DIST0451": "a module is not at the IR level that a pass needs",
