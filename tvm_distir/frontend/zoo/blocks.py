@@ -1,0 +1,185 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the zoo's models share: attention, norms in float32, and the export to an IRModule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax
+from tvm.relax.frontend import nn
+from tvm.relax.frontend.nn.exporter import Exporter
+from tvm.relax.frontend.nn.spec import ModuleSpec
+
+PARAM_NAMES_ATTR = "dist.param_names"
+MASKED_SCORE = float(np.finfo("float32").min)
+
+Tensor = nn.Tensor
+
+
+def emit(expr: Any, name: str) -> Any:
+    """Bind a Relax expression and give it back as a tensor of relax.nn."""
+    return nn.op.wrap_nested(expr, name)
+
+
+def positions(count: int) -> Any:
+    """Token positions 0..count-1 as an int32 constant of shape (count,)."""
+    return Tensor.from_const(np.arange(count, dtype="int32"))
+
+
+def causal_mask(places: Any) -> Any:
+    """Bool (seq, seq) of the positions (seq,): True where the column is not after the row."""
+    rows = nn.op.unsqueeze(places, 1, name="rows")
+    columns = nn.op.unsqueeze(places, 0, name="columns")
+    return nn.op.less_equal(columns, rows, name="mask")
+
+
+def in_float32(x: Any) -> Any:
+    """``x`` cast to float32 unless it is already."""
+    return x if x.dtype == "float32" else nn.op.astype(x, "float32")
+
+
+def back_to(x: Any, dtype: str) -> Any:
+    """``x`` cast to ``dtype`` unless it is already."""
+    return x if x.dtype == dtype else nn.op.astype(x, dtype)
+
+
+def split_heads(x: Any, heads: int) -> Any:
+    """(batch, seq, heads * width) to (batch, heads, seq, width)."""
+    batch, seq, hidden = x.shape
+    x = nn.op.reshape(x, (batch, seq, heads, hidden // heads))
+    return nn.op.permute_dims(x, [0, 2, 1, 3])
+
+
+def merge_heads(x: Any) -> Any:
+    """(batch, heads, seq, width) to (batch, seq, heads * width)."""
+    batch, heads, seq, width = x.shape
+    x = nn.op.permute_dims(x, [0, 2, 1, 3])
+    return nn.op.reshape(x, (batch, seq, heads * width))
+
+
+def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+    """Scaled dot product attention, softmax in float32.
+
+    Parameters
+    ----------
+    q, k, v : Tensor
+        (batch, heads, seq, width); ``k`` and ``v`` may have fewer heads, which are then shared
+        by consecutive heads of ``q``.
+    mask : Tensor
+        Bool (seq, seq), True where a score counts.
+
+    Returns
+    -------
+    Tensor
+        (batch, heads, seq, width).
+    """
+    batch, heads, seq, width = q.shape
+    kv_heads = k.shape[1]
+    dtype = q.dtype
+    if kv_heads != heads:
+        q = nn.op.reshape(q, (batch, kv_heads, heads // kv_heads, seq, width))
+        k = nn.op.unsqueeze(k, 2)
+        v = nn.op.unsqueeze(v, 2)
+    last = q.ndim - 1
+    axes = [*range(last - 1), last, last - 1]
+    scores = nn.op.matmul(q, nn.op.permute_dims(k, axes), name="scores")
+    scale = Tensor.from_scalar(1.0 / math.sqrt(width), dtype)
+    scores = in_float32(nn.op.multiply(scores, scale, name="scaled"))
+    floor = Tensor.from_scalar(MASKED_SCORE, "float32")
+    scores = nn.op.where(mask, scores, floor, name="masked")
+    weights = back_to(nn.op.softmax(scores, axis=-1, name="probs"), dtype)
+    mixed = nn.op.matmul(weights, v, name="mixed")
+    return nn.op.reshape(mixed, (batch, heads, seq, width)) if kv_heads != heads else mixed
+
+
+class LayerNorm(nn.Module):  # type: ignore[misc]
+    """Layer norm over the last dim, computed in float32."""
+
+    def __init__(self, width: int, dtype: str, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter((width,), dtype)
+        self.bias = nn.Parameter((width,), dtype)
+        self.eps = eps
+
+    def forward(self, x: Any) -> Any:
+        """Normalise (..., width)."""
+        out = relax.op.nn.layer_norm(
+            in_float32(x)._expr,
+            in_float32(self.weight)._expr,
+            in_float32(self.bias)._expr,
+            axes=-1,
+            epsilon=self.eps,
+        )
+        return back_to(emit(out, "layer_norm"), x.dtype)
+
+
+class RmsNorm(nn.Module):  # type: ignore[misc]
+    """Root-mean-square norm over the last dim, computed in float32."""
+
+    def __init__(self, width: int, dtype: str, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter((width,), dtype)
+        self.eps = eps
+
+    def forward(self, x: Any) -> Any:
+        """Normalise (..., width)."""
+        out = relax.op.nn.rms_norm(
+            in_float32(x)._expr, in_float32(self.weight)._expr, axes=-1, epsilon=self.eps
+        )
+        return back_to(emit(out, "rms_norm"), x.dtype)
+
+
+def layer_class(base: type, nested: int) -> Any:
+    """Fresh subclass of a layer, whose calls go to one private function when ``nested``.
+
+    relax.nn keeps made subroutines on the class, so each export needs a class of its own.
+    """
+    return type("Layer", (base,), {"define_subroutine": bool(nested)})
+
+
+def export_model(model: Any, batch: int, seq: int, layer_prefix: str) -> ir.IRModule:
+    """Export a relax.nn model with a method ``main`` as ``main(input_ids, *weights)``.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its method ``main`` takes int32 token ids of shape (batch, seq).
+    batch, seq : int
+        Shape of the data input.
+    layer_prefix : str
+        How the names of the first layer's weights begin; taken off the private function's
+        parameters.
+    """
+    ids = nn.spec.Tensor([batch, seq], "int32")
+    spec = ModuleSpec.from_raw(
+        {"main": {"input_ids": ids, "$": {"param_mode": "plain", "effect_mode": "none"}}}, model
+    )
+    mod, _, _ = Exporter(debug=False).build(spec)
+    functions = {}
+    for gv, fn in mod.functions.items():
+        if gv.name_hint == "main":
+            names = [str(p.name) for p in fn.params]
+            functions[gv] = fn.with_attr(PARAM_NAMES_ATTR, names)
+        else:
+            functions[gv] = _short_names(fn, layer_prefix)
+    return ir.IRModule(functions)
+
+
+@relax.expr_functor.mutator
+class _Renamer(relax.PyExprMutator):  # type: ignore[misc]
+    """Gives a function's parameters other names."""
+
+    def rename(self, fn: relax.Function, names: list[str]) -> relax.Function:
+        """Return the function with parameters named ``names``."""
+        params = [relax.Var(name, p.ty) for name, p in zip(names, fn.params, strict=True)]
+        for old, new in zip(fn.params, params, strict=True):
+            self.set_var_remap(old, new)
+        body = self.visit_expr(fn.body)
+        return relax.Function(params, body, fn.ret_ty, fn.is_pure, fn.attrs)
+
+
+def _short_names(fn: relax.Function, prefix: str) -> relax.Function:
+    return _Renamer().rename(fn, [str(p.name).removeprefix(prefix) for p in fn.params])

@@ -1,0 +1,100 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The GPT-2 architecture in relax.nn: learned positions, norms before blocks, tied LM head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir
+from tvm.relax.frontend import nn
+
+from .blocks import (
+    LayerNorm,
+    attend,
+    causal_mask,
+    export_model,
+    layer_class,
+    merge_heads,
+    positions,
+    split_heads,
+)
+from .configs import GptConfig
+
+
+class Attention(nn.Module):  # type: ignore[misc]
+    """Causal self-attention with separate query, key and value projections."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        width = config.hidden
+        self.q_proj = nn.Linear(width, width, dtype=config.dtype)
+        self.k_proj = nn.Linear(width, width, dtype=config.dtype)
+        self.v_proj = nn.Linear(width, width, dtype=config.dtype)
+        self.o_proj = nn.Linear(width, width, dtype=config.dtype)
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        """(batch, seq, hidden) to the same shape."""
+        q, k, v = (
+            split_heads(proj(x), self.heads) for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return self.o_proj(merge_heads(attend(q, k, v, mask)))
+
+
+class FeedForward(nn.Module):  # type: ignore[misc]
+    """Two linear layers with the tanh form of gelu between."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.up_proj = nn.Linear(config.hidden, config.ffn_dim, dtype=config.dtype)
+        self.down_proj = nn.Linear(config.ffn_dim, config.hidden, dtype=config.dtype)
+
+    def forward(self, x: Any) -> Any:
+        """(batch, seq, hidden) to the same shape."""
+        return self.down_proj(nn.op.gelu(self.up_proj(x), approximate="tanh"))
+
+
+class GptLayer(nn.Module):  # type: ignore[misc]
+    """One transformer layer."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        self.ln_1 = LayerNorm(config.hidden, config.dtype)
+        self.attn = Attention(config)
+        self.ln_2 = LayerNorm(config.hidden, config.dtype)
+        self.mlp = FeedForward(config)
+
+    def forward(self, x: Any, mask: Any) -> Any:
+        """(batch, seq, hidden) to the same shape."""
+        x = nn.op.add(x, self.attn(self.ln_1(x), mask))
+        return nn.op.add(x, self.mlp(self.ln_2(x)))
+
+
+class Gpt(nn.Module):  # type: ignore[misc]
+    """Token ids to logits."""
+
+    def __init__(self, config: GptConfig) -> None:
+        super().__init__()
+        layer = layer_class(GptLayer, config.nested)
+        self.seq = config.seq
+        self.wte = nn.Embedding(config.vocab, config.hidden, config.dtype)
+        self.wpe = nn.Embedding(config.positions, config.hidden, config.dtype)
+        self.h = nn.ModuleList([layer(config) for _ in range(config.layers)])
+        self.ln_f = LayerNorm(config.hidden, config.dtype)
+
+    def main(self, input_ids: Any) -> Any:
+        """Ids (batch, seq) to logits (batch, seq, vocab)."""
+        places = positions(self.seq)
+        tokens = nn.op.take(self.wte.weight, input_ids, axis=0, name="tokens")
+        x = nn.op.add(tokens, nn.op.take(self.wpe.weight, places, axis=0, name="places"))
+        mask = causal_mask(places)
+        for layer in self.h:
+            x = layer(x, mask)
+        head = nn.op.permute_dims(self.wte.weight)
+        return nn.op.matmul(self.ln_f(x), head, name="logits")
+
+
+def build(config: GptConfig) -> ir.IRModule:
+    """Build the module of a GPT; no weight memory is touched."""
+    return export_model(Gpt(config), config.batch, config.seq, "h.0.")
