@@ -1,0 +1,202 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives against independent formulas, transfers and layouts against brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import ml_dtypes
+import numpy as np
+import pytest
+from level5_modules import draw
+
+import tvm_distir as td
+from tvm_distir.ir import parse_placement
+from tvm_distir.runtime import collectives as cc
+from tvm_distir.runtime.layout import Port, gather, same_bits, shard
+from tvm_distir.runtime.tiles import transfer_tiles
+
+DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "bool"]
+NUMPY = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max}
+
+
+@pytest.mark.parametrize("op", cc.REDUCE_OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_reduce_of_exact_values(op, dtype):
+    rng = np.random.default_rng(0)
+    terms = [draw(rng, (3, 4), dtype) for _ in range(4)]
+    got = cc.all_reduce(terms, op)
+    assert got.dtype == terms[0].dtype
+    if dtype == "bool":
+        want = np.any(terms, axis=0) if op in ("sum", "max") else np.all(terms, axis=0)
+    else:
+        wide = np.float64 if np.dtype(terms[0].dtype).kind not in "iu" else terms[0].dtype
+        want = NUMPY[op](np.stack([t.astype(wide) for t in terms]), axis=0).astype(got.dtype)
+    assert same_bits(got, want)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_halves_are_reduced_in_single_precision_and_rounded_once(dtype):
+    kind = np.float16 if dtype == "float16" else ml_dtypes.bfloat16
+    rng = np.random.default_rng(1)
+    terms = [rng.standard_normal(64).astype(kind) for _ in range(8)]
+    want = np.zeros(64, np.float32)
+    for term in terms:
+        want = want + term.astype(np.float32)
+    assert same_bits(cc.all_reduce(terms, "sum"), want.astype(kind))
+    # Rounding at every step gives other bits: the test can fail.
+    stepwise = terms[0]
+    for term in terms[1:]:
+        stepwise = (stepwise + term).astype(kind)
+    assert not same_bits(cc.all_reduce(terms, "sum"), stepwise)
+
+
+def test_sums_run_in_rank_order():
+    terms = [np.array([v], np.float32) for v in (1e8, 1.0, -1e8)]
+    assert cc.all_reduce(terms, "sum")[0] == 0.0
+    assert cc.all_reduce([terms[0], terms[2], terms[1]], "sum")[0] == 1.0
+
+
+@pytest.mark.parametrize("op", cc.REDUCE_OPS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_partial_terms_reduce_to_the_value(op, dtype):
+    x = draw(np.random.default_rng(2), (2, 3), dtype)
+    terms = [cc.partial(x, i, op) for i in range(3)]
+    assert same_bits(cc.all_reduce(terms, op), x)
+    assert same_bits(terms[0], x)
+
+
+def test_neutral_elements():
+    assert cc.neutral("min", np.dtype("float32")) == np.inf
+    assert cc.neutral("max", np.dtype("int8")) == -128
+    assert cc.neutral("prod", np.dtype("float16")) == 1
+    assert not cc.neutral("max", np.dtype(bool))
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_movement(dim, count):
+    whole = np.arange(8 * 12, dtype=np.int64).reshape(8, 12)
+    parts = np.split(whole, count, axis=dim)
+    assert np.array_equal(cc.all_gather(parts, dim), whole)
+    for i in range(count):
+        assert np.array_equal(cc.local_slice(whole, i, count, dim), parts[i])
+        assert np.array_equal(cc.reduce_scatter([whole] * count, dim, "sum")[i], count * parts[i])
+        other = np.split(whole, count, axis=1 - dim)
+        assert np.array_equal(cc.all_to_all(parts, dim, 1 - dim)[i], other[i])
+
+
+def test_permute_does_not_wrap():
+    xs = [np.full(2, i + 1) for i in range(3)]
+    assert [int(x[0]) for x in cc.collective_permute(xs, 1)] == [0, 1, 2]
+    assert [int(x[0]) for x in cc.collective_permute(xs, -1)] == [2, 3, 0]
+    assert [int(x[0]) for x in cc.collective_permute(xs, 5)] == [0, 0, 0]
+
+
+def test_wrong_calls_are_refused():
+    with pytest.raises(td.errors.RuntimeError_, match="DIST0611.*not divisible by the 2 ranks"):
+        cc.local_slice(np.zeros(3), 0, 2, 0)
+    with pytest.raises(td.errors.RuntimeError_, match='DIST0611.*unknown reduction "avg"'):
+        cc.all_reduce([np.zeros(3)], "avg")
+
+
+def test_ring_bytes():
+    # 4 ranks, 1000 B of result: written out from the ring algorithms, step by step.
+    assert cc.wire_bytes("all_gather", 1000, 4) == 3 * 250
+    assert cc.wire_bytes("all_reduce", 1000, 4) == 3 * 250 + 3 * 250
+    assert cc.wire_bytes("reduce_scatter", 1000, 4) == 3 * 1000
+    assert cc.wire_bytes("all_to_all", 1000, 4) == 3 * 250
+    assert cc.wire_bytes("all_reduce", 1000, 1) == 0
+    assert cc.wire_bytes("local_slice", 1000, 4) == 0
+
+
+def sides():
+    """Meshes and placements, some sharing devices, some uneven for the shapes below."""
+    for mesh, devices in [((2,), (0, 1)), ((3,), (2, 3, 4)), ((2, 2), (1, 0, 5, 4))]:
+        for labels in itertools.product((-1, 0, 1), repeat=len(mesh)):
+            yield mesh, devices, labels
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (5, 7), (1, 3)])
+def test_every_destination_element_is_written_exactly_once(shape):
+    whole = np.arange(1, math.prod(shape) + 1).reshape(shape)
+    for src, dst in itertools.product(sides(), repeat=2):
+        if uneven_twice(shape, src) or uneven_twice(shape, dst):
+            continue
+        held = local_arrays(whole, src)
+        want = local_arrays(whole, dst)
+        got = {r: np.zeros_like(v) for r, v in want.items()}
+        writes = {r: np.zeros(v.shape, int) for r, v in want.items()}
+        for tile in transfer_tiles(shape, src, dst):
+            got[tile.dst][tile.dst_slices()] = held[tile.src][tile.src_slices()]
+            writes[tile.dst][tile.dst_slices()] += 1
+        for rank, array in want.items():
+            assert np.array_equal(got[rank], array)
+            assert np.array_equal(writes[rank], (array > 0).astype(int))
+
+
+def uneven_twice(shape, side):
+    """Two mesh axes on one uneven dim: not a placement we define."""
+    mesh, _, labels = side
+    return any(
+        labels.count(d) > 1 and n % math.prod(k for k, x in zip(mesh, labels) if x == d)
+        for d, n in enumerate(shape)
+    )
+
+
+def local_arrays(whole, side):
+    """Zero-padded shards by np.pad and np.split, one dim and mesh axis after the other."""
+    mesh, devices, labels = side
+    grid = {(): whole}
+    for size, label in zip(mesh, labels):
+        new = {}
+        for coords, part in grid.items():
+            if label < 0:
+                new.update({(*coords, i): part for i in range(size)})
+                continue
+            n = part.shape[label]
+            pad = [(0, 0)] * part.ndim
+            pad[label] = (0, -(-n // size) * size - n)
+            pieces = np.split(np.pad(part, pad), size, axis=label)
+            new.update({(*coords, i): p for i, p in enumerate(pieces)})
+        grid = new
+    return dict(zip(devices, grid.values()))
+
+
+def test_replicas_share_the_load():
+    tiles = transfer_tiles((8, 2), ((4,), (0, 1, 2, 3), (-1,)), ((8,), tuple(range(10, 18)), (0,)))
+    loads = [sum(t.src == r for t in tiles) for r in range(4)]
+    assert loads == [2, 2, 2, 2]
+
+
+def test_what_a_rank_already_holds_does_not_travel():
+    tiles = transfer_tiles((8,), ((2,), (0, 1), (-1,)), ((2,), (1, 2), (0,)))
+    assert [(t.src, t.dst) for t in tiles] == [(1, 1), (0, 2)]
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (5, 7), (1, 3)])
+def test_shard_and_gather_invert_each_other(shape):
+    whole = np.arange(1, math.prod(shape) + 1, dtype="float32").reshape(shape)
+    for mesh_axes in ({"a": 2}, {"a": 3}, {"a": 2, "b": 2}):
+        mesh = td.device_mesh(mesh_axes)
+        sizes = tuple(mesh_axes.values())
+        for labels in itertools.product((-1, 0, 1), repeat=len(sizes)):
+            side = (sizes, tuple(range(math.prod(sizes))), labels)
+            if uneven_twice(shape, side):
+                continue
+            parts = shard(whole, labels, mesh)
+            for got, want in zip(parts, local_arrays(whole, side).values()):
+                assert np.array_equal(got, want)
+            port = Port(0, "y", shape, "float32", labels)
+            assert np.array_equal(gather(parts, port, mesh, "y"), whole)
+
+
+def test_replicas_that_differ_are_named():
+    mesh = td.device_mesh({"dp": 2, "tp": 2})
+    port = Port(0, "y", (4,), "float32", parse_placement("S[0], R"))
+    parts = [np.zeros(2, "float32") for _ in range(4)]
+    parts[3] = -parts[3]  # -0.0: equal in value, other bits
+    with pytest.raises(td.errors.RuntimeError_, match="DIST0604 main/y: ranks 2 and 3"):
+        gather(parts, port, mesh, "main/y")

@@ -1,0 +1,69 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Level-5 ``R.dist.*`` calls decoded into what the engines and the legalisation work on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir
+from tvm.relax.distributed import DeviceMesh
+
+from ..ir import axis_groups, mesh_devices, mesh_shape, parse_placement
+from ..ir.ops import dist_op_name
+from .collectives import Collective
+from .tiles import Side, Tile, transfer_tiles
+
+_INT_ARGS = ("dim", "gather_dim", "split_dim", "shift")
+
+
+def call_axes(call: ir.Call) -> tuple[int, ...]:
+    """Mesh axes a collective works along, in mesh order."""
+    attrs = call.attrs
+    if "mesh_axes" in attrs:
+        return tuple(sorted({int(a) for a in attrs["mesh_axes"]}))
+    return (int(attrs["mesh_axis"]),)
+
+
+def decode_collective(call: ir.Call) -> Collective:
+    """Decode a call of any op but ``send`` and ``recv``."""
+    attrs = call.attrs
+    groups = tuple(tuple(g) for g in axis_groups(attrs["device_mesh"], call_axes(call)))
+    args: list[tuple[str, int | str]] = [(k, int(attrs[k])) for k in _INT_ARGS if k in attrs]
+    if "op" in attrs:
+        args.append(("op", str(attrs["op"])))
+    return Collective(dist_op_name(call) or str(call.op.name), groups, tuple(args))
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A ``send`` or ``recv``: the two sides, the whole shape and the tag that joins them."""
+
+    tag: int
+    shape: tuple[int, ...]
+    src: Side
+    dst: Side
+
+    def tiles(self) -> tuple[Tile, ...]:
+        """Tiles of the transfer; the same on both sides."""
+        return transfer_tiles(self.shape, self.src, self.dst)
+
+    def text(self) -> str:
+        """Words for messages."""
+        return f"transfer {self.tag} from ranks {list(self.src[1])} to ranks {list(self.dst[1])}"
+
+
+def make_side(mesh: DeviceMesh, placement: Any) -> Side:
+    """One end of a transfer from a mesh and a placement text."""
+    devices = tuple(int(d) for d in mesh_devices(mesh).ravel())
+    return mesh_shape(mesh), devices, parse_placement(str(placement))
+
+
+def decode_transfer(call: ir.Call) -> Transfer:
+    """Decode a call of ``send`` or ``recv``."""
+    attrs = call.attrs
+    here = make_side(attrs["device_mesh"], attrs["placement"])
+    there = make_side(attrs["peer_mesh"], attrs["peer_placement"])
+    src, dst = (here, there) if dist_op_name(call) == "send" else (there, here)
+    return Transfer(int(attrs["tag"]), tuple(int(n) for n in attrs["shape"]), src, dst)
