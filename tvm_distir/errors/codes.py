@@ -42,6 +42,12 @@ CODES: dict[str, str] = {
     "DIST0332": "the keys given to the zoo make no model",
     "DIST0340": "the inputs of a module cannot be drawn",
     # 040x-044x: rules and propagation
+    "DIST0401": "what a call calls has no sharding rule, and none can be derived",
+    "DIST0402": "the shape of an operand or result of a call is unknown",
+    "DIST0403": "a sharding rule contradicts itself or its call",
+    "DIST0404": "an installed plugin's sharding rules cannot be loaded",
+    "DIST0405": "the placements around a call fit no factor of its sharding rule",
+    "DIST0406": "an op would get a second sharding rule",
     # 045x: levels
     "DIST0451": "a module is not at the IR level that a pass needs",
     # 05xx: lowering
