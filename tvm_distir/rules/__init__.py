@@ -1,0 +1,29 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Sharding rules: what each op call allows to be cut along a mesh axis, and what it costs."""
+
+from __future__ import annotations
+
+from . import families
+from .draft import CallShape, Draft
+from .factor import KERNEL_CLASSES, KINDS, REDUCING, Factor, Rule, Work
+from .match import describe_factor, match_factor
+from .registry import register_sharding_rule, registered_ops, rule_of, work_of
+
+__all__ = [
+    "KERNEL_CLASSES",
+    "KINDS",
+    "REDUCING",
+    "CallShape",
+    "Draft",
+    "Factor",
+    "Rule",
+    "Work",
+    "describe_factor",
+    "families",
+    "match_factor",
+    "register_sharding_rule",
+    "registered_ops",
+    "rule_of",
+    "work_of",
+]

@@ -1,0 +1,77 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic on dims: ints where static, TVM expressions where symbolic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tvm_ffi
+from tvm import DataType, ir, tirx
+from tvm.sym import Analyzer
+
+#: What an unknown symbolic extent counts in FLOPs and bytes.
+NOMINAL_EXTENT = 1024
+
+Shape = tuple[Any, ...]
+
+
+def plain(value: Any) -> Any:
+    """A Python number for an immediate, anything else unchanged."""
+    if isinstance(value, tirx.IntImm):
+        return int(value)
+    if isinstance(value, tirx.FloatImm):
+        return float(value)
+    return value
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two extents are provably equal."""
+    if isinstance(a, int) or isinstance(b, int):
+        if isinstance(a, int) and isinstance(b, int):
+            return a == b
+    elif tvm_ffi.structural_equal(a, b):
+        return True
+    return bool(Analyzer().can_prove_equal(expr(a), expr(b)))
+
+
+def expr(value: Any) -> Any:
+    """A TVM expression for an int."""
+    return tirx.IntImm("int64", value) if isinstance(value, int) else value
+
+
+def product(dims: Iterable[Any]) -> Any:
+    """Product of extents, an int when all are."""
+    total: Any = 1
+    for n in dims:
+        total = n if isinstance(total, int) and total == 1 else total * n
+    return total
+
+
+def nominal(dim: Any) -> int:
+    """An int for an extent; every symbol counts :data:`NOMINAL_EXTENT`."""
+    if isinstance(dim, int):
+        return dim
+    found: list[Any] = []
+    tirx.stmt_functor.post_order_visit(
+        dim, lambda e: found.append(e) if isinstance(e, ir.Var) else None
+    )
+    values = {v: tirx.IntImm(v.ty.dtype, NOMINAL_EXTENT) for v in found}
+    value = Analyzer().simplify(tirx.stmt_functor.substitute(dim, values))
+    return int(value) if isinstance(value, tirx.IntImm) else NOMINAL_EXTENT
+
+
+def elements(shape: Shape) -> int:
+    """Number of elements, symbols counted nominally."""
+    count = 1
+    for n in shape:
+        count *= nominal(n)
+    return count
+
+
+def size_bytes(shape: Shape, dtype: str) -> int:
+    """Size of a dense tensor in bytes; sub-byte types are packed."""
+    kind = DataType(dtype)
+    bits = 8 if dtype == "bool" else int(kind.bits) * int(kind.lanes)
+    return -(-elements(shape) * bits // 8)

@@ -1,0 +1,219 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of ops that read or write at computed places: take, gather, scatter, one_hot."""
+
+from __future__ import annotations
+
+from ..dims import same
+from ..draft import CallShape, Draft
+from ..registry import register_sharding_rule
+
+_INDEXED = "it is indexed"
+
+
+def _reads_result(draft: Draft, operand: int = 0) -> None:
+    """A gather reads from its table as many bytes as it writes."""
+    rule = draft.rule()
+    read = min(rule.in_bytes[operand], rule.out_bytes[0])
+    draft.work(0, "gather", in_bytes={operand: read})
+
+
+@register_sharding_rule("relax.take")
+def take(call: CallShape) -> Draft:
+    """Table dims and index dims are kept; rows of the indexed dim give terms of a sum.
+
+    A device that holds some rows looks up what it has and zeros for the rest.
+    """
+    draft = Draft(call)
+    table, index = call.ins[0], call.ins[1] if len(call.ins) > 1 else ()
+    axes = call.integers("axis")
+    if axes is None and len(table) != 1:
+        draft.default_why = "the table is flattened first"
+        for d in range(len(index)):
+            draft.tie({1: d}, {0: d})
+    else:
+        axis = axes[0] % len(table) if axes else 0
+        if call.floats or "int" in call.out_dtypes[0]:
+            draft.tie({0: axis}, {}, "sum")
+        for d in range(len(table)):
+            if d != axis:
+                draft.tie({0: d}, {0: d if d < axis else d - 1 + len(index)})
+        for d in range(len(index)):
+            draft.tie({1: d}, {0: axis + d})
+    draft.linear((0,))
+    _reads_result(draft)
+    return draft
+
+
+@register_sharding_rule("relax.grad.take_backward")
+def take_backward(call: CallShape) -> Draft:
+    """Gradient of the table: dims that are not indexed are kept; linear in the gradient.
+
+    Operands: gradient of the result, table, indices.
+    """
+    draft = Draft(call)
+    table, index = call.ins[1], call.ins[2]
+    axes = call.integers("axis")
+    if axes is not None:
+        axis = axes[0] % len(table)
+        for d in range(len(table)):
+            if d != axis:
+                draft.tie({0: d if d < axis else d - 1 + len(index), 1: d}, {0: d})
+        for d in range(len(index)):
+            draft.tie({0: axis + d, 2: d}, {}, "sum")
+    draft.default_why = _INDEXED
+    draft.linear((0,))
+    draft.per_element()
+    return draft
+
+
+@register_sharding_rule("relax.gather_elements")
+def gather_elements(call: CallShape) -> Draft:
+    """Dims other than the axis are kept where data and indices agree; so are indices' rows."""
+    draft = Draft(call)
+    data, index = call.ins
+    axis = int(call.attrs.axis) % len(data)
+    for d in range(len(data)):
+        if d == axis:
+            draft.tie({1: d}, {0: d})
+        elif same(data[d], index[d]):
+            draft.tie({0: d, 1: d}, {0: d})
+    draft.default_why = _INDEXED
+    draft.linear((0,))
+    _reads_result(draft)
+    return draft
+
+
+@register_sharding_rule("relax.gather_nd")
+def gather_nd(call: CallShape) -> Draft:
+    """Batch dims, index dims and dims of the data that are not indexed are kept."""
+    draft = Draft(call)
+    data, index = call.ins
+    batch, depth = int(call.attrs.batch_dims), index[-1]
+    draft.default_why = _INDEXED
+    draft.whole("in", 1, len(index) - 1, "it holds one index")
+    for d in range(batch):
+        draft.tie({0: d, 1: d}, {0: d})
+    for d in range(batch, len(index) - 1):
+        draft.tie({1: d}, {0: d})
+    if isinstance(depth, int):
+        for k, d in enumerate(range(batch + depth, len(data))):
+            draft.tie({0: d}, {0: len(index) - 1 + k})
+    draft.linear((0,))
+    _reads_result(draft)
+    return draft
+
+
+def _tie_positions(draft: Draft, indices: tuple[int, ...], rank: int, extra: int | None) -> None:
+    """Tie the broadcast index dims to the result's first dims (or to operand ``extra``'s)."""
+    call = draft.call
+    for d in range(rank):
+        ins = {}
+        for i in indices:
+            own = d - rank + len(call.ins[i])
+            if own >= 0:
+                ins[i] = own
+        if extra is None:
+            draft.tie(ins, {0: d})
+
+
+@register_sharding_rule("relax.index_tensor")
+def index_tensor(call: CallShape) -> Draft:
+    """Broadcast index dims and dims of the data that are not indexed are kept."""
+    draft = Draft(call)
+    indices = call.args[1]
+    data = call.ins[0]
+    rank = max(len(call.ins[i]) for i in indices)
+    _tie_positions(draft, indices, rank, None)
+    for k, d in enumerate(range(len(indices), len(data))):
+        draft.tie({0: d}, {0: rank + k})
+    draft.default_why = _INDEXED
+    draft.linear((0,))
+    _reads_result(draft)
+    return draft
+
+
+@register_sharding_rule("relax.index_put")
+def index_put(call: CallShape) -> Draft:
+    """Dims of the data that are not indexed are kept."""
+    draft = Draft(call)
+    indices, (values,) = call.args[1], call.args[2]
+    data, update = call.ins[0], call.ins[values]
+    for d in range(len(indices), len(data)):
+        own = d - len(data) + len(update)
+        if own >= 0 and same(update[own], data[d]):
+            draft.tie({0: d, values: own}, {0: d})
+    draft.default_why = _INDEXED
+    draft.linear((0, values))
+    draft.work(0, "gather")
+    return draft
+
+
+@register_sharding_rule("relax.scatter_elements")
+def scatter_elements(call: CallShape) -> Draft:
+    """Dims other than the axis are kept where data, indices and updates agree."""
+    draft = Draft(call)
+    data, index, update = call.ins
+    axis = int(call.attrs.axis) % len(data)
+    for d in range(len(data)):
+        if d != axis and same(data[d], index[d]) and same(data[d], update[d]):
+            draft.tie({0: d, 1: d, 2: d}, {0: d})
+    draft.default_why = _INDEXED
+    if str(call.attrs.reduction) in ("update", "add"):
+        draft.linear((0, 2))
+    draft.work(0, "gather")
+    return draft
+
+
+@register_sharding_rule("relax.scatter_nd")
+def scatter_nd(call: CallShape) -> Draft:
+    """Dims of the data that are not indexed are kept."""
+    draft = Draft(call)
+    data, index, update = call.ins
+    depth = index[-1]
+    if isinstance(depth, int):
+        for d in range(depth, len(data)):
+            draft.tie({0: d, 2: len(update) - len(data) + d}, {0: d})
+    draft.default_why = _INDEXED
+    if str(call.attrs.reduction) in ("update", "add"):
+        draft.linear((0, 2))
+    draft.work(0, "gather")
+    return draft
+
+
+@register_sharding_rule("relax.slice_scatter")
+def slice_scatter(call: CallShape) -> Draft:
+    """Dims other than the axis are kept; jointly linear in data and slice."""
+    draft = Draft(call)
+    axis = int(call.attrs.axis) % len(call.ins[0])
+    for d in range(len(call.ins[0])):
+        if d != axis:
+            draft.tie({0: d, 1: d}, {0: d})
+    draft.default_why = "a slice of it is written"
+    draft.linear((0, 1))
+    return draft
+
+
+@register_sharding_rule("relax.one_hot")
+def one_hot(call: CallShape) -> Draft:
+    """Index dims are kept; the new dim is whole."""
+    draft = Draft(call)
+    rank = len(call.outs[0])
+    axis = int(call.attrs.axis) % rank
+    for d in range(rank):
+        if d != axis:
+            draft.tie({0: d if d < axis else d - 1}, {0: d})
+    draft.default_why = "what it holds depends on the position"
+    draft.per_element()
+    return draft
+
+
+@register_sharding_rule("relax.bucketize")
+def bucketize(call: CallShape) -> Draft:
+    """Dims of the input are kept; the boundaries are whole."""
+    draft = Draft(call)
+    for d in range(len(call.ins[0])):
+        draft.tie({0: d}, {0: d})
+    draft.default_why = "it is searched"
+    draft.per_element(8)
+    return draft

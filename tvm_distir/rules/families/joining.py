@@ -1,0 +1,64 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Rules of ops that join or part tensors: concat, stack, split, meshgrid."""
+
+from __future__ import annotations
+
+from ..draft import CallShape, Draft
+from ..registry import register_sharding_rule
+
+
+@register_sharding_rule("relax.concat")
+def concat(call: CallShape) -> Draft:
+    """Dims other than the axis are kept; linear in all operands together."""
+    draft = Draft(call)
+    ndim = len(call.outs[0])
+    axis = (call.integers("axis") or (0,))[0] % ndim
+    for d in range(ndim):
+        if d != axis:
+            draft.tie(dict.fromkeys(range(len(call.ins)), d), {0: d})
+    draft.default_why = "operands follow one another: a block holds parts of several"
+    draft.linear(range(len(call.ins)))
+    return draft
+
+
+@register_sharding_rule("relax.stack")
+def stack(call: CallShape) -> Draft:
+    """The operands' dims are kept; linear in all operands together."""
+    draft = Draft(call)
+    ndim = len(call.outs[0])
+    axis = (call.integers("axis") or (0,))[0] % ndim
+    for d in range(ndim):
+        if d != axis:
+            own = d if d < axis else d - 1
+            draft.tie(dict.fromkeys(range(len(call.ins)), own), {0: d})
+    draft.default_why = "it counts the operands"
+    draft.linear(range(len(call.ins)))
+    return draft
+
+
+@register_sharding_rule("relax.split")
+def split(call: CallShape) -> Draft:
+    """Dims other than the axis are kept."""
+    draft = Draft(call)
+    ndim = len(call.ins[0])
+    axis = int(call.attrs.axis) % ndim
+    for d in range(ndim):
+        if d != axis:
+            draft.tie({0: d}, dict.fromkeys(range(len(call.outs)), d))
+    draft.default_why = "its sections follow one another: a block holds parts of several"
+    draft.linear((0,))
+    return draft
+
+
+@register_sharding_rule("relax.meshgrid")
+def meshgrid(call: CallShape) -> Draft:
+    """Each operand walks its own dim of every result."""
+    draft = Draft(call)
+    order = list(range(len(call.ins)))
+    if str(call.attrs.indexing) == "xy" and len(order) > 1:
+        order[0], order[1] = 1, 0
+    for i, d in enumerate(order):
+        if call.ins[i]:
+            draft.tie({i: 0}, dict.fromkeys(range(len(call.outs)), d))
+    return draft

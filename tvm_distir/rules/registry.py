@@ -1,0 +1,217 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The registry of sharding rules and the cached look-up ``rule_of``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any, NamedTuple
+
+import tvm_ffi
+from tvm import ir, tirx
+
+from ..errors import PropagationError
+from .derive import derive_call, derive_primfunc
+from .dims import same
+from .draft import CallShape, Draft
+from .factor import Rule, Work
+from .signature import TIR_CALLS, call_shape, op_name
+
+RuleWriter = Callable[[CallShape], Draft]
+
+#: Entry points of this group are loaded before the first look-up; each registers its rules.
+ENTRY_POINT_GROUP = "tvm_distir.sharding_rules"
+
+_CACHE_LIMIT = 1 << 16
+_writers: dict[str, RuleWriter] = {}
+
+
+class _Entry(NamedTuple):
+    shape: CallShape
+    rule: Rule
+
+
+_by_call: dict[Any, Rule] = {}
+_by_shape: dict[Any, list[_Entry]] = {}
+
+
+def register_sharding_rule(
+    *names: str, override: bool = False
+) -> Callable[[RuleWriter], RuleWriter]:
+    """Register a hand-written rule for one or several ops.
+
+    Parameters
+    ----------
+    names : str
+        Full op names, such as ``relax.nn.conv2d``.
+    override : bool
+        Replace a rule that exists.
+
+    Raises
+    ------
+    PropagationError
+        DIST0406 when an op has a rule already.
+
+    Examples
+    --------
+    >>> @register_sharding_rule("relax.my_op")
+    ... def my_op(call):
+    ...     draft = Draft(call)
+    ...     draft.tie({0: 0}, {0: 0})
+    ...     return draft
+    """
+
+    def keep(writer: RuleWriter) -> RuleWriter:
+        for name in names:
+            if name in _writers and not override:
+                raise PropagationError(
+                    "DIST0406",
+                    "the op has a sharding rule already",
+                    place=name,
+                    remedy="Pass override=True to replace it.",
+                )
+            _writers[name] = writer
+        _by_call.clear()
+        _by_shape.clear()
+        return writer
+
+    return keep
+
+
+@functools.lru_cache(maxsize=1)
+def _load_entry_points() -> None:
+    for entry in sorted(metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda e: e.name):
+        try:
+            entry.load()
+        except Exception as error:
+            raise PropagationError(
+                "DIST0404",
+                f"the plugin's rules cannot be loaded: {error}",
+                place=f"entry point {entry.name} ({entry.value})",
+                remedy="Repair or uninstall that plugin.",
+            ) from error
+
+
+def registered_ops() -> tuple[str, ...]:
+    """Names of the ops with a hand-written rule, sorted."""
+    _load_entry_points()
+    return tuple(sorted(_writers))
+
+
+def _hash(node: Any, free: bool) -> int:
+    return int(tvm_ffi.structural_hash(node, map_free_vars=free, skip_tensor_content=True))
+
+
+def _prim_func(call: ir.Call, name: str, mod: Any) -> Any:
+    target = call.args[0]
+    found = None
+    if mod is not None and isinstance(target, ir.GlobalVar):
+        found = next((f for g, f in mod.functions.items() if g.name_hint == target.name_hint), None)
+    if not isinstance(found, tirx.PrimFunc):
+        raise PropagationError(
+            "DIST0401",
+            "its PrimFunc is not at hand",
+            place=f"{name} of {getattr(target, 'name_hint', target)}",
+            remedy="Pass the module that holds it.",
+        )
+    return found
+
+
+def _shape_key(shape: CallShape) -> Any:
+    def plain(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(plain(v) for v in value)
+        return _hash(value, False) if isinstance(value, tvm_ffi.Object) else (value,)
+
+    attrs = 0 if shape.attrs is None else _hash(shape.attrs, False)
+    parts = (plain(part) for part in (shape.ins, shape.outs, shape.args))
+    return (shape.op, attrs, shape.in_dtypes, shape.out_dtypes, *parts)
+
+
+def _symbolic(shape: CallShape) -> bool:
+    return any(not isinstance(n, int) for s in (*shape.ins, *shape.outs) for n in s)
+
+
+def _same_dims(a: CallShape, b: CallShape) -> bool:
+    pairs = zip((*a.ins, *a.outs), (*b.ins, *b.outs))
+    return all(len(x) == len(y) and all(map(same, x, y)) for x, y in pairs)
+
+
+def _write(call: ir.Call, shape: CallShape, func: Any) -> Rule:
+    if func is not None:
+        return derive_primfunc(func, shape)
+    writer = _writers.get(shape.op)
+    if writer is not None:
+        return writer(shape).rule()
+    if call.op.get_attr("FLegalize") is None:
+        raise PropagationError(
+            "DIST0401",
+            "the op has no sharding rule and no legalization to derive one from",
+            place=shape.op,
+            remedy="Register a rule with register_sharding_rule.",
+        )
+    return derive_call(call, shape)
+
+
+def rule_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Rule:
+    """Sharding rule of an op call, hand-written or derived from its TIR.
+
+    Operand types may be ``R.Tensor`` or ``R.DTensor`` (of a DTensor, the whole shape counts).
+
+    Parameters
+    ----------
+    call : ir.Call
+        The call of a Relax op, or a ``call_tir``.
+    mod : IRModule, optional
+        Holds the PrimFunc of a ``call_tir``.
+    out_type : Type, optional
+        The result type, when the call does not carry it.
+
+    Raises
+    ------
+    PropagationError
+        DIST0401 when there is no rule for what is called, DIST0402 when a shape is unknown.
+    """
+    name = op_name(call)
+    if not isinstance(call.op, ir.Op):
+        raise PropagationError(
+            "DIST0401",
+            "a function is called, not an op",
+            place=name,
+            remedy="Look up the rules of the calls inside it.",
+        )
+    _load_entry_points()
+    func = _prim_func(call, name, mod) if name in TIR_CALLS else None
+    key: Any = None
+    if out_type is None:
+        key = (_hash(call, True), 0 if func is None else _hash(func, False))
+        found = _by_call.get(key)
+        if found is not None:
+            return found
+    shape = call_shape(call, out_type)
+    deep = (_shape_key(shape), 0 if func is None else _hash(func, False))
+    entries = _by_shape.setdefault(deep, [])
+    rule = next((e.rule for e in entries if _same_dims(e.shape, shape)), None)
+    if rule is None:
+        if len(_by_call) + len(_by_shape) > _CACHE_LIMIT:
+            _by_call.clear()
+            _by_shape.clear()
+            _by_shape[deep] = entries
+        rule = _write(call, shape, func)
+        entries.append(_Entry(shape, rule))
+    if key is not None and not _symbolic(shape):  # symbols differ between calls of equal hash
+        _by_call[key] = rule
+    return rule
+
+
+def work_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Work:
+    """FLOPs, bytes and kernel class of a call as typed: whole calls and local calls alike.
+
+    Raises
+    ------
+    PropagationError
+        As :func:`rule_of`.
+    """
+    return rule_of(call, mod, out_type).work
