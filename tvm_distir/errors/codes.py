@@ -48,6 +48,15 @@ CODES: dict[str, str] = {
     "DIST0404": "an installed plugin's sharding rules cannot be loaded",
     "DIST0405": "the placements around a call fit no factor of its sharding rule",
     "DIST0406": "an op would get a second sharding rule",
+    "DIST0407": "a whole tuple is annotated",
+    "DIST0408": "functions call each other recursively",
+    "DIST0409": "the module has no mesh",
+    "DIST0410": "a labelling problem is too wide to be solved exactly",
+    "DIST0411": "a stationary placement cannot be used as it is",
+    "DIST0412": "an expression is not in normal form",
+    "DIST0413": "control flow cannot be distributed",
+    "DIST0414": "a kernel is called directly, not through call_tir",
+    "DIST0415": "an annotation names a mesh the module does not have",
     # 045x: levels
     "DIST0451": "a module is not at the IR level that a pass needs",
     # 05xx: lowering
