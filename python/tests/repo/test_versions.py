@@ -1,0 +1,137 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which versions of TVM and of its FFI are refused, and with what words."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from tvm_distir import _versions
+from tvm_distir.errors import EnvironmentError_
+
+TVM, FFI = _versions.PINS
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("pin", "version", "expected"),
+    [
+        (TVM, "0.26.1", False),
+        (TVM, "0.27", True),
+        (TVM, "0.27.0", True),
+        (TVM, "0.27.0.post1", True),
+        (TVM, "0.27.3+cu130", True),
+        (TVM, "0.27.0rc0", False),
+        (TVM, "0.27.dev12", False),
+        (TVM, "0.28.0", False),
+        (TVM, "0.28.dev0", False),
+        (TVM, "0.270.0", False),
+        (TVM, "1.27.0", False),
+        (TVM, "unknown", False),
+        (TVM, "", False),
+        (FFI, "0.1.13", False),
+        (FFI, "0.1.14", False),
+        (FFI, "0.1.14.post0", True),
+        (FFI, "0.1.14.post1", True),
+        (FFI, "0.1.14.post11", True),
+        (FFI, "0.1.14.1", True),
+        (FFI, "0.1.15rc1", False),
+        (FFI, "0.1.15", False),
+        (FFI, "0.1.15.post2", False),
+        (FFI, "0.2.0", False),
+    ],
+)
+def test_accepts(pin: _versions.Pin, version: str, expected: bool) -> None:
+    assert _versions.accepts(pin, version) is expected
+
+
+@pytest.mark.parametrize("pin", _versions.PINS, ids=lambda pin: pin.distribution)
+def test_final_versions_are_judged_as_pip_judges_them(pin: _versions.Pin) -> None:
+    specifiers = SpecifierSet(pin.specifier)
+    suffixes = ("", ".post0", ".post1", ".post2", ".post10", "+local.1")
+    for release in (
+        "0.1",
+        "0.1.13",
+        "0.1.14",
+        "0.1.14.0",
+        "0.1.14.2",
+        "0.1.15",
+        "0.1.140",
+        "0.2",
+    ) + ("0.26.9", "0.27", "0.27.0", "0.27.0.0", "0.27.12", "0.28", "0.27.0.1", "1.0", "27"):
+        for suffix in suffixes:
+            text = release + suffix
+            assert _versions.accepts(pin, text) == specifiers.contains(Version(text)), text
+
+
+@pytest.mark.parametrize("pin", _versions.PINS, ids=lambda pin: pin.distribution)
+def test_pins_are_those_of_pyproject(pin: _versions.Pin) -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    requirements = re.findall(rf'^  "({pin.distribution}[=<>].*)",$', text, re.MULTILINE)
+    # The FFI stands there twice: what the library is built against, and what it runs with.
+    assert requirements == [pin.requirement] * (1 if pin is TVM else 2)
+
+
+def _fake(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
+    def version(distribution: str) -> str:
+        if distribution not in versions:
+            raise metadata.PackageNotFoundError(distribution)
+        return versions[distribution]
+
+    monkeypatch.setattr(_versions.metadata, "version", version)
+
+
+@pytest.mark.parametrize(
+    ("versions", "code", "words"),
+    [
+        ({}, "DIST0101", "apache-tvm is not installed"),
+        ({"apache-tvm": "0.26.1"}, "DIST0101", "apache-tvm 0.26.1 is installed"),
+        ({"apache-tvm": "0.27.0.post1"}, "DIST0102", "apache-tvm-ffi is not installed"),
+        (
+            {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.15.post2"},
+            "DIST0102",
+            "apache-tvm-ffi 0.1.15.post2 is installed",
+        ),
+    ],
+)
+def test_refusal_names_what_was_found_and_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], code: str, words: str
+) -> None:
+    _fake(monkeypatch, versions)
+    with pytest.raises(EnvironmentError_, match=words) as caught:
+        _versions.check_versions()
+    assert caught.value.code == code
+    assert caught.value.remedy == (
+        'pip install "apache-tvm==0.27.*" "apache-tvm-ffi>=0.1.14.post0,<0.1.15"'
+    )
+
+
+def test_good_versions_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    _fake(monkeypatch, {"apache-tvm": "0.27.1", "apache-tvm-ffi": "0.1.14.post0"})
+    _versions.check_versions()
+
+
+def test_import_refuses_before_tvm_is_loaded(tmp_path: Path) -> None:
+    """A wrong version is found on a path before the real one, and TVM is never imported."""
+    info = tmp_path / "apache_tvm-0.26.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: apache-tvm\nVersion: 0.26.1\n")
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "try:\n    import tvm_distir\n"
+        "except Exception as error:\n    print(error)\n"
+        "print(sorted({'tvm', 'tvm_ffi'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    message, loaded = done.stdout.splitlines()
+    assert message.startswith("DIST0101 import: apache-tvm 0.26.1 is installed")
+    assert loaded == "[]"
