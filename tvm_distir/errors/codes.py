@@ -74,6 +74,15 @@ CODES: dict[str, str] = {
     # 045x: levels
     "DIST0451": "a module is not at the IR level that a pass needs",
     # 05xx: lowering
+    "DIST0501": "a placement cuts a dim unevenly over several mesh axes",
+    "DIST0502": "a shape is not constant where lowering needs numbers",
+    "DIST0503": "placements or meshes of a call do not go together",
+    "DIST0504": "a construct has no distributed form",
+    "DIST0505": "an op over shards does not give the shard that its placement says",
+    "DIST0506": "an op cannot run on shards",
+    "DIST0507": "an op would read the padding of an uneven dim",
+    "DIST0508": "a PrimFunc cannot be cut to the shapes of a shard",
+    "DIST0509": "a private function works on several meshes",
     # 06xx: runtime
     "DIST0601": "an unknown engine is named",
     "DIST0602": "the inputs of a run do not fit the module",
