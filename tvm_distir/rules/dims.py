@@ -49,16 +49,27 @@ def product(dims: Iterable[Any]) -> Any:
     return total
 
 
+def symbols(dim: Any) -> list[Any]:
+    """Variables of a symbolic extent, in order of appearance."""
+    if isinstance(dim, ir.Var):
+        return [dim]
+    parts = [getattr(dim, name) for name in ("a", "b", "value") if hasattr(dim, name)]
+    parts += list(getattr(dim, "args", ()))
+    found: list[Any] = []
+    for part in parts:
+        if isinstance(part, ir.Expr):
+            found += [v for v in symbols(part) if not any(v.same_as(w) for w in found)]
+    return found
+
+
 def nominal(dim: Any) -> int:
     """An int for an extent; every symbol counts :data:`NOMINAL_EXTENT`."""
     if isinstance(dim, int):
         return dim
-    found: list[Any] = []
-    tirx.stmt_functor.post_order_visit(
-        dim, lambda e: found.append(e) if isinstance(e, ir.Var) else None
-    )
-    values = {v: tirx.IntImm(v.ty.dtype, NOMINAL_EXTENT) for v in found}
-    value = Analyzer().simplify(tirx.stmt_functor.substitute(dim, values))
+    analyzer = Analyzer()
+    for symbol in symbols(dim):
+        analyzer.bind(symbol, tirx.IntImm(symbol.ty.dtype, NOMINAL_EXTENT))
+    value = analyzer.simplify(dim)
     return int(value) if isinstance(value, tirx.IntImm) else NOMINAL_EXTENT
 
 
