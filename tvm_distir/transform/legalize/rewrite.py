@@ -1,0 +1,552 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""One function from level 3 to level 4: redistributions and reductions become collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from ...errors import LevelError, LoweringError
+from ...ir import (
+    Labels,
+    P,
+    R,
+    as_dtensor,
+    flat_types,
+    labels_of,
+    mesh_key,
+    mesh_shape,
+    ops,
+    placement_text,
+    static_shape,
+)
+from ...ir.ops import dist_op_name
+from ...rules import rule_of
+from .emit import (
+    BlockWriter,
+    bindings_of,
+    is_tensors,
+    leaves_of,
+    op_name,
+    place_of,
+    rebuild,
+    substitute,
+    tensor_args,
+    typed,
+    variables,
+    with_body,
+)
+from .planner import Step, plan_steps
+from .terms import Terms, attribute_axes, axes_of, call_form, carried, sums, within, without
+
+Leaf = tuple[Any, int]
+REDUCERS = ("all_reduce", "reduce_scatter")
+
+
+class Counter:
+    """Numbers the transfers of a module."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def take(self) -> int:
+        """Return a number not given before."""
+        self.next += 1
+        return self.next - 1
+
+
+def is_redistribute(value: Any) -> bool:
+    """Whether a value is ``R.dist.redistribute(...)``."""
+    return isinstance(value, ir.Call) and op_name(value) == "dist.redistribute"
+
+
+def as_list(value: Any) -> list[Any]:
+    """Elements of an attribute that is one value or a list."""
+    return [value] if isinstance(value, int) else list(value)
+
+
+def step_call(x: Any, mesh: Any, step: Step) -> ir.Call:
+    """Write a step of a plan as a call."""
+    axis = step.axes[0]
+    if step.kind == "all_reduce":
+        return ops.all_reduce(x, mesh, step.axes, "sum")
+    if step.kind == "partial":
+        return ops.partial(x, mesh, step.axes, "sum")
+    if step.kind == "reduce_scatter":
+        return ops.reduce_scatter(x, mesh, axis, step.split_dim, "sum")
+    if step.kind == "all_gather":
+        return ops.all_gather(x, mesh, axis, step.gather_dim)
+    if step.kind == "all_to_all":
+        return ops.all_to_all(x, mesh, axis, step.gather_dim, step.split_dim)
+    return ops.local_slice(x, mesh, axis, step.split_dim)
+
+
+class FunctionLegalizer:
+    """Rewrites one function.
+
+    Parameters
+    ----------
+    mod : IRModule
+        The module at level 3.
+    name : str
+        Name of the function.
+    fn : relax.Function
+    callees : mapping of GlobalVar to GlobalVar
+        Functions whose type changes.
+    impure : bool
+        Whether the function transfers between meshes, itself or in a callee.
+    tags : Counter
+        Numbers for transfers.
+    """
+
+    def __init__(
+        self,
+        mod: ir.IRModule,
+        name: str,
+        fn: relax.Function,
+        callees: Mapping[Any, Any],
+        impure: bool,
+        tags: Counter,
+    ) -> None:
+        self.mod, self.name, self.fn = mod, name, fn
+        self.impure, self.tags = impure, tags
+        self.builder = relax.BlockBuilder(mod)
+        self.env: dict[Any, Any] = dict(callees)
+        self.terms: dict[Leaf, Terms] = {}
+        self.finished: dict[tuple[Any, int, tuple[int, ...]], Any] = {}
+        self.raw: dict[Any, tuple[Any, tuple[int, ...]]] = {}
+        self.sources: dict[Any, ir.Call] = {}
+        self.readers: dict[Any, list[tuple[str, Any]]] = {}
+        self.writer = BlockWriter(self.builder, False)
+
+    # -- what is read by whom
+
+    def _collect(self) -> None:
+        for _, value in bindings_of(self.fn, self.name):
+            kind = dist_op_name(value)
+            for used in variables(value):
+                how = "wrap" if kind == "partial" else "reduce" if kind in REDUCERS else "use"
+                self.readers.setdefault(used, []).append((how, value))
+        for used in variables(self.fn.body.body):
+            self.readers.setdefault(used, []).append(("use", None))
+
+    def _fault(self, code: str, what: str, var: Any, value: Any, remedy: str) -> LoweringError:
+        return LoweringError(code, what, place=place_of(self.name, var, value), remedy=remedy)
+
+    # -- variables
+
+    def _own(self, var: Any) -> Any:
+        """Variable that takes the place of ``var`` (dataflow variables end with their block)."""
+        if self.impure and isinstance(var, relax.DataflowVar):
+            new = relax.Var(var.name, var.ty)
+            self.env[var] = new
+            return new
+        return var
+
+    def _alias(self, var: Any, value: Any) -> None:
+        """Let ``var`` be ``value``: by substitution, or by a binding if it leaves its block."""
+        known = [self.terms.get((value, i), ()) for i in range(len(flat_types(var.ty)))]
+        own = self._own(var)
+        if isinstance(own, relax.DataflowVar) or not isinstance(value, relax.DataflowVar):
+            self.env[var] = value
+        else:
+            self.writer.bind(own, value)
+            for i, terms in enumerate(known):
+                self.terms[(own, i)] = terms
+
+    def _bind(self, var: Any, value: Any, terms: Sequence[Terms] = ()) -> Any:
+        own = self._own(var)
+        self.writer.bind(own, value)
+        for i, found in enumerate(terms):
+            self.terms[(own, i)] = found
+        return own
+
+    def _terms(self, expr: Any, number: int) -> Terms:
+        return self.terms.get((expr, number), ()) if isinstance(expr, ir.Var) else ()
+
+    # -- completing
+
+    def _complete(self, expr: Any, number: int, keep: Sequence[int], name: str) -> Any:
+        """Leaf of an expression, finished along all axes but ``keep`` (a variable or constant)."""
+        terms = self._terms(expr, number)
+        due = without(terms, keep)
+        leaf = expr
+        if isinstance(expr.ty, relax.TupleType):
+            key = (expr, number, (-1,))
+            if key not in self.finished:
+                item = self.writer.emit(relax.TupleGetItem(expr, number), name)
+                self.terms[(item, 0)] = terms
+                self.finished[key] = item
+            leaf = self.finished[key]
+        if not due:
+            return leaf
+        key = (leaf, 0, axes_of(due))
+        if key not in self.finished:
+            mesh = leaf.ty.device_mesh
+            value = leaf
+            for op in sorted({op for _, op in due}):
+                axes = [a for a, o in due if o == op]
+                value = self.writer.emit(ops.all_reduce(value, mesh, axes, op), name)
+            self.terms[(value, 0)] = without(terms, axes_of(due))
+            self.finished[key] = value
+        return self.finished[key]
+
+    def _make_partial(self, leaf: Any, axes: Sequence[int], name: str, mesh: Any = None) -> Any:
+        if not axes:
+            return leaf
+        mesh = leaf.ty.device_mesh if mesh is None else mesh
+        if isinstance(leaf, ir.GenericConst) and not isinstance(leaf.ty, DTensorType):
+            leaf = ir.GenericConst(leaf.value, as_dtensor(leaf.ty, mesh, [R] * len(mesh.shape)))
+        terms = self._terms(leaf, 0)
+        value = self.writer.emit(ops.partial(leaf, mesh, sorted(axes), "sum"), name)
+        self.terms[(value, 0)] = tuple(sorted((*terms, *sums(axes))))
+        return value
+
+    def _demand(self, arg: Any, wanted: Sequence[tuple[int, ...]], mesh: Any = None) -> Any:
+        """Give an argument whose leaves are partial along exactly the wanted axes."""
+        leaves = list(leaves_of(arg))
+        new, changed = [], False
+        for (expr, number, _), axes in zip(leaves, wanted):
+            have = axes_of(self._terms(expr, number))
+            if have == tuple(axes):
+                new.append((expr, number, False))
+                continue
+            changed = True
+            name = getattr(expr, "name", "value")
+            leaf = self._complete(expr, number, axes, name)
+            leaf = self._make_partial(leaf, [a for a in axes if a not in have], name, mesh)
+            new.append((leaf, 0, True))
+        if not changed:
+            return arg
+        return self._assemble(arg, new, [0])
+
+    def _assemble(self, arg: Any, leaves: Sequence[Any], at: list[int]) -> Any:
+        """Put changed leaves back into the argument's structure."""
+        if isinstance(arg, relax.Tuple):
+            fields = [self._assemble(f, leaves, at) for f in arg.fields]
+            return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+        count = len(flat_types(arg.ty))
+        mine = leaves[at[0] : at[0] + count]
+        at[0] += count
+        if not any(done for _, _, done in mine):
+            return arg
+        if not isinstance(arg.ty, relax.TupleType):
+            return mine[0][0]
+        fields = [
+            e if done else self._complete(e, n, axes_of(self._terms(e, n)), "item")
+            for e, n, done in mine
+        ]
+        return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+
+    # -- bindings
+
+    def _visit(self, var: Any, value: Any) -> None:
+        kind = dist_op_name(value)
+        if is_redistribute(value):
+            self._redistribute(var, value)
+        elif kind == "partial":
+            self._wrap(var, value)
+        elif kind is not None:
+            self._collective(var, value, kind)
+        elif isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
+            self._function_call(var, value)
+        elif isinstance(value, ir.Call) and tensor_args(value):
+            self._op_call(var, value)
+        elif isinstance(value, ir.Call):
+            self._creation(var, value)
+        elif isinstance(value, relax.TupleGetItem):
+            new = substitute(value, self.env)
+            terms = [self._terms(new.tuple_value, self._first_leaf(new) + i)
+                     for i in range(len(flat_types(var.ty)))]
+            self._bind(var, new, terms)
+        elif isinstance(value, ir.Var):
+            # A plain alias stays, under its own name.
+            new = substitute(value, self.env)
+            known = [self._terms(new, i) for i in range(len(flat_types(var.ty)))]
+            self._bind(var, new, known)
+        else:
+            new = substitute(value, self.env)
+            terms = [self._terms(e, n) for e, n, _ in leaves_of(new)]
+            self._bind(var, new, terms)
+
+    @staticmethod
+    def _first_leaf(item: Any) -> int:
+        fields = list(item.tuple_value.ty.fields)[: int(item.index)]
+        return sum(len(flat_types(f)) for f in fields)
+
+    def _creation(self, var: Any, value: ir.Call) -> None:
+        self._bind(var, substitute(value, self.env))
+
+    def _collective(self, var: Any, value: ir.Call, kind: str) -> None:
+        """Take an explicit collective of level 4 as it is."""
+        if not value.args:
+            self._bind(var, value)
+            return
+        source = value.args[0]
+        raw = self.env.get(source, source)
+        if kind in REDUCERS and source in self.raw:
+            raw = self.raw[source][0]
+        axes: list[int] = []
+        if kind in REDUCERS:
+            named = "mesh_axes" if kind == "all_reduce" else "mesh_axis"
+            axes = [int(a) for a in as_list(value.attrs[named])]
+        terms = self._terms(raw, 0)
+        if not set(axes) <= set(axes_of(terms)):
+            raise LevelError(
+                "DIST0451",
+                f"its operand is complete along the mesh axes {axes}: "
+                "the module is legalized already, or it counts twice",
+                place=place_of(self.name, var, value),
+                remedy="Give LegalizeRedistribute a module at level 3.",
+            )
+        self._bind(var, rebuild(value, value.op, [raw], value.ty), [without(terms, axes)])
+
+    def _function_call(self, var: Any, value: ir.Call) -> None:
+        callee = self.mod[value.op]
+        params, results = attribute_axes(callee, "params"), attribute_axes(callee, "results")
+        args, at = [], 0
+        for arg in value.args:
+            arg = substitute(arg, self.env)
+            if not is_tensors(arg.ty):
+                args.append(arg)
+                continue
+            count = len(list(leaves_of(arg)))
+            mesh = self._mesh_of(flat_types(callee.params[len(args)].ty))
+            wanted = [params.get(at + i, ()) for i in range(count)]
+            args.append(self._demand(arg, wanted, mesh))
+            at += count
+        new = rebuild(value, self.env.get(value.op, value.op), args, value.ty)
+        self._bind(var, new, [sums(results.get(i, ())) for i in range(len(flat_types(var.ty)))])
+
+    @staticmethod
+    def _mesh_of(leaves: Sequence[Any]) -> Any:
+        return next((t.device_mesh for t in leaves if isinstance(t, DTensorType)), None)
+
+    def _op_call(self, var: Any, value: ir.Call) -> None:
+        outs = flat_types(var.ty)
+        if not any(isinstance(t, DTensorType) for t in outs):
+            self._creation(var, value)
+            return
+        form = call_form(value, outs, self.mod, self.name, var)
+        skip = 1 if isinstance(value.args[0], ir.GlobalVar) else 0
+        args = [substitute(a, self.env) for a in value.args]
+        operands = [x for a in args[skip:] if is_tensors(a.ty) for x in leaves_of(a)]
+        have = [self._terms(e, n) for e, n, _ in operands]
+        handed: Terms = ()
+        if any(have):
+            rule = form.rule or rule_of(value, self.mod)
+            constants = [i for i, (e, _, _) in enumerate(operands) if isinstance(e, ir.GenericConst)]
+            handed, needed = carried(rule, have, constants, form)
+            mesh = outs[0].device_mesh
+            at = 0
+            for i, arg in enumerate(args):
+                if i < skip or not is_tensors(arg.ty):
+                    continue
+                count = len(list(leaves_of(arg)))
+                wanted = []
+                for j in range(at, at + count):
+                    kept = axes_of(within(have[j], axes_of(handed)))
+                    wanted.append(tuple(sorted((*kept, *needed.get(j, ())))))
+                args[i] = self._demand(arg, wanted, mesh)
+                at += count
+        op = self.env.get(value.op, value.op)
+        changed = any(not a.same_as(b) for a, b in zip(args, value.args))
+        new = rebuild(value, op, args, value.ty) if changed else value
+        if not form.terms:
+            self._bind(var, new, [handed] * len(outs))
+            return
+        self._reducing(var, new, form.terms, handed, outs)
+
+    def _reducing(
+        self, var: Any, call: ir.Call, made: Terms, handed: Terms, outs: Sequence[Any]
+    ) -> None:
+        """Bind a reducing call and complete it for all but its wraps."""
+        readers = self.readers.get(var, [])
+        terms = tuple(sorted((*made, *handed)))
+        plain = any(how == "use" for how, _ in readers) or not readers
+        if not plain:
+            self.raw[var] = (self._bind(var, call, [terms]), axes_of(made))
+            return
+        local = isinstance(var, relax.DataflowVar) and self.writer.dataflow
+        raw = (relax.DataflowVar if local else relax.Var)(f"{var.name}_terms", var.ty)
+        self.writer.bind(raw, call)
+        for i in range(len(outs)):
+            self.terms[(raw, i)] = terms
+        if len(outs) == 1 and not isinstance(var.ty, relax.TupleType):
+            self.raw[var] = (raw, axes_of(made))
+            mesh, value = outs[0].device_mesh, raw
+            groups = [(op, [a for a, o in made if o == op]) for op in sorted({o for _, o in made})]
+            for op, axes in groups[:-1]:
+                value = self.writer.emit(ops.all_reduce(value, mesh, axes, op), f"{var.name}_terms")
+            op, axes = groups[-1]
+            last = self.builder.normalize(ops.all_reduce(value, mesh, axes, op))
+            self._bind(var, last, [handed])
+            return
+        leaves = [
+            self._complete(raw, i, axes_of(handed), var.name) for i in range(len(outs))
+        ]
+        self._bind(var, typed(relax.Tuple(leaves), var.ty), [handed] * len(outs))
+
+    def _wrap(self, var: Any, value: ir.Call) -> None:
+        """``R.dist.partial``: keep what is unfinished, make partial what is complete."""
+        axes = tuple(sorted(int(a) for a in value.attrs["mesh_axes"]))
+        op = str(value.attrs["op"])
+        source = value.args[0]
+        if source in self.sources:
+            if op != "sum":
+                raise self._fault(
+                    "DIST0504", f'a redistribute cannot end in terms of "{op}"', var, value,
+                    "Use op sum.",
+                )
+            self._move(var, self.sources[source], axes)
+            return
+        if isinstance(source, ir.GenericConst):
+            self._bind(var, value, [tuple((a, op) for a in axes)])
+            return
+        if source in self.raw:
+            raw, made = self.raw[source]
+            # Of the call's own reductions those that are not named are completed here.
+            kept = [a for a in axes_of(self._terms(raw, 0)) if a in axes or a not in made]
+            leaf = self._complete(raw, 0, kept, var.name)
+        else:
+            leaf = self.env.get(source, source)
+        have = dict(self._terms(leaf, 0))
+        if any(have[a] != op for a in axes if a in have):
+            raise self._fault(
+                "DIST0504",
+                f'the operand holds terms of "{have[axes[0]]}", the wrap says "{op}"',
+                var, value, "Name the same op.",
+            )
+        missing = [a for a in axes if a not in have]
+        if not missing:
+            self._alias(var, leaf)
+            return
+        call = self.builder.normalize(ops.partial(leaf, leaf.ty.device_mesh, missing, op))
+        terms = tuple(sorted((*have.items(), *((a, op) for a in missing))))
+        self._bind(var, call, [terms])
+
+    # -- redistribution
+
+    def _redistribute(self, var: Any, value: ir.Call) -> None:
+        readers = self.readers.get(var, [])
+        if self.writer.dataflow and not isinstance(var, relax.DataflowVar):
+            # Read outside its block too, where its operand may be out of sight.
+            self._move(var, value, ())
+            return
+        self.sources[var] = value
+        if not readers or any(how != "wrap" for how, _ in readers):
+            self._move(var, value, ())
+
+    def _move(self, var: Any, value: ir.Call, keep: Sequence[int]) -> None:
+        """Bind ``var`` to the operand of a redistribute, moved; partial along ``keep``."""
+        source = substitute(value.args[0], self.env)
+        name, mesh = var.name, value.attrs.device_mesh
+        target = labels_of(value.attrs.placement)
+        if not isinstance(source.ty, DTensorType):
+            raise self._fault(
+                "DIST0504", f"a redistribute of {source.ty}", var, value, "Give it one DTensor."
+            )
+        if mesh_key(source.ty.device_mesh) != mesh_key(mesh):
+            self._transfer(var, source, mesh, target, keep)
+            return
+        terms = self._terms(source, 0)
+        if any(op != "sum" for _, op in terms):
+            source = self._complete(source, 0, [a for a, op in terms if op == "sum"], name)
+            terms = self._terms(source, 0)
+        before = self._with_partial(labels_of(source.ty.placement), axes_of(terms))
+        after = self._with_partial(target, keep)
+        if before == after:
+            self._alias(var, source)
+            return
+        steps = self._plan(source, before, after, mesh, var, value)
+        for step in steps[:-1]:
+            source = self.writer.emit(step_call(source, mesh, step), name)
+        last = self.builder.normalize(step_call(source, mesh, steps[-1]))
+        self._bind(var, last, [sums(keep)])
+
+    def _plan(
+        self, source: Any, before: Labels, after: Labels, mesh: Any, var: Any, value: Any
+    ) -> list[Step]:
+        try:
+            return plan_steps(self._static(source, var, value), before, after, mesh_shape(mesh))
+        except LoweringError as error:
+            if error.place:
+                raise
+            raise self._fault(error.code, error.what, var, value, error.remedy) from error
+
+    def _static(self, source: Any, var: Any, value: Any) -> tuple[int, ...]:
+        shape = static_shape(source.ty)
+        if shape is None or not all(isinstance(n, int) for n in shape):
+            raise self._fault(
+                "DIST0502", f"the shape {shape} is not constant", var, value, "Bind its sizes."
+            )
+        return shape
+
+    @staticmethod
+    def _with_partial(labels: Labels, axes: Sequence[int]) -> Labels:
+        return tuple(P if a in axes else x for a, x in enumerate(labels))
+
+    def _transfer(
+        self, var: Any, source: Any, mesh: Any, target: Labels, keep: Sequence[int]
+    ) -> None:
+        """Send from one mesh, receive on the other; partial sums are completed first."""
+        name = var.name
+        source = self._complete(source, 0, (), name)
+        ty = source.ty
+        shape = self._static(source, var, ir.Call(ir.Op.get("relax.dist.redistribute"), [source]))
+        placement, peer = placement_text(labels_of(ty.placement)), placement_text(target)
+        tag = self.tags.take()
+        sent = self.writer.emit(
+            ops.send(source, ty.device_mesh, mesh, placement, peer, shape, tag), f"{name}_sent"
+        )
+        arrival = self.builder.normalize(
+            ops.recv(
+                sent,
+                device_mesh=mesh,
+                peer_mesh=ty.device_mesh,
+                placement=peer,
+                peer_placement=placement,
+                shape=shape,
+                dtype=ty.tensor_ty.dtype,
+                tag=tag,
+            )
+        )
+        if not keep:
+            self._bind(var, arrival)
+            return
+        got = self.writer.emit(arrival, name)
+        call = self.builder.normalize(ops.partial(got, mesh, sorted(keep), "sum"))
+        self._bind(var, call, [sums(keep)])
+
+    # -- the function
+
+    def run(self) -> relax.Function:
+        """Return the function at level 4."""
+        fn = self.fn
+        self._collect()
+        at = 0
+        boundary = attribute_axes(fn, "params")
+        for param in fn.params:
+            for i in range(len(flat_types(param.ty)) if is_tensors(param.ty) else 0):
+                self.terms[(param, i)] = sums(boundary.get(at, ()))
+                at += 1
+        blocks = []
+        for block in fn.body.blocks:
+            dataflow = isinstance(block, relax.DataflowBlock) and not self.impure
+            self.writer = BlockWriter(self.builder, dataflow)
+            self.finished.clear()
+            for binding in block.bindings:
+                self._visit(binding.var, binding.value)
+            blocks.append(self.writer.block())
+        self.writer = BlockWriter(self.builder, False)
+        self.finished.clear()
+        wanted = attribute_axes(fn, "results")
+        result = substitute(fn.body.body, self.env)
+        count = len(list(leaves_of(result)))
+        result = result if not count else self._demand(result, [wanted.get(i, ()) for i in range(count)])
+        blocks.append(self.writer.block())
+        return with_body(fn, fn.params, blocks, result, bool(fn.is_pure) and not self.impure)
