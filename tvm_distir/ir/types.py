@@ -27,6 +27,16 @@ def flat_types(ty: Any) -> list[Any]:
     return [ty]
 
 
+def carries_value(ty: Any) -> bool:
+    """Whether a leaf type is a tensor or an opaque object (not a shape or a scalar)."""
+    return tensor_type(ty) is not None or isinstance(ty, relax.AnyType)
+
+
+def value_types(ty: Any) -> list[Any]:
+    """Leaves of a (nested) tuple type that carry values, in order."""
+    return [leaf for leaf in flat_types(ty) if carries_value(leaf)]
+
+
 def as_dtensor(ty: Any, mesh: DeviceMesh, labels: Sequence[int]) -> DTensorType:
     """DTensor type of a Tensor (or DTensor) type on a mesh."""
     return DTensorType(tensor_type(ty), mesh, placement_of(labels))

@@ -1,0 +1,127 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What forms cost: integers, so that sums are exact in any order."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from ..ir import P, R
+
+INFINITE = 1 << 50
+"""Cost of what may not be; far above any sum of real costs, far below overflow."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Weights in 1/1024 of a wire byte.
+
+    Attributes
+    ----------
+    wire : int
+        Per byte a device sends (ring estimate).
+    memory : int
+        Per byte an op reads or writes: a sixteenth of a wire byte.
+    flop : int
+        Per floating point operation: 1/256 of a wire byte.
+    launch : int
+        Per collective: 64 wire bytes.
+    slice : int
+        Replicated to sharded: local, so a tie-break only.
+    partial : int
+        Replicated to partial sum: local as well.
+    hold : int
+        Per byte of a free parameter of a public function: shards it where nothing else decides.
+    move : int
+        Factor on converting an annotated value away from where the plan put it.
+    """
+
+    wire: int = 1024
+    memory: int = 64
+    flop: int = 4
+    launch: int = 1 << 16
+    slice: int = 1
+    partial: int = 16
+    hold: int = 1
+    move: int = 2
+
+
+Step = tuple[int, int]
+Supply = tuple[int, tuple[Step, ...]]
+
+
+class Conversions:
+    """Cheapest changes of form along one axis, memoised."""
+
+    def __init__(self, costs: Costs) -> None:
+        self.costs = costs
+        self._supply: dict[tuple[int, frozenset[int], int, int, bool], Supply] = {}
+
+    def cost(self, have: int, want: int, size_bytes: int, ranks: int, held: bool = False) -> int:
+        """Cost of turning form ``have`` of a value into form ``want``.
+
+        Parameters
+        ----------
+        have, want : int
+            Labels along the axis.
+        size_bytes : int
+            Bytes of the value whole along the axis, local to the others.
+        ranks : int
+            Devices along the axis.
+        held : bool
+            The value may not be communicated (a stationary parameter).
+
+        Notes
+        -----
+        Ring formulae: all-reduce 2u, all-gather and reduce-scatter u, all-to-all u / ranks with
+        u = size_bytes (ranks - 1) / ranks.
+        """
+        c = self.costs
+        unit = c.wire * size_bytes * (ranks - 1) // ranks
+        if have == want:
+            return 0
+        if have == R:
+            return c.slice if want >= 0 else c.partial
+        if held:
+            return INFINITE
+        if have == P:
+            return (2 * unit if want == R else unit) + c.launch
+        if want == R:
+            return unit + c.launch
+        return (unit // ranks if want >= 0 else unit + c.partial) + c.launch
+
+    def supply(
+        self, have: int, needs: frozenset[int], size_bytes: int, ranks: int, held: bool = False
+    ) -> Supply:
+        """Cheapest way to hold all forms of ``needs``, from ``have``: (cost, steps)."""
+        key = (have, needs, size_bytes, ranks, held)
+        hit = self._supply.get(key)
+        if hit is None:
+            hit = self._supply[key] = self._cheapest(
+                have, sorted(needs - {have}), size_bytes, ranks, held
+            )
+        return hit
+
+    def _cheapest(
+        self, have: int, todo: list[int], size_bytes: int, ranks: int, held: bool
+    ) -> Supply:
+        best: Supply | None = None
+        detours: tuple[tuple[int, ...], ...] = ((),)
+        if len(todo) > 1 and R not in todo and have != R:
+            detours = ((), (R,))
+        for detour in detours:
+            orders = itertools.permutations(todo) if len(todo) < 4 else iter([tuple(todo)])
+            for order in orders:
+                forms, cost, steps = [have], 0, []
+                for want in (*detour, *order):
+                    price, source = min(
+                        (self.cost(form, want, size_bytes, ranks, held), i)
+                        for i, form in enumerate(forms)
+                    )
+                    cost = min(INFINITE, cost + price)
+                    steps.append((forms[source], want))
+                    forms.append(want)
+                if best is None or cost < best[0]:
+                    best = cost, tuple(steps)
+        return best if best is not None else (0, ())

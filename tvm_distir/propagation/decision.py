@@ -1,0 +1,110 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What propagation decided: per function specialisation the forms of every operand and result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ..ir import R
+from .cost import Conversions
+from .forms import Alternative
+from .graph import Axis, Graph
+from .routes import Route
+
+
+@dataclass
+class Instance:
+    """One specialisation of a placed function.
+
+    ``choice[a][k]`` is the alternative of node k along axis a (absent: not decided yet);
+    ``kids[k]`` the specialisation that call node k uses.
+    """
+
+    number: int
+    graph: Graph
+    choice: dict[int, tuple[Alternative, ...]]
+    kids: dict[int, Instance]
+    local: dict[int, tuple[list[int], dict[int, dict[int, int]]]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The chosen placements of a whole module.
+
+    Attributes
+    ----------
+    axes : tuple of Axis
+    entries : dict of str to Instance
+        Per public function.
+    cost : int
+        Total in 1/1024 wire bytes.
+    bound : int
+        A proven lower bound of it, axis by axis.
+    conversions : Conversions
+        What changes of form cost.
+    sizes : callable
+        ``sizes(instance, a)``: bytes per value, whole along axis a, local to the others.
+    """
+
+    axes: tuple[Axis, ...]
+    entries: dict[str, Instance]
+    cost: int
+    bound: int
+    conversions: Conversions
+    sizes: Callable[[Instance, int], Sequence[int]]
+
+    def mesh_axes(self, mesh: int) -> list[int]:
+        """Numbers of the axes of one mesh, in mesh order."""
+        return [a for a, axis in enumerate(self.axes) if axis.mesh == mesh]
+
+    def needs(self, inst: Instance, node: int, operand: int, mesh: int) -> tuple[int, ...]:
+        """Form (a label per axis of ``mesh``) in which a node wants an operand."""
+        return tuple(inst.choice[a][node].needs[operand] for a in self.mesh_axes(mesh))
+
+    def gives(self, inst: Instance, node: int, result: int, mesh: int) -> tuple[int, ...]:
+        """Form in which a node gives a result."""
+        return tuple(inst.choice[a][node].gives[result] for a in self.mesh_axes(mesh))
+
+    def factors(self, inst: Instance, node: int, mesh: int) -> tuple[int | None, ...]:
+        """Factor a node walks, per axis of ``mesh``."""
+        return tuple(inst.choice[a][node].factor for a in self.mesh_axes(mesh))
+
+    def wants(self, inst: Instance, value: int) -> list[tuple[int, ...]]:
+        """Forms the consumers of a value want, in program order, each once."""
+        mesh, found = inst.graph.values[value].mesh, {}
+        for k, positions in inst.graph.uses[value]:
+            for i in positions:
+                found[self.needs(inst, k, i, mesh)] = None
+        return list(found)
+
+    def route(self, inst: Instance, value: int) -> Route:
+        """How a value gets from its producer to its consumers."""
+        mesh = inst.graph.values[value].mesh
+        node, _ = inst.graph.producer[value]
+        produced, axes = self.value_form(inst, value), self.mesh_axes(mesh)
+        rule, pending = inst.graph.nodes[node].rule, []
+        if rule is not None:
+            factors = self.factors(inst, node, mesh)
+            pending = [
+                i for i, f in enumerate(factors) if f is not None and rule.factors[f].kind == "sum"
+            ]
+        return Route(
+            self.conversions,
+            produced,
+            self.wants(inst, value),
+            pending,
+            [self.sizes(inst, a)[value] for a in axes],
+            [self.axes[a].size for a in axes],
+        )
+
+    def value_form(self, inst: Instance, value: int) -> tuple[int, ...]:
+        """Form in which a value is produced."""
+        node, result = inst.graph.producer[value]
+        return self.gives(inst, node, result, inst.graph.values[value].mesh)
+
+
+def signature(labels: Sequence[int]) -> str:
+    """Short text of a form, for messages."""
+    return ",".join("R" if x == R else "P" if x < R else f"S{x}" for x in labels)

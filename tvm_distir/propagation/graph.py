@@ -1,0 +1,152 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A Relax function as flat arrays of values and nodes: all that propagation looks at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tvm import tirx
+
+from ..rules import Rule
+from ..rules.dims import nominal
+
+CONST = -1
+"""Operand number of a constant: it has no node and is at hand in every form."""
+
+PinLabels = tuple[int | None, ...]
+
+
+def divisible(size: Any, count: int) -> bool:
+    """Whether a dim is cut evenly; a symbolic one is taken to be."""
+    if isinstance(size, int | tirx.IntImm):
+        return int(size) % count == 0
+    return True
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of one of the module's meshes."""
+
+    mesh: int
+    index: int
+    size: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Value:
+    """A flat tensor (or opaque) value.
+
+    ``shape`` holds ints or symbolic sizes; an opaque value may carry the dims of the tensor it
+    holds (a cache), so that its users agree.
+    """
+
+    name: str
+    shape: tuple[Any, ...]
+    item_bytes: int
+    mesh: int = -1
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole value, symbols taken as nominal."""
+        return math.prod(nominal(n) for n in self.shape) * self.item_bytes
+
+
+@dataclass(frozen=True)
+class Node:
+    """A producer or consumer of values.
+
+    ``kind``: ``param``, ``op`` (a rule), ``pin`` (an annotation), ``move`` (to another mesh),
+    ``call`` (of a private function) or ``ret``. ``pin`` holds a label per axis of ``mesh``, None
+    where the axis is open.
+    """
+
+    kind: str
+    operands: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    rule: Rule | None = None
+    mesh: int = -1
+    pin: PinLabels | None = None
+    stationary: bool = False
+    callee: str = ""
+    label: str = ""
+
+    def pin_on(self, axis: Axis) -> bool:
+        """Whether the node's annotation names a label along the axis."""
+        on_mesh = self.pin is not None and self.mesh == axis.mesh
+        return on_mesh and self.pin is not None and self.pin[axis.index] is not None
+
+
+@dataclass
+class Graph:
+    """A function: values, nodes in program order, and where Relax variables went.
+
+    ``env`` maps each Relax variable to its flat value numbers, ``node_of`` the variables bound to
+    a node to that node. ``key`` is the function's name plus, after placing, its meshes.
+    """
+
+    key: str
+    name: str
+    values: list[Value] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    env: dict[Any, tuple[int, ...]] = field(default_factory=dict)
+    node_of: dict[Any, int] = field(default_factory=dict)
+    public: bool = False
+    params: list[int] = field(default_factory=list)
+    rets: list[int] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+    uses: list[list[tuple[int, tuple[int, ...]]]] = field(default_factory=list)
+    producer: list[tuple[int, int]] = field(default_factory=list)
+    offset: list[int] = field(default_factory=list)
+
+    def add_value(self, name: str, shape: Sequence[Any], item_bytes: int, mesh: int = -1) -> int:
+        """Append a value and return its number."""
+        self.values.append(Value(name, tuple(shape), item_bytes, mesh))
+        return len(self.values) - 1
+
+    def add_node(self, node: Node) -> int:
+        """Append a node and return its number."""
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def finish(self) -> Graph:
+        """Fill the indices: uses, producers, dim offsets. Call again after any change."""
+        self.params = [k for k, n in enumerate(self.nodes) if n.kind == "param"]
+        self.rets = [k for k, n in enumerate(self.nodes) if n.kind == "ret"]
+        self.calls = [k for k, n in enumerate(self.nodes) if n.kind == "call"]
+        self.uses = [[] for _ in self.values]
+        self.producer = [(-1, -1)] * len(self.values)
+        for k, node in enumerate(self.nodes):
+            positions: dict[int, list[int]] = {}
+            for i, v in enumerate(node.operands):
+                if v >= 0:
+                    positions.setdefault(v, []).append(i)
+            for v, where in positions.items():
+                self.uses[v].append((k, tuple(where)))
+            for j, v in enumerate(node.results):
+                self.producer[v] = (k, j)
+        self.offset = [0]
+        for value in self.values:
+            self.offset.append(self.offset[-1] + len(value.shape))
+        return self
+
+    def param_value(self, number: int) -> int:
+        """Value of the ``number``-th flat parameter."""
+        return self.nodes[self.params[number]].results[0]
+
+    def result_value(self, number: int) -> int:
+        """Value of the ``number``-th flat result (:data:`CONST` for a constant)."""
+        return self.nodes[self.rets[number]].operands[0]
+
+    def place(self, node: int) -> str:
+        """Where a node stands, for messages."""
+        return f"{self.name}/{self.nodes[node].label}"
+
+
+def placed_value(value: Value, mesh: int) -> Value:
+    """The value, living on a mesh."""
+    return replace(value, mesh=mesh)

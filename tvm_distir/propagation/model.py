@@ -1,0 +1,451 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The labelling problem of one function along one axis, as variables and cost tables.
+
+A call with several alternatives is a variable, its work a table over it. A value with one
+consumer gives a table over producer and consumer: the cheapest conversion. A value with several
+consumers gets a variable of its own, the set of forms it is held in, so that one collective
+serves all of them. A call of a private function splices that function's summary.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..ir import P, R
+from ..rules import Rule
+from .cost import INFINITE, Conversions, Costs
+from .decision import Instance
+from .forms import Alternative, Alternatives, Forms, fits
+from .graph import Axis, Node
+from .reach import Reach
+from .tables import Eliminated, Scope, Tables
+
+End = tuple[Alternatives, int]
+"""Alternatives of an operand or result and the variable that picks one (-1: only one)."""
+
+
+@dataclass
+class Model:
+    """Variables (``domains``), tables (``factors``), constant, and the ends of every node."""
+
+    domains: list[int] = field(default_factory=list)
+    factors: dict[Scope, int] = field(default_factory=dict)
+    constant: int = 0
+    producers: list[tuple[End, ...]] = field(default_factory=list)
+    consumers: list[tuple[End, ...]] = field(default_factory=list)
+    spliced: dict[int, range] = field(default_factory=dict)
+
+
+@dataclass
+class Summary:
+    """A function along an axis with its inner variables minimised out."""
+
+    model: Model
+    trace: list[Eliminated]
+    kept: list[int]
+    domains: list[int]
+    factors: list[tuple[Scope, int]]
+    constant: int
+    params: list[End]
+    rets: list[End]
+
+
+class Workshop:
+    """What is shared by all models of one propagation: tables, forms, memoised pieces."""
+
+    def __init__(self, costs: Costs, axes: Sequence[Axis]) -> None:
+        self.costs, self.axes = costs, axes
+        self.tables, self.forms = Tables(), Forms()
+        self.conversions = Conversions(costs)
+        self._memo: dict[Any, Any] = {}
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Memoise ``make()`` under ``key``."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        return self._memo[key]
+
+    def edge(
+        self,
+        giver: Alternatives,
+        result: int,
+        taker: Alternatives,
+        operands: tuple[int, ...],
+        size_bytes: int,
+        ranks: int,
+        held: bool,
+    ) -> tuple[int, int]:
+        """Table (giver's alternatives x taker's) of a value with one consumer."""
+        key = ("edge", giver.number, result, taker.number, operands, size_bytes, ranks, held)
+
+        def make() -> tuple[int, int]:
+            supply = self.conversions.supply
+            return self.tables.table(
+                [
+                    [
+                        supply(
+                            gives[result],
+                            frozenset(needs[i] for i in operands),
+                            size_bytes,
+                            ranks,
+                            held,
+                        )[0]
+                        for needs in taker.needs
+                    ]
+                    for gives in giver.gives
+                ]
+            )
+
+        return self.once(key, make)  # type: ignore[no-any-return]
+
+    def share(
+        self,
+        giver: Alternatives,
+        result: int,
+        takers: tuple[tuple[Alternatives, tuple[int, ...]], ...],
+        size_bytes: int,
+        ranks: int,
+        held: bool,
+    ) -> tuple[int, tuple[int, int], list[tuple[int, int]]]:
+        """A value with several consumers: the variable of the set of forms it is held in.
+
+        Returns the number of sets, the table giver x set, and per taker the table taker x set.
+        A set is the replicated form, which serves all, or one or two other forms.
+        """
+        key = (
+            "share",
+            giver.number,
+            result,
+            tuple((t.number, ops) for t, ops in takers),
+            size_bytes,
+            ranks,
+            held,
+        )
+
+        def make() -> tuple[int, tuple[int, int], list[tuple[int, int]]]:
+            wanted = sorted(
+                {needs[i] for taker, ops in takers for needs in taker.needs for i in ops} - {R}
+            )
+            sets = [frozenset((R,))]
+            for count in (1, 2):
+                sets += [frozenset(c) for c in itertools.combinations(wanted, count)]
+            c = self.costs
+
+            def serve(held_forms: frozenset[int], want: int) -> int:
+                if want in held_forms:
+                    return 0
+                if R not in held_forms:
+                    return INFINITE
+                return c.slice if want >= 0 else c.partial
+
+            supply = self.conversions.supply
+            first = self.tables.table(
+                [
+                    [supply(gives[result], s, size_bytes, ranks, held)[0] for s in sets]
+                    for gives in giver.gives
+                ]
+            )
+            rest = [
+                self.tables.table(
+                    [
+                        [min(INFINITE, sum(serve(s, needs[i]) for i in ops)) for s in sets]
+                        for needs in taker.needs
+                    ]
+                )
+                for taker, ops in takers
+            ]
+            return len(sets), first, rest
+
+        return self.once(key, make)  # type: ignore[no-any-return]
+
+    def work(
+        self,
+        rule: Rule,
+        alternatives: Alternatives,
+        ranks: int,
+        others: tuple[tuple[int, tuple[int, ...] | None, bool], ...],
+    ) -> tuple[int, int]:
+        """Unary table: local FLOPs and memory traffic, and what goes over the wire inside.
+
+        ``others``: per other axis of the mesh its size, its labels (None: undecided, taken to
+        shard everything it can) and whether it splits the work.
+        """
+        key = ("work", self.forms.rule_number(rule), alternatives.number, ranks, others)
+
+        def make() -> tuple[int, int]:
+            return self.tables.table(
+                [self._work(rule, alt, ranks, others) for alt in alternatives.items]
+            )
+
+        return self.once(key, make)  # type: ignore[no-any-return]
+
+    def _work(
+        self,
+        rule: Rule,
+        alt: Alternative,
+        ranks: int,
+        others: tuple[tuple[int, tuple[int, ...] | None, bool], ...],
+    ) -> int:
+        c, flops, sent, launches = self.costs, rule.flops, 0, 0
+        sizes = list(rule.in_bytes + rule.out_bytes)
+        mine = (ranks, alt.needs + alt.gives, alt.factor is not None)
+        for n, labels, splits in (mine, *others):
+            flops = flops // n if splits else flops
+            if labels is None:
+                sizes = [b // n for b in sizes]
+            else:
+                sizes = [b // n if x >= 0 else b for b, x in zip(sizes, labels)]
+        if alt.factor is not None:
+            f = rule.factors[alt.factor]
+            share = math.prod(n for n, _, splits in others if splits)
+            if f.kind == "halo":
+                sent, launches = f.comm_bytes // share, 1
+            elif f.kind == "stat":
+                sent, launches = 4 * f.comm_bytes // share * (ranks - 1) // ranks, 2
+            elif f.kind in ("max", "min", "prod"):
+                sent = 2 * sum(sizes[len(rule.in_bytes) :]) * (ranks - 1) // ranks
+                launches = 1
+        return c.flop * flops + c.memory * sum(sizes) + c.wire * sent + c.launch * launches
+
+
+class Builder:
+    """Builds the model of one instance along one axis."""
+
+    def __init__(
+        self,
+        shop: Workshop,
+        inst: Instance,
+        a: int,
+        reach: Reach,
+        sizes: tuple[list[int], dict[int, dict[int, int]]],
+        summary_of: Callable[[int], Summary],
+    ) -> None:
+        self.shop, self.inst, self.g, self.a, self.reach = shop, inst, inst.graph, a, reach
+        self.axis = shop.axes[a]
+        self.bytes, self.cut = sizes
+        self.summary_of = summary_of
+        self.model = Model()
+        siblings = [
+            b for b, axis in enumerate(shop.axes) if axis.mesh == self.axis.mesh and b != a
+        ]
+        self.decided = [(shop.axes[b].size, inst.choice[b]) for b in siblings if b in inst.choice]
+        self.undecided = [
+            (shop.axes[b].size, reach.mask[b]) for b in siblings if b not in inst.choice
+        ]
+
+    def run(self) -> Model:
+        """Nodes first, then the edges between them."""
+        for k, node in enumerate(self.g.nodes):
+            getattr(self, f"_{node.kind}")(k, node)
+        for v in range(len(self.g.values)):
+            self._edges(v)
+        return self.model
+
+    def _put(self, scope: Sequence[int], table: tuple[int, int]) -> None:
+        number, low = table
+        m = self.model
+        m.constant += low
+        key = tuple(scope)
+        if key:
+            if key in m.factors:
+                number, low = self.shop.tables.add(m.factors[key], number)
+                m.constant += low
+            m.factors[key] = number
+
+    def _put_edge(self, table: tuple[int, int], first: int, second: int) -> None:
+        """A table laid out (first, second), put over sorted variables."""
+        if first >= 0 and second >= 0 and first > second:
+            number, low = table
+            array = self.shop.tables.arrays[number]
+            flipped, more = self.shop.once(
+                ("flip", number), lambda: self.shop.tables.intern(array.T.copy())
+            )
+            self._put((second, first), (flipped, low + more))
+            return
+        if first >= 0 and first == second:
+            number, low = table
+            array = self.shop.tables.arrays[number]
+            diagonal, more = self.shop.once(
+                ("diagonal", number), lambda: self.shop.tables.intern(array.diagonal().copy())
+            )
+            self._put((first,), (diagonal, low + more))
+            return
+        self._put([x for x in (first, second) if x >= 0], table)
+
+    def _variable(self, alternatives: Alternatives) -> int:
+        if len(alternatives) == 1:
+            return -1
+        self.model.domains.append(len(alternatives))
+        return len(self.model.domains) - 1
+
+    def _add(self, alternatives: Alternatives, node: Node) -> int:
+        variable = self._variable(alternatives)
+        end = (alternatives, variable)
+        self.model.producers.append((end,) * len(node.results))
+        self.model.consumers.append((end,) * len(node.operands))
+        return variable
+
+    def _off_mesh(self, node: Node) -> bool:
+        return node.mesh != self.axis.mesh
+
+    def _trivial(self, node: Node) -> None:
+        labels = ((R,) * len(node.operands), (R,) * len(node.results))
+        self._add(self.shop.forms.intern([Alternative(*labels, None)]), node)
+
+    def _op(self, k: int, node: Node) -> None:
+        if self._off_mesh(node) or node.rule is None:
+            self._trivial(node)
+            return
+        rule, partial = node.rule, 0
+        for i, v in enumerate(node.operands):
+            if v >= 0 and self.reach.partial[self.a][v]:
+                partial |= 1 << i
+        mask, taken = self.reach.mask[self.a][k], {}
+        for n, choice in self.decided:
+            factor = choice[k].factor
+            if mask and factor is not None:
+                taken[factor] = taken.get(factor, 1) * n
+        alternatives = self.shop.forms.of_rule(rule, self.axis.size, mask, partial, taken)
+        variable = self._add(alternatives, node)
+        if variable >= 0:
+            others = tuple(
+                [
+                    (n, choice[k].needs + choice[k].gives, choice[k].factor is not None)
+                    for n, choice in self.decided
+                ]
+                + [(n, None, True) for n, masks in self.undecided if masks[k]]
+            )
+            table = self.shop.work(rule, alternatives, self.axis.size, others)
+            self._put((variable,), table)
+
+    def _pin(self, k: int, node: Node) -> None:
+        if self._off_mesh(node):
+            self._trivial(node)
+            return
+        label = node.pin[self.axis.index] if node.pin is not None else None
+        v = node.results[0]
+        labels = [label] if label is not None else self._labels(v, self._may_be_partial(v))
+        self._add(self.shop.forms.intern([Alternative((x,), (x,), None) for x in labels]), node)
+
+    def _move(self, k: int, node: Node) -> None:
+        """Arrival is free of form: each byte a device keeps crosses once."""
+        source, target = node.operands[0], node.results[0]
+        if self.g.values[source].mesh == self.axis.mesh:
+            items = [Alternative((x,), (R,), None) for x in self._labels(source, False)]
+            self._add(self.shop.forms.intern(items), node)
+        elif self.g.values[target].mesh == self.axis.mesh:
+            labels = self._labels(target, False)
+            alternatives = self.shop.forms.intern([Alternative((R,), (x,), None) for x in labels])
+            variable = self._add(alternatives, node)
+            if variable >= 0:
+                n, b, wire = self.axis.size, self.bytes[target], self.shop.costs.wire
+                rows = [wire * (b // n if x >= 0 else b) for x in labels]
+                self._put((variable,), self.shop.tables.table(rows))
+        else:
+            self._trivial(node)
+
+    def _may_be_partial(self, v: int) -> bool:
+        return bool(self.reach.partial[self.a][v])
+
+    def _labels(self, v: int, partial: bool) -> list[int]:
+        """Forms a boundary value may have: dims the axis reaches, whole, partial."""
+        active, off = self.reach.active[self.a], self.g.offset[v]
+        cut = self.cut.get(v, {})
+        value = self.g.values[v]
+        found = [
+            d
+            for d, n in enumerate(value.shape)
+            if active[off + d] and fits(n, self.axis.size, cut.get(d, 1), True)
+        ]
+        return [*found, R] + [P] * partial
+
+    def _param(self, k: int, node: Node) -> None:
+        v, label = node.results[0], self.reach.fixed[self.a].get(k)
+        on_mesh = self.g.values[v].mesh == self.axis.mesh
+        if self.g.public and node.pin is not None and on_mesh:
+            label = node.pin[self.axis.index]
+        if not on_mesh:
+            labels = [R]
+        elif label is not None:
+            labels = [label]
+        else:
+            labels = self._labels(v, self._may_be_partial(v) and not self.g.public)
+        alternatives = self.shop.forms.ends(labels, needs=False)
+        variable = self._add(alternatives, node)
+        if variable >= 0 and self.g.public:
+            hold, n, b = self.shop.costs.hold, self.axis.size, self.bytes[v]
+            rows = [hold * b // (n if x >= 0 else 1) for x in labels]
+            self._put((variable,), self.shop.tables.table(rows))
+
+    def _ret(self, k: int, node: Node) -> None:
+        v = node.operands[0]
+        if v < 0 or self.g.values[v].mesh != self.axis.mesh:
+            labels = [R]
+        else:
+            labels = self._labels(v, self._may_be_partial(v) and not self.g.public)
+        self._add(self.shop.forms.ends(labels, needs=True), node)
+
+    def _call(self, k: int, node: Node) -> None:
+        m, summary = self.model, self.summary_of(k)
+        base = range(len(m.domains), len(m.domains) + len(summary.domains))
+        m.domains += summary.domains
+        for scope, table in summary.factors:
+            self._put([base[u] for u in scope], (table, 0))
+        m.constant += summary.constant
+        m.spliced[k] = base
+        m.producers.append(tuple((alts, base[u] if u >= 0 else -1) for alts, u in summary.rets))
+        m.consumers.append(tuple((alts, base[u] if u >= 0 else -1) for alts, u in summary.params))
+
+    def _held(self, k: int, node: Node) -> tuple[bool, bool]:
+        """(pinned by the user, stationary) for the producer of a value."""
+        if node.kind == "param":
+            pinned = node.pin_on(self.axis) or self.reach.fixed[self.a].get(k) is not None
+            if self.g.public:
+                return pinned, pinned and node.stationary
+            return pinned, self.reach.held[self.a].get(k, False)
+        if node.kind == "pin":
+            pinned = node.pin_on(self.axis)
+            return pinned, pinned and node.stationary
+        return False, False
+
+    def _edges(self, v: int) -> None:
+        """What it costs to hand value v to its consumers."""
+        g, m, uses = self.g, self.model, self.g.uses[v]
+        if not uses or g.values[v].mesh != self.axis.mesh:
+            return
+        k, j = g.producer[v]
+        producer = g.nodes[k]
+        giver, variable = m.producers[k][j]
+        if producer.kind == "call":
+            j = 0
+        takers: list[tuple[Alternatives, int, tuple[int, ...]]] = []
+        for kc, positions in uses:
+            if g.nodes[kc].kind == "call":
+                takers += [(*m.consumers[kc][i], (0,)) for i in positions]
+            else:
+                takers.append((*m.consumers[kc][positions[0]], positions))
+        if not giver.live and not any(t.live for t, _, _ in takers):
+            return
+        pinned, held = self._held(k, producer)
+        size = self.bytes[v] * (self.shop.costs.move if pinned else 1)
+        n = self.axis.size
+        if len(takers) == 1:
+            taker, other, ops = takers[0]
+            table = self.shop.edge(giver, j, taker, ops, size, n, held)
+            self._put_edge(table, variable, other)
+            return
+        ends = tuple((t, ops) for t, _, ops in takers)
+        count, first, rest = self.shop.share(giver, j, ends, size, n, held)
+        shared = -1
+        if count > 1:
+            shared = len(m.domains)
+            m.domains.append(count)
+        self._put_edge(first, variable, shared)
+        for (_, other, _), table in zip(takers, rest):
+            self._put_edge(table, other, shared)
+

@@ -1,0 +1,307 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Axis by axis: summaries bottom-up, one exact minimisation per public function, decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tvm import ir, relax
+
+from ..errors import PropagationError
+from ..ir import is_private, mesh_axes, mesh_shape, meshes
+from ..ir.types import relax_functions
+from .cost import INFINITE, Costs
+from .decision import Decision, Instance
+from .extract import Extractor
+from .forms import Alternative
+from .graph import Axis, Graph
+from .model import Builder, Model, Summary, Workshop
+from .placing import Placer
+from .reach import Reach, Reacher
+
+TABLE_LIMIT = 1 << 22
+"""Entries of one table; wider problems are refused."""
+
+SUMMARY_LIMIT = 1 << 10
+"""Entries of one table of a function summary; above it a variable is kept."""
+
+ROUNDS = 3
+
+
+def module_axes(mod: ir.IRModule) -> tuple[Axis, ...]:
+    """All axes of all meshes of a module."""
+    names = mesh_axes(mod)
+    return tuple(
+        Axis(i, j, size, names[i][j])
+        for i, mesh in enumerate(meshes(mod))
+        for j, size in enumerate(mesh_shape(mesh))
+    )
+
+
+def propagate(mod: ir.IRModule, costs: Costs | None = None) -> Decision:
+    """Decide the placement of every value of an annotated module.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Level 2: plain tensors and ``annotate_sharding``; meshes in ``global_infos``.
+    costs : Costs, optional
+        What wire bytes, memory traffic and FLOPs weigh.
+
+    Raises
+    ------
+    PropagationError
+        DIST04xx: an op without a rule, recursion, a stationary placement that no op can use.
+    """
+    if not meshes(mod):
+        raise PropagationError(
+            "DIST0409",
+            "the module has no mesh",
+            place="module",
+            remedy="Run AnnotateSharding(plan), or set global_infos (mesh) yourself.",
+        )
+    return _Propagator(mod, costs or Costs()).run()
+
+
+class _Propagator:
+    """State of one propagation."""
+
+    def __init__(self, mod: ir.IRModule, costs: Costs) -> None:
+        self.axes = module_axes(mod)
+        self.shop = Workshop(costs, self.axes)
+        placer = Placer(Extractor(mod))
+        self.entries = {
+            str(gv.name_hint): placer.place(str(gv.name_hint))
+            for gv, fn in relax_functions(mod)
+            if isinstance(fn, relax.Function) and not is_private(fn)
+        }
+        self.graphs = placer.graphs
+        self.reach: dict[str, Reach] = Reacher(self.graphs, placer.order, self.axes).run()
+        self.order = placer.order
+        self._instances: dict[object, Instance] = {}
+        self._summaries: dict[tuple[int, int], Summary] = {}
+        self._specialised: dict[tuple[int, int, tuple[int, ...]], Instance] = {}
+
+    def run(self) -> Decision:
+        """Solve every public function on its own; private ones are shared."""
+        start: dict[str, Instance] = {}
+        for key in self.order:
+            g = self.graphs[key]
+            kids = {k: start[g.nodes[k].callee] for k in g.calls}
+            start[key] = self._instance(g, {}, kids)
+        found, cost = {}, 0
+        for name, key in self.entries.items():
+            found[name], price = self._solve(start[key])
+            cost += price
+        return Decision(
+            self.axes,
+            found,
+            cost,
+            cost,
+            self.shop.conversions,
+            lambda inst, a: self._sizes(inst, a)[0],
+        )
+
+    def _solve(self, inst: Instance) -> tuple[Instance, int]:
+        """Minimise axis by axis, again while the sizes an axis was solved with change."""
+        bases: dict[int, Instance] = {}
+        prices: dict[int, int] = {}
+        for _ in range(ROUNDS):
+            before = inst
+            for a in range(len(self.axes)):
+                base = self._without(inst, a)
+                if a in bases and self._same_sizes(bases[a], base, a):
+                    continue
+                model = self._build(base, a)
+                values, cost = self._minimise(model, base.graph, a)
+                bases[a], prices[a] = base, cost
+                inst = self._decode(base, a, model, values)
+            if inst is before:
+                break
+        return inst, sum(prices.values())
+
+    def _minimise(self, model: Model, g: Graph, a: int) -> tuple[list[int], int]:
+        tables, values = self.shop.tables, [0] * len(model.domains)
+        done = tables.eliminate(model.domains, dict(model.factors), limit=TABLE_LIMIT)
+        if done.factors:
+            left = sorted({v for scope in done.factors for v in scope})
+            raise PropagationError(
+                "DIST0410",
+                f'the labelling along axis "{self.axes[a].name}" is too wide: {len(left)} '
+                "choices depend on each other at once",
+                place=g.name,
+                remedy="Annotate some values in the middle of the model.",
+            )
+        tables.decode(done.trace, values)
+        cost = model.constant + tables.value(model.factors, values)
+        if cost >= INFINITE:
+            raise self._infeasible(g, a, model, values)
+        return values, cost
+
+    def _infeasible(
+        self, g: Graph, a: int, model: Model, values: Sequence[int]
+    ) -> PropagationError:
+        """Name a stationary parameter that some op cannot take as it is."""
+        axis = self.axes[a]
+        for graph in [g, *[self.graphs[k] for k in self.order if self.graphs[k] is not g]]:
+            reach = self.reach[graph.key]
+            for k in graph.params:
+                node = graph.nodes[k]
+                fixed = node.stationary or reach.held[a].get(k, False)
+                v = node.results[0]
+                label = reach.fixed[a].get(k)
+                if graph.public and node.pin is not None and node.pin_on(axis):
+                    label = node.pin[axis.index]
+                if not fixed or label is None or label < 0:
+                    continue
+                for kc, positions in graph.uses[v]:
+                    rule = graph.nodes[kc].rule
+                    if rule is None or graph.nodes[kc].kind != "op":
+                        continue
+                    if not any(f.ins[i] == label for f in rule.factors for i in positions):
+                        why = rule.why_whole.get(f"in{positions[0]}.dim{label}", "no factor has it")
+                        return PropagationError(
+                            "DIST0411",
+                            f"stationary {graph.values[v].name} is sharded on dim {label} along "
+                            f'"{axis.name}", which {rule.op} cannot use: {why}',
+                            place=graph.place(kc),
+                            remedy='Place it otherwise, or say "stationary": false.',
+                        )
+        return PropagationError(
+            "DIST0411",
+            f'the stationary placements along "{axis.name}" contradict each other or do not '
+            "divide the dims they shard",
+            place=g.name,
+            remedy='Place them otherwise, or say "stationary": false.',
+        )
+
+    # instances -------------------------------------------------------------------------
+
+    def _instance(
+        self, g: Graph, choice: dict[int, tuple[Alternative, ...]], kids: dict[int, Instance]
+    ) -> Instance:
+        key = (
+            g.key,
+            tuple(sorted(choice.items())),
+            tuple((k, kid.number) for k, kid in sorted(kids.items())),
+        )
+        if key not in self._instances:
+            self._instances[key] = Instance(len(self._instances), g, choice, kids)
+        return self._instances[key]
+
+    def _without(self, inst: Instance, a: int) -> Instance:
+        if a not in inst.choice:
+            return inst
+        choice = {b: c for b, c in inst.choice.items() if b != a}
+        kids = {k: self._without(kid, a) for k, kid in inst.kids.items()}
+        return self._instance(inst.graph, choice, kids)
+
+    def _sizes(self, inst: Instance, a: int) -> tuple[list[int], dict[int, dict[int, int]]]:
+        """Bytes of each value local to the other axes of its mesh, and how its dims are cut.
+
+        An axis not decided yet is taken to shard whatever it can reach.
+        """
+        if a in inst.local:
+            return inst.local[a]
+        g, reach = inst.graph, self.reach[inst.graph.key]
+        sizes = [v.size_bytes for v in g.values]
+        cut: dict[int, dict[int, int]] = {}
+        for b, axis in enumerate(self.axes):
+            if b == a or axis.mesh != self.axes[a].mesh:
+                continue
+            choice = inst.choice.get(b)
+            for v, value in enumerate(g.values):
+                if value.mesh != axis.mesh:
+                    continue
+                if choice is None:
+                    if reach.live[b][v]:
+                        sizes[v] //= axis.size
+                    continue
+                k, j = g.producer[v]
+                label = choice[k].gives[j]
+                if label >= 0:
+                    sizes[v] = -(-sizes[v] // axis.size)
+                    dims = cut.setdefault(v, {})
+                    dims[label] = dims.get(label, 1) * axis.size
+        inst.local[a] = (sizes, cut)
+        return inst.local[a]
+
+    def _same_sizes(self, one: Instance, two: Instance, a: int) -> bool:
+        if one is two:
+            return True
+        return self._sizes(one, a) == self._sizes(two, a) and all(
+            self._same_sizes(one.kids[k], two.kids[k], a) for k in one.kids
+        )
+
+    # models, summaries, decoding -------------------------------------------------------
+
+    def _build(self, inst: Instance, a: int) -> Model:
+        return Builder(
+            self.shop,
+            inst,
+            a,
+            self.reach[inst.graph.key],
+            self._sizes(inst, a),
+            lambda k: self._summary(inst.kids[k], a),
+        ).run()
+
+    def _summary(self, inst: Instance, a: int) -> Summary:
+        key = (inst.number, a)
+        if key in self._summaries:
+            return self._summaries[key]
+        model, g = self._build(inst, a), inst.graph
+        ends = [model.producers[k][0] for k in g.params] + [model.consumers[k][0] for k in g.rets]
+        keep = {v for _, v in ends if v >= 0}
+        done = self.shop.tables.eliminate(
+            model.domains, dict(model.factors), keep, SUMMARY_LIMIT
+        )
+        gone = {step.variable for step in done.trace}
+        kept = [v for v in range(len(model.domains)) if v not in gone]
+        at = {v: i for i, v in enumerate(kept)}
+        outside = [(self.shop.forms.turned(alts), at.get(v, -1)) for alts, v in ends]
+        self._summaries[key] = Summary(
+            model,
+            done.trace,
+            kept,
+            [model.domains[v] for v in kept],
+            sorted((tuple(at[v] for v in scope), t) for scope, t in done.factors.items()),
+            model.constant + done.constant,
+            outside[: len(g.params)],
+            outside[len(g.params) :],
+        )
+        return self._summaries[key]
+
+    def _decode(self, inst: Instance, a: int, model: Model, values: Sequence[int]) -> Instance:
+        g, choice, kids = inst.graph, [], {}
+        for k, node in enumerate(g.nodes):
+            if node.kind == "call":
+                picked = tuple(values[u] for u in model.spliced[k])
+                kids[k] = self._specialise(inst.kids[k], a, picked)
+                needs = tuple(
+                    alts.needs[values[u] if u >= 0 else 0][0] for alts, u in model.consumers[k]
+                )
+                gives = tuple(
+                    alts.gives[values[u] if u >= 0 else 0][0] for alts, u in model.producers[k]
+                )
+                choice.append(Alternative(needs, gives, None))
+                continue
+            ends = model.producers[k] or model.consumers[k]
+            if not ends:
+                choice.append(Alternative((), (), None))
+                continue
+            alts, u = ends[0]
+            choice.append(alts.items[values[u] if u >= 0 else 0])
+        return self._instance(g, {**inst.choice, a: tuple(choice)}, kids)
+
+    def _specialise(self, inst: Instance, a: int, picked: tuple[int, ...]) -> Instance:
+        """One instance per distinct assignment of a summary's kept variables."""
+        key = (inst.number, a, picked)
+        if key not in self._specialised:
+            summary = self._summaries[inst.number, a]
+            values = [0] * len(summary.model.domains)
+            for v, x in zip(summary.kept, picked):
+                values[v] = x
+            self.shop.tables.decode(summary.trace, values)
+            self._specialised[key] = self._decode(inst, a, summary.model, values)
+        return self._specialised[key]

@@ -1,0 +1,238 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What annotations reach: which dims an axis may shard, which values may be partial sums.
+
+Dims that a rule's factor ties are one class (union-find, the smallest number is the root, so
+no order matters). A private function's classes are joined at its calls, callees first; then
+callers hand their axes down, callers first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..ir import R
+from .graph import Axis, Graph, Node
+
+MAYBE_PARTIAL = ("sum",)
+"""Factor kinds whose pending reductions may travel."""
+
+
+@dataclass
+class Reach:
+    """Facts about one graph.
+
+    Attributes
+    ----------
+    root : list of int
+        Class of each (value, dim).
+    seeds : dict of int to set of int
+        Axes annotated per class.
+    live : list of list of bool
+        ``live[a][v]``: axis a may shard value v.
+    active : list of bytearray
+        ``active[a][x]``: axis a may shard (value, dim) number x.
+    mask : list of list of int
+        ``mask[a][k]``: bit i when axis a reaches factor i of node k.
+    partial : list of bytearray
+        ``partial[a][v]``: v may be a partial sum along a.
+    fixed : list of dict
+        ``fixed[a][k]``: label of parameter node k when every call agrees on it, else None.
+    held : list of dict
+        ``held[a][k]``: parameter node k may not be communicated along a.
+    """
+
+    root: list[int] = field(default_factory=list)
+    seeds: dict[int, set[int]] = field(default_factory=dict)
+    live: list[list[bool]] = field(default_factory=list)
+    active: list[bytearray] = field(default_factory=list)
+    mask: list[list[int]] = field(default_factory=list)
+    partial: list[bytearray] = field(default_factory=list)
+    fixed: list[dict[int, int | None]] = field(default_factory=list)
+    held: list[dict[int, bool]] = field(default_factory=list)
+
+
+class _Classes:
+    """Union-find whose roots are the smallest members."""
+
+    def __init__(self, count: int) -> None:
+        self.parent = list(range(count))
+
+    def find(self, x: int) -> int:
+        parent = self.parent
+        while parent[x] != x:
+            parent[x] = parent[parent[x]]
+            x = parent[x]
+        return x
+
+    def join(self, members: Sequence[int]) -> None:
+        roots = [self.find(x) for x in members]
+        low = min(roots)
+        for x in roots:
+            self.parent[x] = low
+
+
+class Reacher:
+    """Computes :class:`Reach` for all graphs of a module."""
+
+    def __init__(self, graphs: dict[str, Graph], order: Sequence[str], axes: Sequence[Axis]) -> None:
+        self.graphs, self.order, self.axes = graphs, order, axes
+        self.result = {key: Reach() for key in order}
+
+    def run(self) -> dict[str, Reach]:
+        """Classes up, axes down, partial sums to a fixpoint, pinned parameters down."""
+        for key in self.order:
+            self._unify(self.graphs[key])
+        for key in reversed(self.order):
+            self._hand_down(self.graphs[key])
+        for a in range(len(self.axes)):
+            while any([self._flow_partial(self.graphs[k], a) for k in reversed(self.order)]):
+                pass
+        for key in reversed(self.order):
+            self._fix_params(self.graphs[key])
+        return self.result
+
+    def _boundary(self, g: Graph, node: Node) -> list[tuple[int, int]]:
+        """(dim number in the caller, dim number in the callee) across a call."""
+        h = self.graphs[node.callee]
+        pairs = [(v, h.param_value(i)) for i, v in enumerate(node.operands)]
+        pairs += [(v, h.result_value(i)) for i, v in enumerate(node.results)]
+        return [
+            (g.offset[v] + d, h.offset[w] + d)
+            for v, w in pairs
+            if v >= 0 and w >= 0
+            for d in range(len(g.values[v].shape))
+        ]
+
+    def _unify(self, g: Graph) -> None:
+        classes, seeds = _Classes(g.offset[-1]), []
+        off = g.offset
+        for node in g.nodes:
+            if node.kind == "op" and node.rule is not None:
+                for f in node.rule.factors:
+                    tied = [
+                        off[v] + d
+                        for v, d in (*zip(node.operands, f.ins), *zip(node.results, f.outs))
+                        if d is not None and v >= 0
+                    ]
+                    if len(tied) > 1:
+                        classes.join(tied)
+            elif node.kind in ("pin", "move"):
+                v, w = node.operands[0], node.results[0]
+                if v >= 0:
+                    for d in range(len(g.values[w].shape)):
+                        classes.join([off[v] + d, off[w] + d])
+            elif node.kind == "call":
+                inner, groups = self.result[node.callee], {}
+                for x, y in self._boundary(g, node):
+                    groups.setdefault(inner.root[y], []).append(x)
+                for root, members in groups.items():
+                    classes.join(members)
+                    seeds += [(members[0], a) for a in sorted(inner.seeds.get(root, ()))]
+            if node.pin is not None:
+                for a, axis in enumerate(self.axes):
+                    label = node.pin[axis.index] if axis.mesh == node.mesh else None
+                    if label is not None and label >= 0:
+                        seeds.append((off[node.results[0]] + label, a))
+        reach = self.result[g.key]
+        reach.root = [classes.find(x) for x in range(g.offset[-1])]
+        for x, a in seeds:
+            reach.seeds.setdefault(reach.root[x], set()).add(a)
+
+    def _hand_down(self, g: Graph) -> None:
+        reach = self.result[g.key]
+        for k in g.calls:
+            inner = self.result[g.nodes[k].callee]
+            for x, y in self._boundary(g, g.nodes[k]):
+                axes = reach.seeds.get(reach.root[x], ())
+                inner.seeds.setdefault(inner.root[y], set()).update(axes)
+        for a, axis in enumerate(self.axes):
+            active = bytearray(g.offset[-1])
+            for v, value in enumerate(g.values):
+                if value.mesh == axis.mesh:
+                    for x in range(g.offset[v], g.offset[v + 1]):
+                        active[x] = a in reach.seeds.get(reach.root[x], ())
+            reach.active.append(active)
+            reach.live.append([any(active[i:j]) for i, j in zip(g.offset, g.offset[1:])])
+            reach.mask.append([self._factor_mask(g, n, active) for n in g.nodes])
+            reach.partial.append(bytearray(len(g.values)))
+            reach.fixed.append({})
+            reach.held.append({})
+
+    @staticmethod
+    def _factor_mask(g: Graph, node: Node, active: bytearray) -> int:
+        mask = 0
+        if node.kind != "op" or node.rule is None:
+            return mask
+        for i, f in enumerate(node.rule.factors):
+            for v, d in (*zip(node.results, f.outs), *zip(node.operands, f.ins)):
+                if d is not None and v >= 0:
+                    mask |= active[g.offset[v] + d] << i
+                    break
+        return mask
+
+    def _flow_partial(self, g: Graph, a: int) -> bool:
+        """Mark what may be partial along axis a; True if a function boundary changed."""
+        reach, axis, changed = self.result[g.key], self.axes[a], False
+        partial, mask = reach.partial[a], reach.mask[a]
+        for k, node in enumerate(g.nodes):
+            if node.kind == "op" and node.rule is not None and node.mesh == axis.mesh:
+                starts = any(
+                    mask[k] >> i & 1 and f.kind in MAYBE_PARTIAL
+                    for i, f in enumerate(node.rule.factors)
+                )
+                carries = any(
+                    node.operands[i] >= 0 and partial[node.operands[i]]
+                    for group in node.rule.linear
+                    for i in group
+                )
+                if starts or carries:
+                    for v in node.results:
+                        changed |= not partial[v] and not g.public
+                        partial[v] = 1
+            elif node.kind == "pin" and (
+                node.mesh != axis.mesh or (node.pin is not None and node.pin[axis.index] is None)
+            ):
+                v = node.operands[0]
+                if v >= 0 and partial[v]:
+                    changed |= not partial[node.results[0]] and not g.public
+                    partial[node.results[0]] = 1
+            elif node.kind == "call":
+                h = self.graphs[node.callee]
+                inner = self.result[node.callee].partial[a]
+                for i, v in enumerate(node.operands):
+                    w = h.param_value(i)
+                    if v >= 0 and partial[v] and not inner[w]:
+                        inner[w] = 1
+                        changed = True
+                for i, v in enumerate(node.results):
+                    w = h.result_value(i)
+                    if w >= 0 and inner[w] and not partial[v]:
+                        partial[v] = 1
+                        changed = True
+        return changed
+
+    def _fix_params(self, g: Graph) -> None:
+        """A parameter that every call gives in one pinned form has that form inside."""
+        reach = self.result[g.key]
+        for k in g.calls:
+            node = g.nodes[k]
+            h, inner = self.graphs[node.callee], self.result[node.callee]
+            for a, axis in enumerate(self.axes):
+                for i, v in enumerate(node.operands):
+                    label: int | None = R if v < 0 else None
+                    held = False
+                    if v >= 0:
+                        source = g.nodes[g.producer[v][0]]
+                        if source.kind == "param" and source.pin is not None:
+                            on = source.mesh == axis.mesh
+                            label = source.pin[axis.index] if on else R
+                            held = source.stationary and label is not None
+                        elif source.kind == "param":
+                            label = reach.fixed[a].get(g.producer[v][0])
+                            held = reach.held[a].get(g.producer[v][0], False)
+                    p = h.params[i]
+                    if inner.fixed[a].setdefault(p, label) != label:
+                        inner.fixed[a][p] = None
+                    inner.held[a][p] = inner.held[a].get(p, True) and held
