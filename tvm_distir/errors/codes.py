@@ -102,4 +102,5 @@ CODES: dict[str, str] = {
     # 08xx: infeasible
     # 09xx: our bugs
     "DIST0901": "an internal error: a bug of the plugin",
+    "DIST0902": "a result of ours is not a finite number",
 }
