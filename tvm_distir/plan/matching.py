@@ -1,0 +1,271 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensors of a module the rules of a plan mean."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, relax
+
+from ..errors import MeshError, PlanError, nearest
+from ..ir import check_placement, is_private, static_shape, tensor_type
+from .schema import MeshSpec, Plan, Rule, labels_text
+
+PARAM_NAMES_ATTR = "dist.param_names"
+MAIN = "main"
+
+
+@dataclass
+class FunctionTargets:
+    """What rules say about one function.
+
+    Attributes
+    ----------
+    params : dict of int to Rule
+        By position of the parameter.
+    values : dict of Var to Rule
+        By the variable as bound.
+    args : dict of Var to (dict of int to Rule)
+        By the variable a call is bound to, then by position of the argument.
+    """
+
+    params: dict[int, Rule] = field(default_factory=dict)
+    values: dict[Any, Rule] = field(default_factory=dict)
+    args: dict[Any, dict[int, Rule]] = field(default_factory=dict)
+
+
+def plain_name(name: str) -> str:
+    """Name as TVMScript prints it: what is no letter, digit or underscore becomes one."""
+    return re.sub(r"\W", "_", name)
+
+
+def match_name(pattern: str, name: str) -> bool:
+    """Whether a shell-style pattern fits a name, as written or as TVMScript prints it."""
+    if fnmatch.fnmatchcase(name, pattern):
+        return True
+    printed = re.sub(r"[^\w*?!\[\]-]", "_", pattern)
+    return fnmatch.fnmatchcase(plain_name(name), printed)
+
+
+def param_names(fn: relax.Function) -> list[str]:
+    """Names of the parameters as the model's author wrote them.
+
+    TVMScript cannot print the dots of ``h.0.attn.q_proj.weight``, so frontends note the names
+    in the function attribute ``dist.param_names``.
+    """
+    names = [str(p.name) for p in fn.params]
+    attrs: Any = fn.attrs or {}
+    if PARAM_NAMES_ATTR in attrs:
+        noted = [str(n) for n in attrs[PARAM_NAMES_ATTR]]
+        if len(noted) == len(names):
+            return noted
+    return names
+
+
+def bindings_of(expr: Any) -> Iterator[Any]:
+    """All bindings of a function body in program order, those of branches included."""
+    if not isinstance(expr, relax.SeqExpr):
+        return
+    for block in expr.blocks:
+        for binding in block.bindings:
+            value = getattr(binding, "value", None)
+            if isinstance(value, relax.If):
+                yield from bindings_of(value.true_branch)
+                yield from bindings_of(value.false_branch)
+            yield binding
+
+
+def resolve(plan: Plan, mod: ir.IRModule) -> dict[str, FunctionTargets]:
+    """Find what each rule means; of several rules for one tensor the last wins.
+
+    Parameters
+    ----------
+    plan : Plan
+    mod : IRModule
+
+    Returns
+    -------
+    targets : dict of str to FunctionTargets
+        By function name, for the functions that rules look into.
+
+    Raises
+    ------
+    PlanError
+        DIST0223 a rule matches nothing, DIST0224 it names something that is no tensor or is
+        not clear, DIST0225 an unknown function, DIST0226 a dim that several axes cannot share.
+    MeshError
+        DIST0204, DIST0205: the placement does not fit the tensor.
+    """
+    functions = {
+        str(gv.name_hint): fn
+        for gv, fn in mod.functions.items()
+        if isinstance(fn, relax.Function)
+    }
+    targets: dict[str, FunctionTargets] = {}
+    for number, rule in enumerate(plan.rules):
+        place = f"rules/{number} ({rule.title})"
+        names = _functions_to_search(rule, functions, place)
+        finder = {"param": _match_params, "value": _match_values, "call": _match_calls}[rule.kind]
+        mesh = plan.mesh(rule.mesh, place)
+        found = [
+            finder(rule, mesh, functions[name], name, targets.setdefault(name, FunctionTargets()))
+            for name in names
+        ]
+        if not any(found):
+            raise PlanError(
+                "DIST0223",
+                f"the rule matches nothing in {' or '.join(names)}",
+                place=place,
+                remedy=_what_there_is(rule, [functions[name] for name in names], functions),
+            )
+    return targets
+
+
+def _functions_to_search(rule: Rule, functions: dict[str, Any], place: str) -> list[str]:
+    if rule.kind == "call" and rule.name not in functions:
+        private = [name for name, fn in functions.items() if is_private(fn)]
+        raise PlanError(
+            "DIST0225",
+            f'the module has no function "{rule.name}"',
+            place=place,
+            remedy=nearest(rule.name, private),
+        )
+    if rule.function is not None:
+        if rule.function not in functions:
+            raise PlanError(
+                "DIST0225",
+                f'the module has no function "{rule.function}"',
+                place=place,
+                remedy=nearest(rule.function, functions),
+            )
+        return [rule.function]
+    if MAIN in functions:
+        return [MAIN]
+    public = sorted(name for name, fn in functions.items() if not is_private(fn))
+    if not public:
+        raise PlanError(
+            "DIST0225",
+            "the module has no public function",
+            place=place,
+            remedy='Give the entry a "global_symbol", or name a function in the rule.',
+        )
+    return public
+
+
+def _what_there_is(rule: Rule, searched: Sequence[Any], functions: dict[str, Any]) -> str:
+    if rule.kind == "param":
+        return nearest(rule.name, [name for fn in searched for name in param_names(fn)][:40])
+    if rule.kind == "value":
+        bound = [str(b.var.name) for fn in searched for b in bindings_of(fn.body)]
+        return nearest(rule.name, bound[:40])
+    calls = sum(1 for fn in searched for _ in _calls_of(fn, rule.name))
+    arity = len(functions[rule.name].params)
+    return f"It is called {calls} times there, with {arity} arguments; both count from 0."
+
+
+def _match_params(
+    rule: Rule, mesh: MeshSpec, fn: relax.Function, name: str, targets: FunctionTargets
+) -> bool:
+    named = [i for i, given in enumerate(param_names(fn)) if match_name(rule.name, given)]
+    tensors = [i for i in named if tensor_type(fn.params[i].ty) is not None]
+    if named and not tensors:
+        raise _no_tensor(rule, f"{name}/{fn.params[named[0]].name}", fn.params[named[0]].ty)
+    for i in tensors:
+        _check_fit(rule, mesh, fn.params[i].ty, f"{name}/{fn.params[i].name}")
+        targets.params[i] = rule
+    return bool(tensors)
+
+
+def _match_values(
+    rule: Rule, mesh: MeshSpec, fn: relax.Function, name: str, targets: FunctionTargets
+) -> bool:
+    named = [b.var for b in bindings_of(fn.body) if match_name(rule.name, str(b.var.name))]
+    tensors = [var for var in named if tensor_type(var.ty) is not None]
+    if named and not tensors:
+        raise _no_tensor(rule, f"{name}/{named[0].name}", named[0].ty)
+    if len(tensors) > 1 and not any(c in rule.name for c in "*?["):
+        raise PlanError(
+            "DIST0224",
+            f'{len(tensors)} variables are called "{rule.name}"',
+            place=f"{name} ({rule.title})",
+            remedy=f'Rename them, or mean all of them by the pattern "{rule.name}*".',
+        )
+    for var in tensors:
+        _check_fit(rule, mesh, var.ty, f"{name}/{var.name}")
+        targets.values[var] = rule
+    return bool(tensors)
+
+
+def _calls_of(fn: relax.Function, callee: str) -> Iterator[Any]:
+    for binding in bindings_of(fn.body):
+        value = getattr(binding, "value", None)
+        if (
+            isinstance(value, ir.Call)
+            and isinstance(value.op, ir.GlobalVar)
+            and str(value.op.name_hint) == callee
+        ):
+            yield binding
+
+
+def _match_calls(
+    rule: Rule, mesh: MeshSpec, fn: relax.Function, name: str, targets: FunctionTargets
+) -> bool:
+    found = False
+    for number, binding in enumerate(_calls_of(fn, rule.name)):
+        arg = rule.arg
+        if rule.index not in (None, number) or arg is None or arg >= len(binding.value.args):
+            continue
+        place = f"{name}/{binding.var.name} ({rule.name}, argument {arg})"
+        ty = binding.value.args[arg].ty
+        if tensor_type(ty) is None:
+            raise _no_tensor(rule, place, ty)
+        _check_fit(rule, mesh, ty, place)
+        targets.args.setdefault(binding.var, {})[arg] = rule
+        found = True
+    return found
+
+
+def _no_tensor(rule: Rule, place: str, ty: Any) -> PlanError:
+    return PlanError(
+        "DIST0224",
+        f"the rule {rule.title} means a value of type {ty}, which is no tensor",
+        place=place,
+        remedy="Name the tensors inside it.",
+    )
+
+
+def _check_fit(rule: Rule, mesh: MeshSpec, ty: Any, place: str) -> None:
+    """Refuse a placement that the tensor cannot take."""
+    tensor = tensor_type(ty)
+    ndim = int(tensor.ndim) if tensor is not None else -1
+    if ndim < 0:
+        raise MeshError(
+            "DIST0205",
+            "the number of dims is not known, so the placement cannot be checked",
+            place=place,
+            remedy="Give the tensor a type with its dims.",
+        )
+    check_placement(rule.closed_labels, mesh.shape, ndim, place)
+    shape = static_shape(ty)
+    for dim in range(ndim):
+        axes = [a for a, label in enumerate(rule.placement) if label == dim]
+        if len(axes) < 2 or shape is None or not isinstance(shape[dim], int):
+            continue
+        parts = [mesh.shape[a] for a in axes]
+        count = 1
+        for n in parts:
+            count *= n
+        if shape[dim] % count:
+            names = " and ".join(f'"{mesh.axis_names[a]}"' for a in axes)
+            raise PlanError(
+                "DIST0226",
+                f'"{labels_text(rule.placement)}" cuts dim {dim} of size {shape[dim]} into '
+                f"{' x '.join(map(str, parts))} = {count} parts, which do not come out even",
+                place=place,
+                remedy=f"Only one mesh axis may shard an uneven dim; choose one of {names}.",
+            )

@@ -1,0 +1,335 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The plan as frozen data. Whatever exists has been checked: the constructors refuse the rest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tvm.relax.distributed import DeviceMesh
+
+from ..errors import MeshError, PlanError, nearest
+from ..ir import R, check_axes, device_mesh, mesh_key, parse_placement, placement_text
+
+SCHEMA_VERSION = 1
+DEFAULT_MESH = "mesh0"
+KINDS = ("param", "value", "call")
+
+OpenLabels = tuple[int | None, ...]
+"""One label per mesh axis: a dim, :data:`tvm_distir.ir.R`, or None where the axis is open."""
+
+
+def parse_open_placement(text: str, place: str = "") -> OpenLabels:
+    """Read a placement whose entries may be ``?``: ``"S[0], ?"`` gives ``(0, None)``.
+
+    Raises
+    ------
+    MeshError
+        DIST0203 when an entry is none of ``R``, ``S[d]`` (d >= 0) and ``?``.
+    """
+    words = [word.strip() for word in text.split(",")]
+    try:
+        closed = parse_placement(", ".join("R" if word == "?" else word for word in words))
+    except MeshError as error:
+        raise MeshError(
+            error.code,
+            f'the placement "{text}" cannot be read: {error.what}',
+            place=place,
+            remedy='Write R, S(dim) with square brackets, or "?" for each mesh axis.',
+        ) from None
+    return tuple(None if word == "?" else label for word, label in zip(words, closed, strict=True))
+
+
+def labels_text(labels: OpenLabels) -> str:
+    """Text form of labels; an open axis is ``?``."""
+    return ", ".join("?" if x is None else placement_text((x,)) for x in labels)
+
+
+@dataclass(frozen=True)
+class MeshSpec:
+    """A named mesh of a plan.
+
+    Parameters
+    ----------
+    name : str
+        How rules call it.
+    axes : mapping of str to int
+        Names and sizes, major first.
+    start : int
+        The first device id, when ``device_ids`` is empty.
+    device_ids : tuple of int
+        The devices in row-major order, when they are no range.
+
+    Raises
+    ------
+    MeshError
+        DIST0201 for bad axes, DIST0202 for device ids that do not fit.
+    """
+
+    name: str
+    axes: Mapping[str, int]
+    start: int = 0
+    device_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        place = f'mesh "{self.name}"'
+        if not isinstance(self.axes, Mapping):
+            raise MeshError(
+                "DIST0201",
+                f"the axes are {self.axes!r}",
+                place=place,
+                remedy='Give names and sizes: {"dp": 2, "tp": 4}.',
+            )
+        check_axes(self.axes, place)
+        object.__setattr__(self, "axes", dict(self.axes))
+        try:
+            self.device_mesh()
+        except MeshError as error:
+            raise MeshError(error.code, error.what, place=place, remedy=error.remedy) from None
+
+    @property
+    def axis_names(self) -> tuple[str, ...]:
+        """Names of the axes, major first."""
+        return tuple(self.axes)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the axes, major first."""
+        return tuple(self.axes.values())
+
+    @property
+    def device_count(self) -> int:
+        """How many devices the mesh has."""
+        return math.prod(self.shape)
+
+    def axis_number(self, axis: str, place: str = "") -> int:
+        """Position of an axis.
+
+        Raises
+        ------
+        MeshError
+            DIST0206 when the mesh has no such axis.
+        """
+        if axis not in self.axes:
+            raise MeshError(
+                "DIST0206",
+                f'the mesh has no axis "{axis}"',
+                place=place or f'mesh "{self.name}"',
+                remedy=nearest(axis, self.axes),
+            )
+        return self.axis_names.index(axis)
+
+    def device_mesh(self) -> DeviceMesh:
+        """TVM's form of the mesh."""
+        ids = list(self.device_ids) or None
+        return device_mesh(self.axes, start=self.start, device_ids=ids)
+
+    @property
+    def is_default(self) -> bool:
+        """Whether the short form ``"mesh": {axes}`` says all about it."""
+        return self.name == DEFAULT_MESH and self.start == 0 and not self.device_ids
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What one line of a plan says about the tensors it matches.
+
+    Parameters
+    ----------
+    kind : str
+        ``param``: parameters of a function; ``value``: variables bound in a function;
+        ``call``: an argument of the calls of a private function.
+    name : str
+        For ``param`` and ``value`` a name or shell-style pattern (``*``, ``?``, ``[...]``);
+        dots count as underscores, as TVMScript prints them. For ``call`` the callee.
+    placement : tuple of int or None
+        One label per axis of the mesh, None where the axis is open.
+    mesh : str
+        Name of the mesh.
+    stationary : bool
+        The tensor never moves: propagation may not convert it, whatever that would save.
+    function : str, optional
+        The function to look in. None: ``main``, or every public function where there is no
+        ``main``. A private function is looked into only when named.
+    index : int, optional
+        Of ``call`` rules: which call, counted from 0 in program order. None: every call.
+    arg : int, optional
+        Of ``call`` rules: which argument, from 0.
+    """
+
+    kind: str
+    name: str
+    placement: OpenLabels
+    mesh: str = DEFAULT_MESH
+    stationary: bool = False
+    function: str | None = None
+    index: int | None = None
+    arg: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise PlanError(
+                "DIST0221",
+                f'no rule is of the kind "{self.kind}"',
+                place="rule",
+                remedy=nearest(self.kind, KINDS),
+            )
+        if not self.name:
+            raise PlanError(
+                "DIST0221", "the name is empty", place=self.kind, remedy="Name what is meant."
+            )
+        if self.kind == "call" and self.arg is None:
+            raise PlanError(
+                "DIST0221",
+                'a call rule has no "arg"',
+                place=self.title,
+                remedy="Say which argument: 0 is the first.",
+            )
+        for key, number in (("index", self.index), ("arg", self.arg)):
+            if number is not None and (self.kind != "call" or number < 0):
+                raise PlanError(
+                    "DIST0221",
+                    f'"{key}" is {number} in a rule of kind {self.kind}',
+                    place=self.title,
+                    remedy="Only call rules have it, and it counts from 0.",
+                )
+
+    @property
+    def title(self) -> str:
+        """The rule in a few words, for messages."""
+        text = f'{self.kind} "{self.name}"'
+        if self.index is not None:
+            text += f" index {self.index}"
+        if self.arg is not None:
+            text += f" arg {self.arg}"
+        return text
+
+    @property
+    def open_axes(self) -> tuple[int, ...]:
+        """Numbers of the mesh axes the rule leaves open."""
+        return tuple(i for i, label in enumerate(self.placement) if label is None)
+
+    @property
+    def closed_labels(self) -> tuple[int, ...]:
+        """The placement with open axes written as replicated."""
+        return tuple(R if label is None else label for label in self.placement)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Meshes, and rules that put tensors on them. Of several rules for one tensor the last wins.
+
+    Parameters
+    ----------
+    meshes : tuple of MeshSpec
+    rules : tuple of Rule
+
+    Raises
+    ------
+    PlanError, MeshError
+        DIST0202 two equal meshes; DIST0204 a placement of the wrong length; DIST0206 an unknown
+        mesh; DIST0221 no mesh, or two of one name.
+    """
+
+    meshes: tuple[MeshSpec, ...]
+    rules: tuple[Rule, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "meshes", tuple(self.meshes))
+        object.__setattr__(self, "rules", tuple(self.rules))
+        _check_meshes(self.meshes)
+        for number, rule in enumerate(self.rules):
+            self._check_rule(rule, f"rules/{number} ({rule.title})")
+
+    def _check_rule(self, rule: Rule, place: str) -> None:
+        mesh = self.mesh(rule.mesh, place)
+        if len(rule.placement) != len(mesh.axes):
+            raise MeshError(
+                "DIST0204",
+                f'the placement "{labels_text(rule.placement)}" has {len(rule.placement)} '
+                f'entries, the mesh "{mesh.name}" has {len(mesh.axes)} axes '
+                f"({', '.join(mesh.axis_names)})",
+                place=place,
+                remedy="Give one entry per mesh axis.",
+            )
+
+    def mesh(self, name: str, place: str = "plan") -> MeshSpec:
+        """Mesh of a name.
+
+        Raises
+        ------
+        MeshError
+            DIST0206 when the plan has none.
+        """
+        for mesh in self.meshes:
+            if mesh.name == name:
+                return mesh
+        raise MeshError(
+            "DIST0206",
+            f'no mesh "{name}"',
+            place=place,
+            remedy=nearest(name, [mesh.name for mesh in self.meshes]),
+        )
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], place: str = "plan") -> Plan:
+        """Read the JSON form of a plan; see :func:`tvm_distir.plan.reading.read_plan`."""
+        from .reading import read_plan
+
+        return read_plan(data, place)
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan from a JSON file; see :func:`tvm_distir.plan.reading.load_plan`."""
+        from .reading import load_plan
+
+        return load_plan(path)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form; :meth:`from_dict` gives an equal plan."""
+        from .reading import plan_dict
+
+        return plan_dict(self)
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON form; the file is complete or untouched.
+
+        Raises
+        ------
+        PlanError
+            DIST0227 when it cannot be written.
+        """
+        from .reading import save_plan
+
+        save_plan(self, path)
+
+
+def _check_meshes(meshes: Sequence[MeshSpec]) -> None:
+    if not meshes:
+        raise PlanError(
+            "DIST0221", "a plan without a mesh", place="plan", remedy='Add "mesh": {"dp": 2}.'
+        )
+    names: list[str] = []
+    keys: list[Any] = []
+    for mesh in meshes:
+        if mesh.name in names:
+            raise PlanError(
+                "DIST0221",
+                "two meshes of one name",
+                place=f'mesh "{mesh.name}"',
+                remedy="Rename one of them.",
+            )
+        key = mesh_key(mesh.device_mesh())
+        if key in keys:
+            raise MeshError(
+                "DIST0202",
+                f'the same devices in the same shape as mesh "{names[keys.index(key)]}"',
+                place=f'mesh "{mesh.name}"',
+                remedy='Use one mesh, or give the other ones "start" or "device_ids".',
+            )
+        names.append(mesh.name)
+        keys.append(key)
