@@ -1,0 +1,124 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir analyze``: a model and a plan in, the predicted step out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from .opt import script
+from .options import add_model_options, check_model_options
+from .outputs import Outputs
+from .stages import Stopwatch, Work, load_work, run_passes
+from .terminal import say, wants_colour
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "analyze",
+        help="distribute a model and predict its step on a system",
+        description="Distribute a model over a mesh and predict time, memory and traffic.",
+        allow_abbrev=False,
+    )
+    add_model_options(parser)
+    parser.add_argument(
+        "--system", required=True, metavar="S", help="a system's name, or a .json file"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--report", metavar="r.html", help="write a self-contained HTML report")
+    parser.add_argument("--trace", metavar="t.json", help="write a trace for Perfetto")
+    parser.add_argument(
+        "-o",
+        dest="folder",
+        metavar="DIR",
+        help="write program, plan, IR levels, report and analysis into DIR",
+    )
+    parser.set_defaults(run=run)
+
+
+def command_line(arguments: argparse.Namespace) -> str:
+    """The command that gives the same analysis again, without its output files."""
+    words = ["tvm-distir", arguments.command, arguments.model]
+    for option in ("plan", "strategy", "mesh", "batch", "system"):
+        value = getattr(arguments, option, None)
+        if value is not None:
+            words += [f"--{option}", str(value)]
+    return shlex.join(words)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load, distribute, export, simulate, write."""
+    axes = check_model_options(arguments)
+    outputs = Outputs()
+    report = outputs.promise(arguments.report, "--report")
+    trace = outputs.promise(arguments.trace, "--trace")
+    folder = outputs.promise_folder(arguments.folder, "-o")
+    watch = Stopwatch()
+    with watch.stage("load"):
+        from ..system import System
+
+        system = System.load(arguments.system)
+    work = load_work(arguments, axes, watch)
+    local = run_passes(work, watch, keep=folder is not None)
+    with watch.stage("export"):
+        from ..export import export
+
+        program = export(local)
+    with watch.stage("simulate"):
+        from ..simulate import simulate
+
+        result = simulate(program, system)
+    from ..report import to_dict, to_html, to_json, to_text
+    from ..report.collect import analysis_of
+
+    analysis = analysis_of(
+        result,
+        program,
+        system,
+        model=arguments.model,
+        command=command_line(arguments),
+        strategy=arguments.strategy,
+        batch=arguments.batch,
+        plan=work.plan.to_dict(),
+        local=local,
+        timings_s=watch.timings_s,
+    )
+    data = to_json(to_dict(analysis))
+    if report is not None or folder is not None:
+        page = to_html(analysis)
+        outputs.add(report, page)
+        if folder is not None:
+            outputs.add(folder / "report.html", page)
+    if trace is not None:
+        outputs.add(trace, result.to_perfetto)
+    if folder is not None:
+        _add_folder(outputs, folder, work, program)
+        outputs.add(folder / "analysis.json", data)
+        outputs.add(folder / "analysis.txt", to_text(analysis))
+    for path in outputs.commit():
+        say(f"wrote {path}")
+    sys.stdout.write(data if arguments.json else to_text(analysis, wants_colour()))
+    return 0
+
+
+_LEVEL_FILES = {
+    "annotate": "2-annotated.py",
+    "propagate": "3-distributed.py",
+    "optimize": "4-legalized.py",
+    "lower": "5-local.py",
+}
+
+
+def _add_folder(outputs: Outputs, folder: Path, work: Work, program: Any) -> None:
+    """Program, plan and one TVMScript text per IR level."""
+    outputs.add(folder / "program.json", program.to_json())
+    outputs.add(folder / "plan.json", json.dumps(work.plan.to_dict(), indent=1) + "\n")
+    outputs.add(folder / "1-global.py", script(work.mod))
+    for name, file in _LEVEL_FILES.items():
+        outputs.add(folder / file, script(work.levels[name]))

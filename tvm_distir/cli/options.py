@@ -1,0 +1,131 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Options that several commands share, and how their values are read."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+from ..errors import MeshError, UsageError
+
+_AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_REMEDY = "Write axes and sizes, major first: --mesh dp=2,tp=4."
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """Read ``dp=2,tp=4``.
+
+    Returns
+    -------
+    axes : dict of str to int
+        Sizes by axis name, major first.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 where the text does not have the form ``name=size,...`` or names an axis twice.
+    MeshError
+        DIST0201 for no axis, or a size that is not a positive integer.
+    """
+    if not text.strip():
+        raise MeshError("DIST0201", "the mesh has no axis", place="--mesh", remedy=_REMEDY)
+    axes: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, size = (word.strip() for word in part.partition("="))
+        if not equals or not _AXIS.fullmatch(name):
+            raise UsageError(
+                "DIST0152", f'"{part}" is not an axis and its size', place="--mesh", remedy=_REMEDY
+            )
+        if name in axes:
+            raise UsageError(
+                "DIST0152",
+                f'the axis "{name}" stands twice',
+                place="--mesh",
+                remedy="Give each axis its own name.",
+            )
+        if not re.fullmatch(r"[0-9]+", size) or int(size) < 1:
+            raise MeshError(
+                "DIST0201",
+                f'axis "{name}" has size "{size}", which is not a positive integer',
+                place="--mesh",
+                remedy=_REMEDY,
+            )
+        axes[name] = int(size)
+    return axes
+
+
+def parse_batch(text: str | None) -> int | None:
+    """Read the value of ``--batch``: a positive integer."""
+    if text is None:
+        return None
+    if not re.fullmatch(r"[0-9]+", text.strip()) or int(text) < 1:
+        raise UsageError(
+            "DIST0152",
+            f'"{text}" is not a positive integer',
+            place="--batch",
+            remedy="Give the whole batch, over all devices, e.g. --batch 8.",
+        )
+    return int(text)
+
+
+def parse_seed(text: str) -> int:
+    """Read the value of ``--seed``: an integer from 0 to 2^32 - 1."""
+    if not re.fullmatch(r"[0-9]+", text.strip()) or int(text) >= 2**32:
+        raise UsageError(
+            "DIST0152",
+            f'"{text}" is not an integer from 0 to 4294967295',
+            place="--seed",
+            remedy="Give one, e.g. --seed 0.",
+        )
+    return int(text)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL, the plan or strategy, the mesh and the batch."""
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a .onnx file, a .py file of TVMScript, or zoo:NAME?key=value,...",
+    )
+    parser.add_argument("--plan", metavar="P.json", help="the plan, as a JSON file")
+    parser.add_argument(
+        "--strategy",
+        metavar="NAME[:k=v,...][+NAME...]",
+        help="make the plan: data_parallel, megatron; several are joined with +",
+    )
+    parser.add_argument(
+        "--mesh", metavar="dp=2,tp=4", help="mesh axes and sizes, major first (with --strategy)"
+    )
+    parser.add_argument(
+        "--batch", metavar="N", help="set the batch dimension of the model to N (whole batch)"
+    )
+
+
+def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
+    """Refuse a plan and a strategy together, or neither; read the mesh.
+
+    Returns
+    -------
+    axes : dict of str to int or None
+        The mesh of ``--mesh``; None when it is left to the plan.
+    """
+    if (arguments.plan is None) == (arguments.strategy is None):
+        both = arguments.plan is not None
+        raise UsageError(
+            "DIST0151",
+            "--plan and --strategy are both given" if both else "neither --plan nor --strategy",
+            place=f"tvm-distir {arguments.command}",
+            remedy="Give exactly one of them.",
+        )
+    arguments.batch = parse_batch(arguments.batch)
+    if arguments.mesh is not None:
+        return parse_mesh(arguments.mesh)
+    if arguments.strategy is not None:
+        raise UsageError(
+            "DIST0151",
+            "--strategy needs a mesh",
+            place=f"tvm-distir {arguments.command}",
+            remedy=_REMEDY,
+        )
+    return None

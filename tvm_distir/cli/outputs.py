@@ -1,0 +1,177 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Output files: promised before the work, written whole or not at all after it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import UsageError
+
+Content = str | bytes | Callable[[str], object]
+"""A file's content, or a function that writes it to the path it is given."""
+
+
+def _fault(path: Path, what: str, option: str) -> UsageError:
+    return UsageError(
+        "DIST0153",
+        f"{path} cannot be written: {what}",
+        place=option,
+        remedy="Name a path in an existing folder that you may write to.",
+    )
+
+
+def _check_folder(folder: Path, path: Path, option: str) -> None:
+    """Refuse a folder in which no file can be made."""
+    if not folder.exists():
+        raise _fault(path, f"the folder {folder} does not exist", option)
+    if not folder.is_dir():
+        raise _fault(path, f"{folder} is not a folder", option)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _fault(path, f"the folder {folder} is not writable", option)
+
+
+class Outputs:
+    """The files that one command leaves behind.
+
+    ``promise*`` check a path before the long work and remember it, ``add`` gives it its content,
+    and ``commit`` writes everything: first all files under temporary names beside their
+    targets, then each is moved into its place. Where anything fails before the first move,
+    nothing is left behind.
+    """
+
+    def __init__(self) -> None:
+        self._promised: dict[str, str] = {}
+        self._folders: list[Path] = []
+        self._content: list[tuple[Path, Content]] = []
+
+    def promise(self, path: str | None, option: str) -> Path | None:
+        """Check that a file can be written at ``path``.
+
+        Parameters
+        ----------
+        path : str or None
+            As given on the command line; None when the option was not given.
+        option : str
+            The option's name, for messages.
+
+        Raises
+        ------
+        UsageError
+            DIST0153 for a path that cannot be written, DIST0151 for one named twice.
+        """
+        if path is None:
+            return None
+        if not path:
+            raise UsageError("DIST0152", "the path is empty", place=option, remedy="Name a file.")
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise _fault(target, "it is a folder", option)
+        if target.exists() and not os.access(target, os.W_OK):
+            raise _fault(target, "the file is not writable", option)
+        _check_folder(target.parent, target, option)
+        self._claim(target, option)
+        return target
+
+    def promise_folder(self, path: str | None, option: str) -> Path | None:
+        """Check that files can be written into the folder ``path``, which is made if missing."""
+        if path is None:
+            return None
+        if not path:
+            raise UsageError("DIST0152", "the path is empty", place=option, remedy="Name a folder.")
+        folder = Path(os.path.realpath(path))
+        if folder.exists():
+            _check_folder(folder, folder, option)
+        else:
+            _check_folder(folder.parent, folder, option)
+        self._folders.append(folder)
+        return folder
+
+    def _claim(self, target: Path, option: str) -> None:
+        key = str(target)
+        other = self._promised.get(key)
+        if other is not None and not (target.exists() and not target.is_file()):
+            raise UsageError(
+                "DIST0151",
+                f"{other} and {option} both name {target}",
+                place=option,
+                remedy="Name two different files.",
+            )
+        self._promised[key] = option
+
+    def add(self, path: Path | None, content: Content) -> None:
+        """Set the content of a promised path; a path of None is ignored."""
+        if path is None:
+            return
+        if str(path) not in self._promised:
+            self._claim(path, "-o")
+        self._content.append((path, content))
+
+    def commit(self) -> list[Path]:
+        """Write all files; return their paths in the order they were added."""
+        made = [folder for folder in self._folders if not folder.exists()]
+        ready: list[tuple[str, Path]] = []
+        done = False
+        try:
+            for folder in made:
+                folder.mkdir()
+            for path, content in self._content:
+                ready.append((_temporary(path), path))
+                _fill(ready[-1][0], content)
+            for temporary, path in ready:
+                _move(temporary, path)
+            done = True
+        except OSError as error:
+            where = ready[-1][1] if ready else made[0]
+            raise _fault(where, error.strerror or str(error), "output") from error
+        finally:
+            for temporary, _ in ready:
+                if os.path.exists(temporary):
+                    os.unlink(temporary)
+            if not done:
+                for folder in made:
+                    if folder.is_dir() and not any(folder.iterdir()):
+                        folder.rmdir()
+        return [path for path, _ in self._content]
+
+
+def _regular(path: Path) -> bool:
+    """Whether ``path`` is, or will be, an ordinary file (no device, no pipe)."""
+    return not path.exists() or path.is_file()
+
+
+def _temporary(path: Path) -> str:
+    """Make an empty file beside ``path`` (in the system's folder where ``path`` is a device)."""
+    folder = str(path.parent) if _regular(path) else None
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=folder)
+    os.close(handle)
+    return name
+
+
+def _fill(temporary: str, content: Content) -> None:
+    if callable(content):
+        content(temporary)
+        return
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    with open(temporary, "wb") as stream:
+        stream.write(data)
+
+
+def _move(temporary: str, path: Path) -> None:
+    """Put a finished file in its place, with the mode an ordinary new file has."""
+    if not _regular(path):
+        with open(temporary, "rb") as source, open(path, "wb") as target:
+            target.write(source.read())
+        return
+    if path.exists():
+        mode = stat.S_IMODE(path.stat().st_mode)
+    else:
+        umask = os.umask(0)
+        os.umask(umask)
+        mode = 0o666 & ~umask
+    os.chmod(temporary, mode)
+    os.replace(temporary, path)

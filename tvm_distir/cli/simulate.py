@@ -1,0 +1,63 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir simulate``: predict a step of an exported program on a system."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from typing import Any
+
+from .outputs import Outputs
+from .stages import Stopwatch
+from .terminal import wants_colour
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "simulate",
+        help="predict a step of an exported program",
+        description="Predict time, memory and traffic of an exported program on a system.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("program", metavar="program.json", help="as `analyze -o DIR` writes it")
+    parser.add_argument(
+        "--system", required=True, metavar="S", help="a system's name, or a .json file"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.add_argument("--trace", metavar="t.json", help="write a trace for Perfetto")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load, simulate, print."""
+    outputs = Outputs()
+    trace = outputs.promise(arguments.trace, "--trace")
+    watch = Stopwatch()
+    with watch.stage("load"):
+        from ..export import Program
+        from ..report import to_dict, to_json, to_text
+        from ..report.collect import analysis_of
+        from ..simulate import simulate
+        from ..system import System
+
+        system = System.load(arguments.system)
+        program = Program.load(arguments.program)
+    with watch.stage("simulate"):
+        result = simulate(program, system)
+    analysis = analysis_of(
+        result,
+        program,
+        system,
+        model=arguments.program,
+        command=shlex.join(["tvm-distir", "simulate", arguments.program, "--system", system.name]),
+        timings_s=watch.timings_s,
+    )
+    text = to_json(to_dict(analysis)) if arguments.json else to_text(analysis, wants_colour())
+    if trace is not None:
+        outputs.add(trace, result.to_perfetto)
+    outputs.commit()
+    sys.stdout.write(text)
+    return 0

@@ -1,0 +1,155 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The stages that several commands run, each timed: model, plan, passes."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UsageError, nearest
+
+LEVELS = {
+    "annotate": "annotated",
+    "propagate": "distributed",
+    "legalize": "legalized",
+    "optimize": "legalized",
+    "lower": "local",
+}
+"""Passes of ``opt -p``, in the order of the pipeline, and the level each ends at."""
+
+
+class Stopwatch:
+    """Wall-clock seconds by stage, in the order the stages ran."""
+
+    def __init__(self) -> None:
+        self.timings_s: dict[str, float] = {}
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time what stands inside; repeated stages add up."""
+        start_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            took_s = time.perf_counter() - start_s
+            self.timings_s[name] = self.timings_s.get(name, 0.0) + took_s
+
+
+@dataclass
+class Work:
+    """A model on its way through the pipeline."""
+
+    mod: Any
+    plan: Any
+    levels: dict[str, Any] = field(default_factory=dict)
+
+
+def make_pass(name: str, plan: Any | None) -> Any:
+    """The pass called ``name`` in ``opt -p``.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for an unknown name, DIST0151 for ``annotate`` without a plan.
+    """
+    if name not in LEVELS:
+        raise UsageError("DIST0152", f'no pass "{name}"', place="-p", remedy=nearest(name, LEVELS))
+    if name == "annotate" and plan is None:
+        raise UsageError(
+            "DIST0151", "annotate needs a plan", place="-p", remedy="Add --plan P.json."
+        )
+    from .. import transform
+
+    if name == "annotate":
+        return transform.AnnotateSharding(plan)
+    factories: dict[str, Callable[[], Any]] = {
+        "propagate": transform.PropagateSharding,
+        "legalize": transform.LegalizeRedistribute,
+        "optimize": transform.OptimizeCollectives,
+        "lower": transform.LowerDistIR,
+    }
+    return factories[name]()
+
+
+def load_work(arguments: argparse.Namespace, axes: dict[str, int] | None, watch: Stopwatch) -> Work:
+    """Load the model and the plan, or make the plan.
+
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+        With the options of :func:`.options.add_model_options`.
+    axes : dict of str to int or None
+        The mesh of the command line.
+    watch : Stopwatch
+        Gets the stages ``load`` and ``plan``.
+    """
+    plan = None
+    with watch.stage("plan"):
+        if arguments.plan is not None:
+            plan = load_plan(arguments.plan, axes)
+    with watch.stage("load"):
+        from ..frontend import load_model
+
+        mod = load_model(arguments.model, batch=arguments.batch)
+    with watch.stage("plan"):
+        if plan is None:
+            from .. import strategy
+
+            plan = strategy.make_plan(mod, arguments.strategy, axes or {})
+    return Work(mod, plan)
+
+
+def load_plan(path: str, axes: dict[str, int] | None) -> Any:
+    """Read a plan and compare its mesh with that of the command line.
+
+    Raises
+    ------
+    UsageError
+        DIST0151 where both name a mesh and the two differ.
+    """
+    from ..plan import Plan
+
+    plan = Plan.load(path)
+    if axes is not None:
+        found = [list(mesh.axes.items()) for mesh in plan.meshes]
+        if found != [list(axes.items())]:
+            said = "; ".join(",".join(f"{a}={n}" for a, n in mesh) for mesh in found)
+            raise UsageError(
+                "DIST0151",
+                f"the plan {path} is for the mesh {said}, not for the one given",
+                place="--mesh",
+                remedy="Leave --mesh out, or change one of them.",
+            )
+    return plan
+
+
+def run_passes(work: Work, watch: Stopwatch, keep: bool) -> Any:
+    """Take the model through all passes.
+
+    Parameters
+    ----------
+    work : Work
+    watch : Stopwatch
+        Gets one stage per pass.
+    keep : bool
+        Whether ``work.levels`` gets the module after each pass.
+
+    Returns
+    -------
+    mod : tvm.ir.IRModule
+        At the level local.
+    """
+    from .. import transform  # noqa: F401  (its import is not part of a pass's time)
+
+    mod = work.mod
+    for name in LEVELS:
+        with watch.stage(name):
+            mod = make_pass(name, work.plan)(mod)
+        if keep:
+            work.levels[name] = mod
+    return mod

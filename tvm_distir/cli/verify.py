@@ -1,0 +1,57 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir verify``: run the distributed program and the original, and compare."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from .options import add_model_options, check_model_options, parse_seed
+from .stages import Stopwatch, load_work
+
+ENGINES = ("virtual", "threads")
+EXIT_UNEQUAL = 70
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "verify",
+        help="prove a distributed model equal to the original by running both",
+        description="Run the distributed program and the original on the same inputs and compare.",
+        allow_abbrev=False,
+    )
+    add_model_options(parser)
+    parser.add_argument(
+        "--engine", required=True, metavar="E", help=f"how to run it: {', '.join(ENGINES)}"
+    )
+    parser.add_argument("--seed", default="0", metavar="N", help="of the inputs drawn (0)")
+    parser.add_argument(
+        "--exact", action="store_true", help="draw from {-2..2} and demand bit equality"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Load, run both, compare; 70 where they differ."""
+    axes = check_model_options(arguments)
+    seed = parse_seed(arguments.seed)
+    watch = Stopwatch()
+    work = load_work(arguments, axes, watch)
+    with watch.stage("verify"):
+        from ..runtime import verify
+
+        outcome = verify(
+            work.mod, work.plan, engine=arguments.engine, seed=seed, exact=arguments.exact
+        )
+    from ..report.verification import to_dict, to_text
+    from ..report import to_json
+
+    if arguments.json:
+        sys.stdout.write(to_json(to_dict(outcome, watch.timings_s)))
+    else:
+        sys.stdout.write(to_text(outcome, watch.timings_s))
+    return 0 if outcome.equal else EXIT_UNEQUAL

@@ -1,0 +1,126 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Timelines small enough for a page: neighbours shorter than a pixel are joined."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .model import Event, Lane
+
+MAX_EVENTS = 8000
+MAX_MEMORY_STEPS = 2000
+
+
+def shorten_events(events: Sequence[Event], limit: int = MAX_EVENTS) -> list[Event]:
+    """Join short neighbouring events of a stream until at most about ``limit`` are left.
+
+    Time is cut into ``limit // 4`` bins; events shorter than a bin that start in the same
+    bin of the same stream and scope become one, named after the longest of them. The sum of
+    durations stays exact, and no event longer than a bin changes.
+
+    Parameters
+    ----------
+    events : sequence of Event
+    limit : int
+        Below this number nothing is joined.
+    """
+    ordered = sorted(events, key=lambda e: (e.start_s, e.stream, e.name))
+    if len(ordered) <= limit:
+        return ordered
+    end_s = max(e.start_s + e.duration_s for e in ordered)
+    bin_s = end_s / max(1, limit // 4)
+    if bin_s <= 0:
+        return ordered[:limit]
+    kept: list[Event] = []
+    bins: dict[tuple[str, int], list[Event]] = {}
+    for event in ordered:
+        if event.duration_s >= bin_s:
+            kept.append(event)
+        else:
+            bins.setdefault((event.stream, int(event.start_s / bin_s)), []).append(event)
+    for (stream, _), group in bins.items():
+        longest = max(group, key=lambda e: e.duration_s)
+        if len(group) == 1:
+            kept.append(longest)
+            continue
+        kept.append(
+            Event(
+                name=f"{longest.name} and {len(group) - 1} more",
+                op=longest.op,
+                stream=stream,
+                start_s=group[0].start_s,
+                duration_s=sum(e.duration_s for e in group),
+                scope=longest.scope,
+                detail=f"{len(group)} events joined",
+            )
+        )
+    return sorted(kept, key=lambda e: (e.start_s, e.stream, e.name))
+
+
+def shorten_memory(
+    steps: Sequence[tuple[float, int]], limit: int = MAX_MEMORY_STEPS
+) -> list[tuple[float, int]]:
+    """Thin a memory curve to about ``limit`` steps, keeping the highest of each bin.
+
+    The peak of the whole curve therefore stays where it is.
+    """
+    ordered = sorted(steps, key=lambda step: step[0])
+    if len(ordered) <= limit:
+        return ordered
+    end_s = ordered[-1][0]
+    bin_s = end_s / max(1, limit // 2)
+    best: dict[int, list[tuple[float, int]]] = {}
+    for step in ordered:
+        slot = best.setdefault(int(step[0] / bin_s) if bin_s > 0 else 0, [step, step])
+        if step[1] > slot[0][1]:
+            slot[0] = step
+        slot[1] = step
+    thin = [step for pair in best.values() for step in sorted(set(pair))]
+    return sorted(thin, key=lambda step: step[0])
+
+
+def lane_data(lane: Lane, colours: dict[str, int]) -> dict[str, Any]:
+    """One lane for the page's script: names once, events as rows of integers.
+
+    Parameters
+    ----------
+    lane : Lane
+    colours : dict of str to int
+        Colour number by op.
+
+    Returns
+    -------
+    data : dict
+        ``events`` rows are ``[start_ns, duration_ns, stream, colour, name, op, scope, detail]``
+        (the last four are indices into ``words``); ``memory`` rows are ``[time_ns, bytes]``.
+    """
+    words: dict[str, int] = {}
+
+    def word(text: str) -> int:
+        return words.setdefault(text, len(words))
+
+    events = shorten_events(lane.events)
+    rows = [
+        [
+            round(e.start_s * 1e9),
+            max(1, round(e.duration_s * 1e9)),
+            0 if e.stream == "compute" else 1,
+            colours.get(e.op, -1),
+            word(e.name),
+            word(e.op),
+            word(e.scope),
+            word(e.detail),
+        ]
+        for e in events
+    ]
+    return {
+        "mesh": lane.mesh,
+        "devices": list(lane.devices),
+        "words": list(words),
+        "events": rows,
+        "joined": len(rows) < max(len(lane.events), lane.events_total),
+        "total": max(len(lane.events), lane.events_total),
+        "memory": [[round(t * 1e9), b] for t, b in shorten_memory(lane.memory)],
+    }

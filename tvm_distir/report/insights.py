@@ -1,0 +1,137 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The few sentences a reader would otherwise have to find in the tables."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from . import units
+from .model import Analysis, Parameter
+
+
+def findings(analysis: Analysis) -> list[str]:
+    """What stands out, the most important first, each as one sentence."""
+    return [
+        *_memory(analysis),
+        *_time(analysis),
+        *_communication(analysis),
+        *_work(analysis),
+        *_balance(analysis),
+    ]
+
+
+def _memory(analysis: Analysis) -> list[str]:
+    fullest = max(analysis.devices, key=lambda d: d.peak_memory_bytes)
+    peak, held = fullest.peak_memory_bytes, fullest.param_bytes
+    parts = f"of its peak of {units.size(peak)}, {units.size(held)} are parameters"
+    capacity = analysis.capacity_bytes
+    if not capacity:
+        return [f"Device {fullest.id} holds most: {parts}."]
+    if peak > capacity:
+        return [
+            f"Device {fullest.id} lacks {units.size(peak - capacity)} of memory: {parts}. "
+            "More shards, a smaller batch or recomputation would help."
+        ]
+    return [
+        f"The fullest device (number {fullest.id}) has {units.size(capacity - peak)} to spare: "
+        f"{parts}."
+    ]
+
+
+def _time(analysis: Analysis) -> list[str]:
+    if not analysis.ops:
+        return []
+    ordered = sorted(analysis.ops, key=lambda one: (-one.time_s, one.op))
+    whole = sum(one.time_s for one in ordered)
+    if whole <= 0:
+        return []
+    top = ordered[0]
+    return [
+        f"{top.op} takes {units.share(top.time_s, whole)} of the compute time "
+        f"({top.count} executions)."
+    ]
+
+
+def _communication(analysis: Analysis) -> list[str]:
+    device = analysis.slowest
+    if not analysis.collectives or device.comm_s <= 0:
+        return ["No device waits for a collective: the program has none."]
+    exposed = units.share(device.exposed_comm_s, device.comm_s)
+    first = max(
+        analysis.collectives,
+        key=lambda c: c.time_s if c.time_s is not None else c.wire_bytes_per_device,
+    )
+    return [
+        f"{units.share(device.exposed_comm_s, analysis.time_s)} of the step is communication "
+        f"that nothing hides ({exposed} of all communication); the heaviest is "
+        f"{first.kind} over {first.mesh_axis}: {first.count} times, "
+        f"{units.size(first.wire_bytes_per_device)} on the wire per device."
+    ]
+
+
+def _work(analysis: Analysis) -> list[str]:
+    peak = analysis.hardware.peak_flops
+    device = analysis.slowest
+    if not peak or analysis.time_s <= 0:
+        return []
+    used = device.flops / (analysis.time_s * peak)
+    return [
+        f"Each device does {units.count(device.flops, 'FLOP')}, "
+        f"{units.share(used, 1.0)} of what its peak of {units.count(peak, 'FLOP/s')} allows."
+    ]
+
+
+def _balance(analysis: Analysis) -> list[str]:
+    busy = [d.compute_s for d in analysis.devices]
+    most, least = max(busy), min(busy)
+    if most <= 0 or least >= 0.95 * most:
+        return []
+    return [
+        f"The devices are not evenly loaded: between {units.duration(least)} and "
+        f"{units.duration(most)} of compute."
+    ]
+
+
+@dataclass(frozen=True)
+class ParameterGroup:
+    """Parameters that differ only in the numbers within their names."""
+
+    pattern: str
+    names: tuple[str, ...]
+    example: Parameter
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of all of them on one device."""
+        return self.example.device_bytes * len(self.names)
+
+    @property
+    def whole_bytes(self) -> int:
+        """Bytes of all of them, unsharded."""
+        return self.example.whole_bytes * len(self.names)
+
+
+def parameter_groups(parameters: tuple[Parameter, ...]) -> list[ParameterGroup]:
+    """Join the parameters of repeated layers: same name up to numbers, same shape and placement.
+
+    Returns
+    -------
+    groups : list of ParameterGroup
+        Ordered by the bytes they take on one device, most first.
+    """
+    found: dict[tuple[object, ...], list[Parameter]] = {}
+    for one in parameters:
+        pattern = re.sub(r"\d+", "*", one.name)
+        key = (pattern, one.shape, one.dtype, one.mesh, one.placement)
+        found.setdefault(key, []).append(one)
+    groups = [
+        ParameterGroup(
+            str(key[0]) if len(same) > 1 else same[0].name,
+            tuple(one.name for one in same),
+            same[0],
+        )
+        for key, same in found.items()
+    ]
+    return sorted(groups, key=lambda g: (-g.device_bytes, g.pattern))

@@ -1,0 +1,103 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The analysis as the JSON of the command line's contract."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from ..errors import InternalError
+from .model import SCHEMA_VERSION, Analysis
+
+
+def to_dict(analysis: Analysis) -> dict[str, Any]:
+    """Make the contract's dictionary.
+
+    Returns
+    -------
+    data : dict
+        ``schema_version``, ``time_s``, ``peak_memory_bytes``, ``fits``, ``bound_by``,
+        ``devices``, ``collectives``, ``unmodelled_ops``, ``engine``, ``timings_s``,
+        ``meshes`` and what was asked for.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": analysis.model,
+        "system": analysis.hardware.name,
+        "strategy": analysis.strategy,
+        "batch": analysis.batch,
+        "time_s": analysis.time_s,
+        "peak_memory_bytes": analysis.peak_memory_bytes,
+        "memory_capacity_bytes": analysis.capacity_bytes,
+        "fits": analysis.fits,
+        "bound_by": analysis.bound_by,
+        "meshes": [
+            {
+                "name": mesh.name,
+                "axes": dict(zip(mesh.axes, mesh.shape)),
+                "device_ids": list(mesh.device_ids),
+            }
+            for mesh in analysis.meshes
+        ],
+        "devices": [
+            {
+                "id": device.id,
+                "mesh": device.mesh,
+                "compute_s": device.compute_s,
+                "comm_s": device.comm_s,
+                "exposed_comm_s": device.exposed_comm_s,
+                "idle_s": device.idle_s,
+                "peak_memory_bytes": device.peak_memory_bytes,
+                "param_bytes": device.param_bytes,
+                "flops": device.flops,
+            }
+            for device in analysis.devices
+        ],
+        "collectives": [
+            {
+                "kind": one.kind,
+                "mesh": one.mesh,
+                "mesh_axis": one.mesh_axis,
+                "group_size": one.group_size,
+                "count": one.count,
+                "bytes_per_device": one.bytes_per_device,
+                "wire_bytes_per_device": one.wire_bytes_per_device,
+            }
+            for one in analysis.collectives
+        ],
+        "unmodelled_ops": list(analysis.unmodelled_ops),
+        "engine": analysis.engine,
+        "timings_s": {stage: round(took, 6) for stage, took in analysis.timings_s.items()},
+    }
+
+
+def to_json(data: dict[str, Any]) -> str:
+    """Print a result as JSON, refusing NaN and infinities, which JSON cannot say.
+
+    Raises
+    ------
+    InternalError
+        DIST0902 for a number that is not finite.
+    """
+    place = _not_finite(data, "")
+    if place is not None:
+        raise InternalError("DIST0902", "a result is not a finite number", place=place)
+    return json.dumps(data, indent=1, allow_nan=False) + "\n"
+
+
+def _not_finite(value: Any, path: str) -> str | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return path
+    if isinstance(value, dict):
+        items = [(f"{path}.{key}" if path else str(key), one) for key, one in value.items()]
+    elif isinstance(value, (list, tuple)):
+        items = [(f"{path}[{i}]", one) for i, one in enumerate(value)]
+    else:
+        return None
+    for where, one in items:
+        found = _not_finite(one, where)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,281 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The analysis as text for a terminal: a verdict, then tables, the largest things first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import units
+from .model import Analysis, Device
+
+_WIDTH = 40
+_ROWS = 12
+_STYLES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33"}
+
+
+class Painter:
+    """Wraps words in colour codes, or leaves them alone.
+
+    Parameters
+    ----------
+    colour : bool
+        True for a terminal that shows colours.
+    """
+
+    def __init__(self, colour: bool) -> None:
+        self._colour = colour
+
+    def __call__(self, style: str, words: str) -> str:
+        """``words`` in a style of ``bold dim red green yellow``."""
+        return f"\x1b[{_STYLES[style]}m{words}\x1b[0m" if self._colour else words
+
+
+def printable(name: str) -> str:
+    """``name`` without control characters, which a terminal would obey."""
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in name)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str) -> list[str]:
+    """Align columns.
+
+    Parameters
+    ----------
+    head : sequence of str
+    rows : sequence of sequences of str, each as long as ``head``
+    right : str
+        One letter per column: ``r`` aligns right, ``l`` left.
+
+    Returns
+    -------
+    lines : list of str
+        The head and one line per row, indented by two.
+    """
+    body = [[printable(cell) for cell in row] for row in (head, *rows)]
+    wide = [max(len(row[i]) for row in body) for i in range(len(head))]
+    lines = []
+    for row in body:
+        cells = [
+            cell.rjust(wide[i]) if right[i] == "r" else cell.ljust(wide[i])
+            for i, cell in enumerate(row)
+        ]
+        lines.append(("  " + "  ".join(cells)).rstrip())
+    return lines
+
+
+def work(flops: int) -> str:
+    """FLOPs in words, ``-`` for none."""
+    return units.count(flops, "FLOP") if flops else "-"
+
+
+def bar(part: float, whole: float, width: int = _WIDTH) -> str:
+    """A bar of ``#`` as long as the share, ``!`` where it exceeds the whole."""
+    if whole <= 0:
+        return "." * width
+    filled = round(width * part / whole)
+    if filled > width:
+        return "#" * width + "!" * min(filled - width, 8)
+    return "#" * filled + "." * (width - filled)
+
+
+def render(analysis: Analysis, colour: bool = False) -> str:
+    """Write the analysis as text.
+
+    Parameters
+    ----------
+    analysis : Analysis
+    colour : bool
+        Whether to use colour codes; the words are the same.
+
+    Returns
+    -------
+    text : str
+        Ends with a newline.
+    """
+    paint = Painter(colour)
+    lines = [*_verdict(analysis, paint)]
+    lines += _unmodelled(analysis, paint)
+    lines += _time(analysis, paint)
+    lines += _memory(analysis, paint)
+    lines += _collectives(analysis, paint)
+    lines += _ops(analysis, paint)
+    lines += _functions(analysis, paint)
+    lines += _timings(analysis, paint)
+    return "\n".join(lines) + "\n"
+
+
+def mesh_words(analysis: Analysis) -> str:
+    """The meshes in one line: ``dp=2, tp=4 (8 devices)``, named where there are several."""
+    many = len(analysis.meshes) > 1
+    words = []
+    for mesh in analysis.meshes:
+        axes = ", ".join(f"{axis}={n}" for axis, n in zip(mesh.axes, mesh.shape))
+        words.append(f"{mesh.name}: {axes}" if many else axes)
+    total = len({d for mesh in analysis.meshes for d in mesh.device_ids})
+    return f"{'; '.join(words)} ({total} device{'s' if total != 1 else ''})"
+
+
+def _verdict(analysis: Analysis, paint: Painter) -> list[str]:
+    peak = units.size(analysis.peak_memory_bytes)
+    if analysis.fits is None:
+        fit = paint("yellow", f"peak memory {peak} per device")
+    else:
+        capacity = units.size(analysis.capacity_bytes or 0)
+        fit = (
+            paint("green", f"fits: {peak} of {capacity} per device")
+            if analysis.fits
+            else paint("red", f"DOES NOT FIT: {peak} of {capacity} per device")
+        )
+    plan = f"strategy {analysis.strategy}" if analysis.strategy else "a plan of its own"
+    return [
+        paint("bold", f"{printable(analysis.model)} on {printable(analysis.hardware.name)}"),
+        f"  {mesh_words(analysis)}, {printable(plan)}",
+        f"  {paint('bold', units.duration(analysis.time_s))} per step, mostly "
+        f"{analysis.bound_by}; {fit}",
+    ]
+
+
+def _unmodelled(analysis: Analysis, paint: Painter) -> list[str]:
+    if not analysis.unmodelled_ops:
+        return []
+    named = ", ".join(printable(op) for op in analysis.unmodelled_ops)
+    return [
+        "",
+        paint("red", f"NOT MODELLED, counted as no time: {named}"),
+        "  The time above is too low by what these ops take.",
+    ]
+
+
+def _groups(analysis: Analysis) -> list[tuple[list[int], Device]]:
+    """Devices with equal figures, in order of their first id."""
+    found: dict[tuple[object, ...], list[Device]] = {}
+    for d in analysis.devices:
+        figures = (d.mesh, d.compute_s, d.comm_s, d.exposed_comm_s, d.idle_s)
+        found.setdefault((*figures, d.peak_memory_bytes, d.param_bytes, d.flops), []).append(d)
+    return [([d.id for d in same], same[0]) for same in found.values()]
+
+
+def ranges(ids: Sequence[int]) -> str:
+    """``0-3, 8`` for 0, 1, 2, 3, 8."""
+    parts: list[list[int]] = []
+    for i in sorted(ids):
+        if parts and i == parts[-1][1] + 1:
+            parts[-1][1] = i
+        else:
+            parts.append([i, i])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def _time(analysis: Analysis, paint: Painter) -> list[str]:
+    whole = analysis.time_s
+    rows = []
+    for ids, d in _groups(analysis):
+        rows.append(
+            [
+                ranges(ids),
+                f"{units.duration(d.compute_s)} ({units.share(d.compute_s, whole)})",
+                f"{units.duration(d.exposed_comm_s)} ({units.share(d.exposed_comm_s, whole)})",
+                f"{units.duration(d.idle_s)} ({units.share(d.idle_s, whole)})",
+                units.duration(d.comm_s),
+                work(d.flops),
+            ]
+        )
+    head = ["devices", "compute", "exposed comm", "idle", "all comm", "work"]
+    return ["", paint("bold", "Time"), *table(head, rows, "lrrrrr")]
+
+
+def _memory(analysis: Analysis, paint: Painter) -> list[str]:
+    lines = ["", paint("bold", "Memory per device, at its peak")]
+    for ids, d in _groups(analysis):
+        sizes = f"{units.size(d.peak_memory_bytes)}, of it parameters {units.size(d.param_bytes)}"
+        capacity = analysis.capacity_bytes
+        if not capacity:
+            lines.append(f"  {ranges(ids)}: {sizes}")
+            continue
+        over = d.peak_memory_bytes > capacity
+        drawn = paint("red" if over else "green", bar(d.peak_memory_bytes, capacity))
+        used = units.share(d.peak_memory_bytes, capacity)
+        lines.append(f"  {ranges(ids)}: [{drawn}] {used} of {units.size(capacity)}; {sizes}")
+    return lines
+
+
+def _collectives(analysis: Analysis, paint: Painter) -> list[str]:
+    lines = ["", paint("bold", "Collectives, per device")]
+    if not analysis.collectives:
+        return [*lines, "  none"]
+    timed = any(one.time_s is not None for one in analysis.collectives)
+    rows = []
+    for one in analysis.collectives:
+        row = [
+            one.kind,
+            one.mesh_axis if len(analysis.meshes) == 1 else f"{one.mesh}: {one.mesh_axis}",
+            str(one.group_size),
+            str(one.count),
+            units.size(one.bytes_per_device),
+            units.size(one.wire_bytes_per_device),
+        ]
+        rows.append([*row, units.duration(one.time_s or 0.0)] if timed else row)
+    head = ["kind", "axis", "group", "count", "bytes", "wire bytes"]
+    return [*lines, *table([*head, "time"] if timed else head, rows, "llrrrrr")]
+
+
+def _ops(analysis: Analysis, paint: Painter) -> list[str]:
+    if not analysis.ops:
+        return []
+    ordered = sorted(analysis.ops, key=lambda one: (-one.time_s, one.op))
+    whole = sum(one.time_s for one in ordered)
+    rows = [
+        [
+            one.op,
+            str(one.count),
+            units.duration(one.time_s),
+            units.share(one.time_s, whole),
+            work(one.flops),
+            units.size(one.bytes_moved),
+        ]
+        for one in ordered[:_ROWS]
+    ]
+    rest = ordered[_ROWS:]
+    if rest:
+        rest_s = sum(one.time_s for one in rest)
+        rows.append(
+            [
+                f"{len(rest)} more",
+                str(sum(one.count for one in rest)),
+                units.duration(rest_s),
+                units.share(rest_s, whole),
+                work(sum(one.flops for one in rest)),
+                units.size(sum(one.bytes_moved for one in rest)),
+            ]
+        )
+    head = ["op", "count", "time", "share", "work", "moved"]
+    return ["", paint("bold", "Time by op, on one device"), *table(head, rows, "lrrrrr")]
+
+
+def _functions(analysis: Analysis, paint: Painter) -> list[str]:
+    if len(analysis.functions) < 2:
+        return []
+    rows = [
+        [
+            "  " * one.depth + one.name,
+            str(one.calls),
+            units.duration(one.compute_s),
+            units.duration(one.comm_s),
+            work(one.flops),
+        ]
+        for one in analysis.functions[: 2 * _ROWS]
+    ]
+    hidden = len(analysis.functions) - len(rows)
+    if hidden > 0:
+        rows.append([f"{hidden} more", "", "", "", ""])
+    head = ["function", "calls", "compute", "comm", "work"]
+    return ["", paint("bold", "Functions, callees included"), *table(head, rows, "lrrrr")]
+
+
+def _timings(analysis: Analysis, paint: Painter) -> list[str]:
+    if not analysis.timings_s:
+        return []
+    rows = [[stage, f"{took:.2f} s"] for stage, took in analysis.timings_s.items()]
+    total = sum(analysis.timings_s.values())
+    rows.append(["in all", f"{total:.2f} s"])
+    return ["", paint("bold", "This analysis took"), *table(["stage", "time"], rows, "lr")]

@@ -1,0 +1,69 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers as people read them: sizes, times, rates, shares."""
+
+from __future__ import annotations
+
+import math
+
+_BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_COUNTS = ("", "k", "M", "G", "T", "P", "E")
+_TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
+
+
+def _three(value: float) -> str:
+    """Three significant digits without an exponent."""
+    if value >= 99.95:
+        return f"{value:.0f}"
+    if value >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if value else "0"
+
+
+def _scaled(value: float, step: float, units: tuple[str, ...]) -> str:
+    sign, size = ("-", -value) if value < 0 else ("", float(value))
+    at = 0
+    while at < len(units) - 1 and size >= step * 0.9995:
+        size /= step
+        at += 1
+    text = f"{size:.0f}" if at == 0 else _three(size)
+    return f"{sign}{text} {units[at]}".rstrip()
+
+
+def size(value_bytes: float) -> str:
+    """Bytes with a binary unit: ``1.50 GiB``."""
+    return _scaled(value_bytes, 1024.0, _BYTES)
+
+
+def count(value: float, unit: str = "") -> str:
+    """A count with a decimal prefix: ``312 TFLOP``."""
+    text = _scaled(value, 1000.0, _COUNTS)
+    if not unit:
+        return text.replace(" ", "")
+    return text + unit if " " in text else f"{text} {unit}"
+
+
+def duration(value_s: float) -> str:
+    """Seconds with a unit that fits: ``12.3 ms``."""
+    if not math.isfinite(value_s):
+        return str(value_s)
+    if value_s == 0:
+        return "0 s"
+    sign, value_s = ("-", -value_s) if value_s < 0 else ("", value_s)
+    for scale, unit in _TIMES:
+        if value_s >= scale * 0.9995:
+            return f"{sign}{_three(value_s / scale)} {unit}"
+    return f"{sign}{_three(value_s / 1e-9)} ns"
+
+
+def share(part: float, whole: float) -> str:
+    """Per cent, with one decimal below ten: ``4.2%``."""
+    if whole <= 0:
+        return "-"
+    value = 100.0 * part / whole
+    return f"{value:.1f}%" if value < 9.95 else f"{value:.0f}%"
+
+
+def shape(dims: tuple[int, ...]) -> str:
+    """A tensor's dims: ``4096 x 1024``, ``scalar``."""
+    return " x ".join(str(d) for d in dims) if dims else "scalar"
