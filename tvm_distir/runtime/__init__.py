@@ -4,14 +4,19 @@
 
 from __future__ import annotations
 
+from . import legalize
 from .counts import CollectiveCount
 from .layout import Entry, Port, entries, gather_outputs, shard_inputs
+from .threads import ThreadsEngine
 from .virtual import VirtualEngine
+
+legalize.register()
 
 __all__ = [
     "CollectiveCount",
     "Entry",
     "Port",
+    "ThreadsEngine",
     "VirtualEngine",
     "entries",
     "gather_outputs",

@@ -4,7 +4,7 @@
 
 TVM's default build keeps the loops of a contraction in the order of their definition, the
 reduction innermost: a matrix product then walks down the columns of its right operand, about
-40 times slower than with the last output dim innermost. :func:`order_loops` reorders them. Every
+40 times slower than with the last output dim innermost. :data:`order_loops` reorders them. Every
 element is still summed in the same order, so the bits stay those of the default build.
 """
 
@@ -70,14 +70,17 @@ def _order_function(fn: tirx.PrimFunc) -> tirx.PrimFunc:
     return sch.mod["main"]
 
 
-@tvm.transform.module_pass(opt_level=0, name="tvm_distir.OrderLoops")
-def order_loops(mod: ir.IRModule, _: Any) -> ir.IRModule:
+def _order_all(mod: ir.IRModule, _: Any) -> ir.IRModule:
     """Reorder the loops of every contraction (two operands, one result, static sizes)."""
     changed = {
         gv: _order_function(fn) if isinstance(fn, tirx.PrimFunc) else fn
         for gv, fn in mod.functions.items()
     }
     return ir.IRModule(changed, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+order_loops = tvm.transform.module_pass(_order_all, opt_level=0, name="tvm_distir.OrderLoops")
+"""Pass that reorders contractions. Level: any with TIR functions, before the build."""
 
 
 def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutable:
@@ -103,10 +106,10 @@ def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutabl
     except DistIRError:
         raise
     except Exception as err:
-        lines = [line for line in str(err).splitlines() if line.strip()]
+        lines = [line.strip() for line in str(err).splitlines() if line.strip()]
         raise RuntimeError_(
             "DIST0606",
-            f"{type(err).__name__}: {lines[-1].strip() if lines else 'no message'}",
+            f"{type(err).__name__}: {' '.join(lines[:3])[:400] or 'no message'}",
             place=place,
             remedy="Compile the module with tvm.compile to see TVM's whole message.",
         ) from err
@@ -119,24 +122,28 @@ class KernelCache:
     ----------
     size : int
         How many modules are kept.
+    machines : bool
+        Whether to keep a ready ``VirtualMachine``, or the loaded library to make several of.
     """
 
-    def __init__(self, size: int = _CACHE_SIZE) -> None:
+    def __init__(self, size: int = _CACHE_SIZE, *, machines: bool = True) -> None:
         self._size = size
+        self._machines = machines
         self._kept: collections.OrderedDict[int, list[tuple[ir.IRModule, Any]]] = (
             collections.OrderedDict()
         )
         self.compiled = 0
 
     def get(self, mod: ir.IRModule, place: str) -> Any:
-        """Return a ``VirtualMachine`` of the module, compiling it at its first use."""
+        """Return what the cache keeps of a module, compiling it at its first use."""
         key = int(tvm_ffi.structural_hash(mod))
         bucket = self._kept.setdefault(key, [])
         self._kept.move_to_end(key)
         for other, machine in bucket:
             if tvm_ffi.structural_equal(mod, other):
                 return machine
-        machine = relax.VirtualMachine(compile_module(mod, place), tvm.cpu())
+        library = compile_module(mod, place).jit()
+        machine = relax.VirtualMachine(library, tvm.cpu()) if self._machines else library
         self.compiled += 1
         bucket.append((mod, machine))
         while len(self._kept) > self._size:

@@ -90,7 +90,8 @@ def np_dtype(name: str) -> np.dtype[Any]:
     except TypeError:
         import ml_dtypes
 
-        return np.dtype(getattr(ml_dtypes, name))
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
 
 
 def _port(item: Mapping[str, Any], place: str, mesh: DeviceMesh) -> Port:

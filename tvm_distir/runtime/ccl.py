@@ -1,0 +1,154 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The packed functions ``tvm_distir.ccl.*`` that compiled level-5 code calls.
+
+Signatures, in destination-passing style (``groups``: the ranks of all groups, one group after
+the other; ``op``: position in :data:`tvm_distir.runtime.collectives.REDUCE_OPS`):
+
+========================  ==============================================================
+``all_reduce``            x, groups, group_size, op, out
+``all_gather``            x, groups, group_size, dim, out
+``reduce_scatter``        x, groups, group_size, dim, op, out
+``all_to_all``            x, groups, group_size, gather_dim, split_dim, out
+``collective_permute``    x, groups, group_size, shift, out
+``local_slice``           x, groups, group_size, dim, out
+``partial``               x, groups, group_size, op, out
+``axis_index``            groups, group_size, out
+``send``                  x, tag, shape, then per side (source first) mesh shape, device ids,
+                          labels; returns a copy of x
+``recv``                  tag, shape, the same six, out
+========================  ==============================================================
+
+Each finds the fabric of the worker that calls it through :func:`worker`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+from ..errors import RuntimeError_
+from .calls import Transfer
+from .collectives import REDUCE_OPS, Collective
+from .fabric import Fabric
+from .layout import np_dtype
+
+PREFIX = "tvm_distir.ccl."
+
+ARGS: dict[str, tuple[str, ...]] = {
+    "all_reduce": ("op",),
+    "all_gather": ("dim",),
+    "reduce_scatter": ("dim", "op"),
+    "all_to_all": ("gather_dim", "split_dim"),
+    "collective_permute": ("shift",),
+    "local_slice": ("dim",),
+    "partial": ("op",),
+    "axis_index": (),
+}
+"""Names of the integer arguments between ``group_size`` and ``out``."""
+
+_here = threading.local()
+
+
+@contextmanager
+def worker(fabric: Fabric, rank: int) -> Iterator[None]:
+    """Make the calling thread the worker ``rank`` of a fabric."""
+    _here.place = (fabric, rank)
+    try:
+        yield
+    finally:
+        del _here.place
+
+
+def _place(name: str) -> tuple[Fabric, int]:
+    place: tuple[Fabric, int] | None = getattr(_here, "place", None)
+    if place is None:
+        raise RuntimeError_(
+            "DIST0605",
+            f"{PREFIX}{name} was called outside of a run of several ranks",
+            place=name,
+            remedy="Run the module with tvm_distir.run.",
+        )
+    return place
+
+
+def _groups(ranks: Any, size: int) -> tuple[tuple[int, ...], ...]:
+    flat = [int(r) for r in ranks]
+    return tuple(tuple(flat[i : i + size]) for i in range(0, len(flat), size))
+
+
+def _fill(out: Any, array: Any) -> None:
+    if tuple(out.shape) != array.shape or np_dtype(str(out.dtype)) != array.dtype:
+        raise RuntimeError_(
+            "DIST0611",
+            f"the result is {array.dtype}{list(array.shape)}, the code expects "
+            f"{out.dtype}{list(out.shape)}",
+            remedy="This is a bug of the lowering.",
+        )
+    out.copyfrom(np.ascontiguousarray(array).reshape(array.shape))
+
+
+def _guarded(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    """Hand a failure to the fabric before it leaves, with its class and text intact."""
+
+    def call(*args: Any) -> Any:
+        fabric, rank = _place(name)
+        try:
+            return body(fabric, rank, *args)
+        except BaseException as err:
+            fabric.fail(rank, err)
+            raise
+
+    return call
+
+
+def _collective(name: str) -> Callable[..., Any]:
+    names = ARGS[name]
+
+    def body(fabric: Fabric, rank: int, *args: Any) -> None:
+        *operand, groups, size = args[: len(args) - len(names) - 1]
+        values = [int(v) for v in args[len(args) - len(names) - 1 : -1]]
+        given = [
+            (k, REDUCE_OPS[v] if k == "op" else v) for k, v in zip(names, values)
+        ]
+        call = Collective(name, _groups(groups, int(size)), tuple(given))
+        x = operand[0].numpy() if operand else None
+        _fill(args[-1], fabric.collective(rank, call, x))
+
+    return body
+
+
+def _transfer(args: Sequence[Any]) -> Transfer:
+    tag, shape, *sides = args
+    lists = [tuple(int(n) for n in side) for side in sides]
+    src, dst = (lists[0], lists[1], lists[2]), (lists[3], lists[4], lists[5])
+    return Transfer(int(tag), tuple(int(n) for n in shape), src, dst)
+
+
+def _send(fabric: Fabric, rank: int, x: Any, *args: Any) -> Any:
+    array = x.numpy()
+    fabric.send(rank, _transfer(args), array)
+    return tvm.runtime.tensor(array)
+
+
+def _recv(fabric: Fabric, rank: int, *args: Any) -> None:
+    *transfer, out = args
+    _fill(out, fabric.receive(rank, _transfer(transfer), np_dtype(str(out.dtype))))
+
+
+def functions() -> dict[str, Callable[..., Any]]:
+    """All packed functions, by short name."""
+    made = {name: _guarded(name, _collective(name)) for name in ARGS}
+    return {**made, "send": _guarded("send", _send), "recv": _guarded("recv", _recv)}
+
+
+def register() -> None:
+    """Register the functions with the FFI, replacing what stood there."""
+    for name, function in functions().items():
+        tvm_ffi.register_global_func(PREFIX + name, function, override=True)

@@ -1,0 +1,217 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The engine ``threads``: one worker per rank in a Disco ``ThreadedSession`` of this process.
+
+Each mesh's entry function is compiled whole; every worker has a virtual machine of its own, and
+the workers meet in a :class:`~tvm_distir.runtime.fabric.Fabric`. An exception that leaves a
+worker would abort the process: workers call :func:`_invoke`, which hands it to the fabric.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+import tvm
+import tvm_ffi
+from tvm import ir, relax
+
+from ..autoload import repair_disco
+from ..errors import DistIRError, RuntimeError_
+from . import ccl
+from .fabric import Aborted, Fabric
+from .kernels import KernelCache
+from .layout import Entry, entries, gather_outputs, shard_inputs
+
+Array = npt.NDArray[Any]
+
+TIMEOUT_S = 300.0
+_INVOKE = "tvm_distir.runtime.invoke"
+_THREADS_VARIABLE = "TVM_NUM_THREADS"
+
+
+@dataclass
+class _Job:
+    """What the workers of one run share."""
+
+    fabric: Fabric
+    machine: dict[int, Any]
+    function: dict[int, str]
+    inputs: dict[int, list[Array]]
+    outputs: dict[int, list[Array]] = field(default_factory=dict)
+
+
+_lock = threading.Lock()
+_numbers = itertools.count()
+_jobs: dict[int, _Job] = {}
+_sessions: dict[int, Any] = {}
+_KERNELS = KernelCache(64, machines=False)
+
+
+def entry_module(mod: ir.IRModule, entry: str) -> ir.IRModule:
+    """The entry function and all it calls, directly or not, as a module of its own."""
+    functions: dict[ir.GlobalVar, Any] = {}
+    todo = [mod.get_global_var(entry)]
+    while todo:
+        gv = todo.pop()
+        if gv in functions:
+            continue
+        functions[gv] = mod[gv]
+        if isinstance(mod[gv], relax.Function):
+
+            def visit(node: Any) -> None:
+                if isinstance(node, ir.GlobalVar) and node not in functions:
+                    todo.append(node)
+
+            relax.analysis.post_order_visit(mod[gv], visit)
+    ordered = sorted(functions.items(), key=lambda item: str(item[0].name_hint))
+    return ir.IRModule(dict(ordered), global_infos=mod.global_infos)
+
+
+def compile_entry(mod: ir.IRModule, name: str) -> Any:
+    """Compile one entry function with its callees; returns a module to make machines of.
+
+    Raises
+    ------
+    RuntimeError_
+        DIST0606 when TVM cannot compile it.
+    """
+    return _KERNELS.get(entry_module(mod, name), name)
+
+
+@contextmanager
+def one_thread_each(workers: int) -> Iterator[None]:
+    """Keep TVM's kernels single-threaded while there are as many workers as cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if _THREADS_VARIABLE in os.environ or workers < (cores or 1):
+        yield
+        return
+    os.environ[_THREADS_VARIABLE] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_THREADS_VARIABLE, None)
+
+
+def _invoke(number: int) -> None:
+    """Run one job's part on the calling worker. Lets no exception out."""
+    job = _jobs[number]
+    rank = int(tvm.get_global_func("runtime.disco.worker_rank")())
+    if rank not in job.machine:
+        return
+    try:
+        with ccl.worker(job.fabric, rank):
+            machine = relax.VirtualMachine(job.machine[rank], tvm.cpu())
+            args = [tvm.runtime.tensor(a) for a in job.inputs[rank]]
+            job.outputs[rank] = _flat(machine[job.function[rank]](*args))
+        job.fabric.finish(rank)
+    except BaseException as err:
+        job.fabric.fail(rank, err)
+
+
+def _flat(value: Any) -> list[Array]:
+    if isinstance(value, tvm.runtime.Tensor):
+        return [value.numpy()]
+    return [array for item in value for array in _flat(item)]
+
+
+def _session(workers: int) -> Any:
+    """The process' session of that many workers; made once, as its threads live on."""
+    if workers not in _sessions:
+        disco = repair_disco()
+        if disco is None:
+            raise RuntimeError_(
+                "DIST0614",
+                "this TVM has no Disco runtime",
+                remedy="Unset TVM_USE_RUNTIME_LIB, or use the engine virtual.",
+            )
+        tvm_ffi.register_global_func(_INVOKE, _invoke, override=True)
+        ccl.register()
+        _sessions[workers] = disco.ThreadedSession(workers)
+    return _sessions[workers]
+
+
+class ThreadsEngine:
+    """Runs level-5 modules with one Disco worker thread per rank.
+
+    Parameters
+    ----------
+    timeout_s : float
+        How long a rank waits for another one that is busy; ranks that can never meet are
+        found at once.
+
+    Attributes
+    ----------
+    collectives : tuple
+        Empty: the compiled code is not counted.
+    """
+
+    name = "threads"
+
+    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+        self.timeout_s = timeout_s
+        self.collectives: tuple[Any, ...] = ()
+
+    def run(self, mod: ir.IRModule, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
+        """Run every device's entry function and return the whole outputs.
+
+        Parameters
+        ----------
+        mod : IRModule
+            At level 5, with ``dist.io``.
+        inputs : sequence or mapping of whole arrays
+            See :func:`tvm_distir.runtime.run`.
+
+        Raises
+        ------
+        RuntimeError_
+            The first failure of any worker: DIST0610 to DIST0613, or what the worker raised.
+        """
+        found = entries(mod)
+        local = shard_inputs(mod, inputs)
+        job = _Job(Fabric([r for e in found for r in e.ranks], self.timeout_s), {}, {}, {})
+        for entry, per_rank in zip(found, local):
+            machine = compile_entry(mod, entry.function)
+            for rank, row in zip(entry.ranks, per_rank):
+                job.machine[rank], job.function[rank] = machine, entry.function
+                job.inputs[rank] = row
+        self._call(job, max(r for e in found for r in e.ranks) + 1)
+        _raise_failure(job, found)
+        return gather_outputs(mod, [[job.outputs[r] for r in e.ranks] for e in found])
+
+    @staticmethod
+    def _call(job: _Job, workers: int) -> None:
+        with _lock, one_thread_each(workers):
+            session = _session(workers)
+            number = next(_numbers)
+            _jobs[number] = job
+            try:
+                session.get_global_func(_INVOKE)(number)
+                session._sync_all()
+            finally:
+                del _jobs[number]
+
+
+def _raise_failure(job: _Job, found: Sequence[Entry]) -> None:
+    if job.fabric.failure is None:
+        return
+    rank, error = job.fabric.failure
+    if isinstance(error, DistIRError | KeyboardInterrupt):
+        raise error
+    name = next(e.function for e in found if rank in e.ranks)
+    lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
+    raise RuntimeError_(
+        "DIST0612",
+        f"worker {rank}: {type(error).__name__}: {lines[-1].strip()}",
+        place=name,
+        remedy="Run the engine virtual, which names the binding.",
+    ) from error
+
+
+__all__ = ["TIMEOUT_S", "Aborted", "ThreadsEngine", "compile_entry", "entry_module"]
