@@ -102,9 +102,7 @@ def resolve(plan: Plan, mod: ir.IRModule) -> dict[str, FunctionTargets]:
         DIST0204, DIST0205: the placement does not fit the tensor.
     """
     functions = {
-        str(gv.name_hint): fn
-        for gv, fn in mod.functions.items()
-        if isinstance(fn, relax.Function)
+        str(gv.name_hint): fn for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)
     }
     targets: dict[str, FunctionTargets] = {}
     for number, rule in enumerate(plan.rules):

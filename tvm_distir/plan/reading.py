@@ -30,7 +30,13 @@ _RULE_KEYS: dict[str, tuple[str, ...]] = {
     "value": ("value", "function", "placement", "stationary", "mesh"),
     "call": ("call", "index", "arg", "function", "placement", "stationary", "mesh"),
 }
-_WORDS = {str: "a text", int: "an integer", bool: "true or false", list: "a list", dict: "an object"}
+_WORDS = {
+    str: "a text",
+    int: "an integer",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+}
 
 
 def read_plan(data: Mapping[str, Any], place: str = "plan") -> Plan:

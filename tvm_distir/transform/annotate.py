@@ -40,7 +40,7 @@ DEVICE_NUM_ATTR = "device_num"
 SUFFIX = "_placed"
 
 
-def AnnotateSharding(plan: Plan) -> tvm.transform.Pass:  # noqa: N802 - a pass factory, as in TVM
+def AnnotateSharding(plan: Plan) -> tvm.transform.Pass:
     """Pass that puts ``R.dist.annotate_sharding`` on the tensors a plan names.
 
     Each parameter is annotated once, at the top of its function, and used in that form;

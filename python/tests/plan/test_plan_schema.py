@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tvm_distir.errors import DistIRError, MeshError, PlanError
 from tvm_distir.ir import R
 from tvm_distir.plan import MeshSpec, Plan, Rule, labels_text, match_name, parse_open_placement
