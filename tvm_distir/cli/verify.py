@@ -47,8 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         outcome = verify(
             work.mod, work.plan, engine=arguments.engine, seed=seed, exact=arguments.exact
         )
-    from ..report.verification import to_dict, to_text
     from ..report import to_json
+    from ..report.verification import to_dict, to_text
 
     if arguments.json:
         sys.stdout.write(to_json(to_dict(outcome, watch.timings_s)))

@@ -366,7 +366,8 @@ def placements(analysis: Analysis) -> tuple[str, list[ParameterGroup]]:
         f'placement" aria-label="filter parameters">{table(head, rows, kinds, "params")}</div>'
         '<div class="picture"><h3 id="pic-name"></h3><p id="pic-words" class="note"></p>'
         '<svg id="pic-tensor" role="img" aria-label="how the tensor is cut"></svg>'
-        '<svg id="pic-mesh" role="img" aria-label="which device holds which part"></svg></div></div>'
+        '<svg id="pic-mesh" role="img" aria-label="which device holds which part"></svg>'
+        "</div></div>"
     )
     note = (
         "Repeated layers are joined (* stands for their numbers). Choose a row to see how the "
