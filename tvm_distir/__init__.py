@@ -4,11 +4,17 @@
 
 from __future__ import annotations
 
-from .errors.tree import register_with_ffi as _register_errors
-from .ir import device_mesh, ops as _ops
+from ._versions import check_versions as _check_versions
+
+_check_versions()
+
+from .errors.tree import register_with_ffi as _register_errors  # noqa: E402
+from .ir import device_mesh, ops as _ops  # noqa: E402
+from .rules.inference import register_inference as _register_inference  # noqa: E402
 
 _register_errors()
 _ops.register()
+_register_inference()
 
 __version__ = "0.1.0"
 

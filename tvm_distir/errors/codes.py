@@ -73,6 +73,7 @@ CODES: dict[str, str] = {
     "DIST0415": "an annotation names a mesh the module does not have",
     # 045x: levels
     "DIST0451": "a module is not at the IR level that a pass needs",
+    "DIST0452": "a partial sum is not completed, or not where it is declared",
     # 05xx: lowering
     "DIST0501": "a placement cuts a dim unevenly over several mesh axes",
     "DIST0502": "a shape is not constant where lowering needs numbers",

@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import DataType, ir, relax
 
-from ..errors import PropagationError
+from ..errors import InternalError, PropagationError
 from ..ir import (
     check_placement,
     is_private,
@@ -177,10 +177,10 @@ class _Function:
                 raise self._error(
                     "DIST0414",
                     label,
-                    f"a direct call of the kernel {expr.op.name}",
+                    f"a direct call of the kernel {expr.op.name_hint}",
                     "Use call_tir.",
                 )
-            node = Node("call", operands, callee=str(expr.op.name), label=label)
+            node = Node("call", operands, callee=str(expr.op.name_hint), label=label)
         elif isinstance(expr.op, relax.ExternFunc):
             rule, shapes = cache_rule(expr, [g.values[v] if v >= 0 else None for v in operands])
             results = []
@@ -194,6 +194,14 @@ class _Function:
             return
         elif isinstance(expr.op, ir.Op):
             rule = rule_of(expr, self.owner.mod, var.ty)
+            if len(rule.in_bytes) != len(operands):
+                raise InternalError(
+                    "DIST0901",
+                    f"the rule of {rule.op} counts {len(rule.in_bytes)} operands of "
+                    f"{len(operands)}",
+                    place=f"{g.name}/{label}",
+                    remedy="Report it.",
+                )
             short = str(expr.op.name).removeprefix("relax.")
             node = Node("op", operands, rule=rule, label=f"{label} ({short})")
         else:

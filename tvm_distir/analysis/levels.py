@@ -1,0 +1,160 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``check_level``: the first binding that does not belong to a level, named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from ..errors import LevelError
+from ..ir import (
+    check_placement,
+    flat_types,
+    is_private,
+    labels_of,
+    mesh_index,
+    mesh_shape,
+    meshes,
+    tensor_type,
+)
+from ..ir.types import relax_functions
+from .partial import PartialState
+
+LEVELS = {1: "global", 2: "annotated", 3: "distributed", 4: "legalized", 5: "local"}
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "local_slice",
+    "collective_permute",
+    "send",
+    "recv",
+)
+ALLOWED: dict[int, tuple[str, ...]] = {
+    1: (),
+    2: ("annotate_sharding",),
+    3: ("redistribute", "partial"),
+    4: ("partial", *COLLECTIVES),
+    5: ("partial", "axis_index", *COLLECTIVES),
+}
+"""``relax.dist.*`` ops each level may hold."""
+
+IO_ATTR = "dist.io"
+
+
+def check_level(mod: ir.IRModule, level: int) -> None:
+    """Raise unless a module is at an IR level.
+
+    Parameters
+    ----------
+    mod : IRModule
+    level : int
+        1 global, 2 annotated, 3 distributed, 4 legalized, 5 local.
+
+    Raises
+    ------
+    LevelError
+        DIST0451 naming the first offending function and binding.
+    """
+    if level not in LEVELS:
+        raise LevelError(
+            "DIST0451", f"there is no level {level}", place="check_level", remedy="Use 1 to 5."
+        )
+    if level >= 2 and not meshes(mod):
+        raise LevelError(
+            "DIST0451",
+            f"a module of level {level} ({LEVELS[level]}) needs a mesh",
+            place="module",
+            remedy='Add it: mod.update_global_info("mesh", meshes).',
+        )
+    for gv, fn in relax_functions(mod):
+        _Checker(mod, str(gv.name_hint), fn, level).run()
+
+
+def op_name(expr: Any) -> str:
+    """Short name of what a call calls."""
+    if not isinstance(expr, ir.Call):
+        return type(expr).__name__
+    if isinstance(expr.op, ir.Op):
+        return str(expr.op.name).removeprefix("relax.")
+    if isinstance(expr.op, ir.GlobalVar):
+        return str(expr.op.name_hint)
+    return str(getattr(expr.op, "global_symbol", type(expr.op).__name__))
+
+
+class _Checker:
+    """Checks one function."""
+
+    def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, level: int) -> None:
+        self.mod, self.name, self.fn, self.level = mod, name, fn, level
+
+    def error(self, where: str, what: str) -> LevelError:
+        """Error at a place of this function."""
+        return LevelError(
+            "DIST0451",
+            f"{what}, which a module of level {self.level} ({LEVELS[self.level]}) must not have",
+            place=f"{self.name}/{where}",
+            remedy="Run the passes in order: annotate, propagate, legalize, lower.",
+        )
+
+    def run(self) -> None:
+        """Parameters, bindings, result, then partial sums."""
+        for p in self.fn.params:
+            self.type(p.name, p.ty)
+        for b in self.bindings():
+            where = f"{b.var.name} ({op_name(b.value)})"
+            self.type(where, b.var.ty)
+            self.expression(where, b.value)
+        self.type("result", self.fn.ret_ty)
+        if self.level in (3, 4):
+            PartialState(self.mod, self.name, self.fn, legalized=self.level == 4).check()
+        if self.level == 5 and not is_private(self.fn):
+            if not (self.fn.attrs and IO_ATTR in self.fn.attrs):
+                raise LevelError(
+                    "DIST0451",
+                    f"the attribute {IO_ATTR} is missing",
+                    place=self.name,
+                    remedy="Lower the module with LowerDistIR, which writes it.",
+                )
+
+    def bindings(self) -> Iterator[Any]:
+        """All bindings, in order."""
+        for block in self.fn.body.blocks:
+            yield from block.bindings
+
+    def type(self, where: str, ty: Any) -> None:
+        """Tensor types are DTensors at levels 3 and 4, plain tensors elsewhere."""
+        for leaf in flat_types(ty):
+            if tensor_type(leaf) is None:
+                continue
+            placed = isinstance(leaf, DTensorType)
+            if placed and self.level not in (3, 4):
+                raise self.error(where, f"a DTensor ({leaf.placement})")
+            if not placed and self.level in (3, 4):
+                raise self.error(where, "a tensor without mesh and placement")
+            if placed:
+                mesh_index(self.mod, leaf.device_mesh)
+                check_placement(
+                    labels_of(leaf.placement),
+                    mesh_shape(leaf.device_mesh),
+                    int(leaf.tensor_ty.ndim),
+                    f"{self.name}/{where}",
+                )
+
+    def expression(self, where: str, value: Any) -> None:
+        """Only the ``R.dist`` ops of the level."""
+        if isinstance(value, relax.If):
+            if self.level in (3, 4):
+                raise self.error(where, "an If")
+            return
+        if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
+            name = str(value.op.name)
+            short = name.removeprefix("relax.dist.")
+            if name.startswith("relax.dist.") and short not in ALLOWED[self.level]:
+                raise self.error(where, f"R.dist.{short}")
