@@ -57,16 +57,8 @@ def test_accepts(pin: _versions.Pin, version: str, expected: bool) -> None:
 def test_final_versions_are_judged_as_pip_judges_them(pin: _versions.Pin) -> None:
     specifiers = SpecifierSet(pin.specifier)
     suffixes = ("", ".post0", ".post1", ".post2", ".post10", "+local.1")
-    for release in (
-        "0.1",
-        "0.1.13",
-        "0.1.14",
-        "0.1.14.0",
-        "0.1.14.2",
-        "0.1.15",
-        "0.1.140",
-        "0.2",
-    ) + ("0.26.9", "0.27", "0.27.0", "0.27.0.0", "0.27.12", "0.28", "0.27.0.1", "1.0", "27"):
+    releases = "0.1 0.1.13 0.1.14 0.1.14.0 0.1.14.2 0.1.15 0.1.140 0.2 0.26.9 0.27 0.27.0 0.27.0.0"
+    for release in [*releases.split(), "0.27.12", "0.27.0.1", "0.28", "1.0", "27"]:
         for suffix in suffixes:
             text = release + suffix
             assert _versions.accepts(pin, text) == specifiers.contains(Version(text)), text
