@@ -92,7 +92,9 @@ def _script_data(analysis: Analysis, groups: list[ParameterGroup]) -> dict[str, 
         "time_ns": round(analysis.time_s * 1e9),
         "capacity": analysis.capacity_bytes,
         "legend": legend,
-        "lanes": [lane_data(lane, colours) for lane in analysis.lanes],
+        "lanes": [
+            {"title": parts.lane_title(lane), **lane_data(lane, colours)} for lane in analysis.lanes
+        ],
         "meshes": [
             {
                 "name": mesh.name,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from . import units
 from .insights import ParameterGroup, findings, parameter_groups
-from .model import Analysis, Collective, Device, FunctionTime
+from .model import Analysis, Collective, Device, FunctionTime, Lane
 from .text import mesh_words, ranges, work
 
 PALETTE = 10
@@ -204,15 +204,23 @@ def time_split(analysis: Analysis) -> str:
     return section("Where the time goes", "time", "".join(rows), note)
 
 
+def lane_title(lane: Lane) -> str:
+    """``stage0: devices 0-3``."""
+    many = "s" if len(lane.devices) > 1 else ""
+    return f"{lane.mesh}: device{many} {ranges(lane.devices)}"
+
+
 def timeline(analysis: Analysis) -> str:
     """The frame that the script fills: streams, functions and memory on one time axis."""
     if not analysis.lanes:
         return ""
+    names = [(str(i), lane_title(lane)) for i, lane in enumerate(analysis.lanes)]
+    if len(names) > 1:
+        names.insert(0, ("-1", "all together"))
     tabs = "".join(
-        f'<button type="button" data-lane="{i}" aria-pressed="{"true" if i == 0 else "false"}">'
-        f"{esc(lane.mesh)}: device{'s' if len(lane.devices) > 1 else ''} "
-        f"{ranges(lane.devices)}</button>"
-        for i, lane in enumerate(analysis.lanes)
+        f'<button type="button" data-lane="{value}" aria-pressed="{str(not i).lower()}">'
+        f"{esc(name)}</button>"
+        for i, (value, name) in enumerate(names)
     )
     body = (
         f'<div class="tools"><div class="tabs">{tabs}</div><div class="zoom">'

@@ -33,7 +33,7 @@ def test_mesh_keeps_the_order_of_axes() -> None:
         ("dp=two", MeshError, "DIST0201"),
         ("dp=2.0", MeshError, "DIST0201"),
         ("dp=", MeshError, "DIST0201"),
-        ("dp=２", MeshError, "DIST0201"),  # noqa: RUF001
+        ("dp=２", MeshError, "DIST0201"),
         ("dp=2=3", MeshError, "DIST0201"),
         ("dp", UsageError, "DIST0152"),
         ("=2", UsageError, "DIST0152"),

@@ -62,7 +62,7 @@ def test_a_full_disk_is_a_usage_error_and_leaves_nothing(tmp_path: Path) -> None
 
     outputs.add(outputs.promise(str(tmp_path / "a.txt"), "--one"), "first")
     outputs.add(outputs.promise(str(tmp_path / "b.txt"), "--two"), fail)
-    with pytest.raises(UsageError, match="DIST0153 .*b.txt.*No space left"):
+    with pytest.raises(UsageError, match=r"DIST0153 .*b\.txt.*No space left"):
         outputs.commit()
     assert left(tmp_path) == []
 
@@ -136,5 +136,5 @@ def test_read_only_folders_are_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_one_path_for_two_outputs_is_refused(tmp_path: Path) -> None:
     outputs = Outputs()
     outputs.promise(str(tmp_path / "a"), "--report")
-    with pytest.raises(UsageError, match="DIST0151 .*--report and --trace both name"):
+    with pytest.raises(UsageError, match=r"DIST0151 .*--report and --trace both name"):
         outputs.promise(str(tmp_path / "." / "a"), "--trace")

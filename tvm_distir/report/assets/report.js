@@ -30,7 +30,7 @@
     const canvas = box.querySelector("canvas"), mini = $("mini"), tip = $("tip");
     const whole = Math.max(1, data.time_ns, ...data.lanes.map(end));
     let close = false;
-    let lane, boxes = [], view = [0, whole], drag = null, colours = {};
+    let lane, shown = [], boxes = [], view = [0, whole], drag = null, colours = {};
 
     function end(one) {
       return one.events.reduce((m, e) => Math.max(m, e[0] + e[1]), 0);
@@ -67,19 +67,34 @@
       close(0);
       return rows.filter((r) => r.length > 1 || (r.length === 1 && rows.length === 1));
     }
+    // One lane in full, or (-1) the two streams of every lane, one under the other.
     function pick(i) {
-      lane = data.lanes[i];
-      if (!lane.spans) lane.spans = spans(lane);
-      const note = $("tl-note");
-      note.textContent = lane.joined
-        ? `${lane.total} events; neighbours shorter than a pixel of the whole step are joined.`
-        : `${lane.total} events.`;
+      lane = i < 0 ? null : data.lanes[i];
+      if (lane && !lane.spans) lane.spans = spans(lane);
+      shown = lane ? [lane] : data.lanes;
+      document.querySelector("[data-scale]").hidden = !lane || !data.capacity;
+      const total = shown.reduce((n, l) => n + l.total, 0);
+      $("tl-note").textContent = shown.some((l) => l.joined)
+        ? `${total} events; neighbours shorter than a pixel of the whole step are joined.`
+        : `${total} events.`;
       draw();
     }
-    const LEFT = 0, TOP = 24, ROW = 22, BLOCK = 44, MEM = 130, GAP = 10, LABEL = 17;
+    const TOP = 24, ROW = 22, BLOCK = 44, THIN = 20, MEM = 130, GAP = 10, LABEL = 17;
     function layout() {
       const rows = [];
       let y = TOP;
+      if (!lane) {
+        for (const one of shown) {
+          rows.push({ kind: "label", y, text: one.title });
+          y += LABEL;
+          for (const s of [0, 1]) {
+            rows.push({ kind: "stream", y, h: THIN, s, lane: one });
+            y += THIN + 2;
+          }
+          y += GAP - 4;
+        }
+        return { rows, height: y };
+      }
       if (lane.spans.length) {
         rows.push({ kind: "label", y, text: "functions" });
         y += LABEL;
@@ -89,7 +104,7 @@
       for (const [s, text] of [[0, "compute"], [1, "communication"]]) {
         rows.push({ kind: "label", y, text });
         y += LABEL;
-        rows.push({ kind: "stream", y, h: BLOCK, s });
+        rows.push({ kind: "stream", y, h: BLOCK, s, lane });
         y += BLOCK + GAP;
       }
       if (lane.memory.length) {
@@ -112,7 +127,7 @@
     function draw() {
       const width = box.clientWidth, { rows, height } = layout();
       const g = surface(canvas, width, height);
-      const x = (t) => LEFT + ((t - view[0]) / (view[1] - view[0])) * (width - LEFT);
+      const x = (t) => ((t - view[0]) / (view[1] - view[0])) * width;
       boxes = [];
       g.font = "12px system-ui, sans-serif";
       g.textBaseline = "middle";
@@ -192,7 +207,7 @@
       g.fillStyle = colours["--shade"];
       g.fillRect(0, r.y, width, r.h);
       let last = -1;
-      for (const e of lane.events) {
+      for (const e of r.lane.events) {
         if (e[2] !== r.s) continue;
         const a = x(e[0]), b = x(e[0] + e[1]);
         if (b < 0 || a > width) continue;
@@ -200,12 +215,12 @@
         g.fillStyle = colours[varName(e[3])];
         g.fillRect(from, r.y, w > 3 ? w - 0.7 : w, r.h);
         last = b;
-        if (w > 30) words(g, lane.words[e[5]], a, Math.min(b, width), r.y + r.h / 2, "#fff");
-        if (b - a > 0.25) boxes.push([a, r.y, Math.max(b - a, 1.5), r.h, () => about(e)]);
+        if (w > 30) words(g, r.lane.words[e[5]], a, Math.min(b, width), r.y + r.h / 2, "#fff");
+        if (b - a > 0.25) boxes.push([a, r.y, Math.max(b - a, 1.5), r.h, () => about(r.lane, e)]);
       }
     }
-    function about(e) {
-      const w = lane.words, scope = w[e[6]];
+    function about(one, e) {
+      const w = one.words, scope = w[e[6]];
       const lines = [w[e[4]], `${w[e[5]]}, ${duration(e[1])}`, `from ${duration(e[0])}`];
       if (w[e[7]]) lines.push(w[e[7]]);
       if (scope) lines.push(`in ${scope}`);
@@ -265,11 +280,12 @@
     }
     function drawMini() {
       const width = mini.clientWidth, height = 30, g = surface(mini, width, height);
-      for (const e of lane.events) {
+      const high = 24 / shown.length;
+      shown.forEach((one, k) => one.events.forEach((e) => {
         g.fillStyle = colours[varName(e[3])];
         const a = (e[0] / whole) * width, w = Math.max(0.5, (e[1] / whole) * width);
-        g.fillRect(a, e[2] === 0 ? 3 : 17, w, 11);
-      }
+        g.fillRect(a, 3 + k * high + (e[2] * high) / 2, w, high / 2 - (high > 4 ? 1 : 0));
+      }));
       const a = (view[0] / whole) * width, b = (view[1] / whole) * width;
       g.fillStyle = colours["--card"];
       g.globalAlpha = 0.65;
@@ -365,7 +381,6 @@
     for (const b of document.querySelectorAll("[data-zoom]"))
       b.addEventListener("click", () => ({ in: () => zoom(0.5), out: () => zoom(2), all: () => show(0, whole) })[b.dataset.zoom]());
     const scale = document.querySelector("[data-scale]");
-    scale.hidden = !data.capacity;
     scale.addEventListener("click", () => {
       close = !close;
       scale.setAttribute("aria-pressed", String(close));
@@ -388,7 +403,7 @@
       return item;
     }));
     palette();
-    pick(0);
+    pick(data.lanes.length > 1 ? -1 : 0);
     new ResizeObserver(() => draw()).observe(box);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { palette(); draw(); });
   }
