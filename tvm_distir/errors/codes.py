@@ -100,6 +100,17 @@ CODES: dict[str, str] = {
     "DIST0621": "verify: an output does not depend on the inputs, which proves nothing",
     "DIST0690": "verify: the distributed program gives another result than the original",
     # 07xx: systems and simulation
+    "DIST0701": "there is no such system",
+    "DIST0702": "the description of a system cannot be read",
+    "DIST0703": "the description of a system has an unknown, missing or wrong value",
+    "DIST0710": "a program cannot be read",
+    "DIST0711": "a program is of another schema version",
+    "DIST0712": "a program contradicts itself",
+    "DIST0713": "functions of a program call each other in a cycle",
+    "DIST0714": "a module cannot be exported as a program",
+    "DIST0720": "simulated devices wait for each other forever",
+    "DIST0721": "a simulated time is not finite or too large",
+    "DIST0722": "a transfer has only one end",
     # 08xx: infeasible
     # 09xx: our bugs
     "DIST0901": "an internal error: a bug of the plugin",
