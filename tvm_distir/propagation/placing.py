@@ -29,6 +29,7 @@ class Placer:
         self.order: list[str] = []
         self._raw: dict[str, Graph] = {}
         self._keys: dict[tuple[str, Where, int], str] = {}
+        self._placed: dict[object, str] = {}
         self._count: dict[str, int] = {}
 
     def place(
@@ -67,13 +68,24 @@ class Placer:
         key = (name, where, want)
         if key not in self._keys:
             graph = _Placing(self, raw, where, want, (*path, name)).run()
-            number = self._count.get(name, 0)
-            self._count[name] = number + 1
-            graph.key = f"{name}#{number}"
-            self.graphs[graph.key] = graph
-            self._keys[key] = graph.key
-            self.order.append(graph.key)
+            self._keys[key] = self._intern(graph)
         return self._keys[key]
+
+    def _intern(self, graph: Graph) -> str:
+        """Key of the placed graph; calls that end up on the same meshes share one."""
+        content = (
+            graph.name,
+            tuple(v.mesh for v in graph.values),
+            tuple((n.kind, n.mesh, n.callee) for n in graph.nodes),
+        )
+        if content not in self._placed:
+            number = self._count.get(graph.name, 0)
+            self._count[graph.name] = number + 1
+            graph.key = f"{graph.name}#{number}"
+            self.graphs[graph.key] = graph
+            self.order.append(graph.key)
+            self._placed[content] = graph.key
+        return self._placed[content]
 
 
 class _Placing:
