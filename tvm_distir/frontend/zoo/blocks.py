@@ -13,7 +13,8 @@ from tvm.relax.frontend import nn
 from tvm.relax.frontend.nn.exporter import Exporter
 from tvm.relax.frontend.nn.spec import ModuleSpec
 
-PARAM_NAMES_ATTR = "dist.param_names"
+from ..attributes import PARAM_NAMES_ATTR
+
 MASKED_SCORE = float(np.finfo("float32").min)
 
 Tensor = nn.Tensor
