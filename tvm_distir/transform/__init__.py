@@ -1,0 +1,11 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Factories of the passes that take a module from level to level."""
+
+from __future__ import annotations
+
+from .annotate import AnnotateSharding
+from .legalize import LegalizeRedistribute
+from .propagate import PropagateSharding
+
+__all__ = ["AnnotateSharding", "LegalizeRedistribute", "PropagateSharding"]
