@@ -114,9 +114,7 @@ def _collective(name: str) -> Callable[..., Any]:
     def body(fabric: Fabric, rank: int, *args: Any) -> None:
         *operand, groups, size = args[: len(args) - len(names) - 1]
         values = [int(v) for v in args[len(args) - len(names) - 1 : -1]]
-        given = [
-            (k, REDUCE_OPS[v] if k == "op" else v) for k, v in zip(names, values)
-        ]
+        given = [(k, REDUCE_OPS[v] if k == "op" else v) for k, v in zip(names, values)]
         call = Collective(name, _groups(groups, int(size)), tuple(given))
         x = operand[0].numpy() if operand else None
         _fill(args[-1], fabric.collective(rank, call, x))

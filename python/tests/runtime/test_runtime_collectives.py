@@ -96,9 +96,9 @@ def test_permute_does_not_wrap():
 
 
 def test_wrong_calls_are_refused():
-    with pytest.raises(td.errors.RuntimeError_, match="DIST0611.*not divisible by the 2 ranks"):
+    with pytest.raises(td.errors.RuntimeError_, match=r"DIST0611.*not divisible by the 2 ranks"):
         cc.local_slice(np.zeros(3), 0, 2, 0)
-    with pytest.raises(td.errors.RuntimeError_, match='DIST0611.*unknown reduction "avg"'):
+    with pytest.raises(td.errors.RuntimeError_, match=r'DIST0611.*unknown reduction "avg"'):
         cc.all_reduce([np.zeros(3)], "avg")
 
 

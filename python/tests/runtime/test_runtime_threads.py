@@ -137,8 +137,11 @@ def test_a_small_layer_with_private_functions():
         layer_body,
     )
     build.entry(
-        [("x", (4, 4), "float32", "S[0], R"), ("a", (4, 8), "float32", "R, S[1]"),
-         ("b", (8, 4), "float32", "R, S[0]")],
+        [
+            ("x", (4, 4), "float32", "S[0], R"),
+            ("a", (4, 8), "float32", "R, S[1]"),
+            ("b", (8, 4), "float32", "R, S[0]"),
+        ],
         [("y", (4, 4), "float32", "S[0], R")],
         lambda bb, x, a, b: bb.emit(
             relax.Call(layer, [bb.emit(relax.Call(layer, [x, a, b])), a, b])
@@ -160,15 +163,29 @@ def test_two_meshes_there_and_back(src, dst, shape):
     def stage0(bb, x):
         bb.emit(ops.send(x, first, second, src, dst, shape=shape, tag=0))
         back = bb.emit(
-            ops.recv(device_mesh=first, peer_mesh=second, placement=src, peer_placement=dst,
-                     shape=shape, dtype="float32", tag=1)
+            ops.recv(
+                device_mesh=first,
+                peer_mesh=second,
+                placement=src,
+                peer_placement=dst,
+                shape=shape,
+                dtype="float32",
+                tag=1,
+            )
         )
         return bb.emit(relax.op.add(back, x))
 
     def stage1(bb):
         got = bb.emit(
-            ops.recv(device_mesh=second, peer_mesh=first, placement=dst, peer_placement=src,
-                     shape=shape, dtype="float32", tag=0)
+            ops.recv(
+                device_mesh=second,
+                peer_mesh=first,
+                placement=dst,
+                peer_placement=src,
+                shape=shape,
+                dtype="float32",
+                tag=0,
+            )
         )
         y = bb.emit(relax.op.multiply(got, relax.const(3.0)))
         bb.emit(ops.send(y, second, first, dst, src, shape=shape, tag=1))
@@ -262,18 +279,28 @@ def sleeps(x, out):
 FAILURES = [
     ("a worker raises", {1: raises}, r"DIST0612 main: worker 1: ValueError: boom"),
     ("all workers raise", dict.fromkeys(range(3), raises), r"DIST0612 main: worker \d: ValueError"),
-    ("another collective", {2: gathers}, r"DIST0611 group.*rank 2 called all_gather\(dim=0\) on "
-     r"16 bytes \(float32\[4\]\) while rank 0 called all_reduce\(op=sum\)"),
+    (
+        "another collective",
+        {2: gathers},
+        r"DIST0611 group.*rank 2 called all_gather\(dim=0\) on "
+        r"16 bytes \(float32\[4\]\) while rank 0 called all_reduce\(op=sum\)",
+    ),
     ("another reduction", {1: maximum}, r"DIST0611.*rank 1 called all_reduce\(op=max\)"),
     ("another size", {1: longer}, r"DIST0611.*rank 1 called .* on 32 bytes .* on 16 bytes"),
     ("another type", {1: half}, r"DIST0611.*rank 1 called .*float16.* while rank 0 .*float32"),
     ("not in the group", {0: stranger}, r"DIST0611.*rank 0 takes part .* but is in none"),
-    ("one call too many", {1: once_more}, r"DIST0610 ranks: rank 1 waits in all_reduce\(op=sum\) "
-     r"for ranks 0, 2; ended: ranks 0, 2"),
+    (
+        "one call too many",
+        {1: once_more},
+        r"DIST0610 ranks: rank 1 waits in all_reduce\(op=sum\) "
+        r"for ranks 0, 2; ended: ranks 0, 2",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("actions", "text"), [f[1:] for f in FAILURES], ids=[f[0] for f in FAILURES])
+@pytest.mark.parametrize(
+    ("actions", "text"), [f[1:] for f in FAILURES], ids=[f[0] for f in FAILURES]
+)
 def test_failures_are_named_and_the_session_goes_on(actions, text):
     start = time.monotonic()
     with pytest.raises(RuntimeError_, match=text):
@@ -294,16 +321,29 @@ def test_a_rank_that_does_not_arrive_in_time():
 def test_a_receive_without_a_send():
     first, second = td.device_mesh({"a": 2}), td.device_mesh({"a": 1}, start=2)
     build = Level5(first, second)
-    build.entry([("x", (4,), "float32", "R")], [("y", (4,), "float32", "R")],
-                lambda bb, x: bb.emit(ops.all_reduce(x, first, [0])))
+    build.entry(
+        [("x", (4,), "float32", "R")],
+        [("y", (4,), "float32", "R")],
+        lambda bb, x: bb.emit(ops.all_reduce(x, first, [0])),
+    )
     build.entry(
         [],
         [("z", (4,), "float32", "R")],
         lambda bb: bb.emit(
-            ops.recv(device_mesh=second, peer_mesh=first, placement="R", peer_placement="R",
-                     shape=(4,), dtype="float32", tag=5)
+            ops.recv(
+                device_mesh=second,
+                peer_mesh=first,
+                placement="R",
+                peer_placement="R",
+                shape=(4,),
+                dtype="float32",
+                tag=5,
+            )
         ),
-        1, False, [], [1],
+        1,
+        False,
+        [],
+        [1],
     )
     with pytest.raises(RuntimeError_, match=r"DIST0610.*rank 2 waits in receive of transfer 5"):
         ThreadsEngine(20).run(build.get(), [ONES])
