@@ -119,6 +119,6 @@ def _add_folder(outputs: Outputs, folder: Path, work: Work, program: Any) -> Non
     """Program, plan and one TVMScript text per IR level."""
     outputs.add(folder / "program.json", program.to_json())
     outputs.add(folder / "plan.json", json.dumps(work.plan.to_dict(), indent=1) + "\n")
-    outputs.add(folder / "1-global.py", script(work.mod))
+    outputs.add(folder / "1-global.py", script(work.model.mod))
     for name, file in _LEVEL_FILES.items():
         outputs.add(folder / file, script(work.levels[name]))

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .outputs import Outputs
-from .stages import LEVELS, Stopwatch, load_plan, make_pass
+from .stages import LEVELS, Stopwatch, check_pass, load_plan, make_pass
 
 
 def add_parser(commands: Any) -> None:
@@ -53,13 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
     """Read, run the passes in the order given, print."""
     names = _names(arguments.passes)
     for name in names:
-        check_name(name)
+        check_pass(name, arguments.plan is not None)
     outputs = Outputs()
     target = outputs.promise(arguments.output, "-o")
     watch = Stopwatch()
     with watch.stage("read"):
         from ..frontend import from_tvmscript
-        from ..ir.levels import check_level
+        from ..analysis import check_level
 
         plan = load_plan(arguments.plan, None) if arguments.plan is not None else None
         steps = [(name, make_pass(name, plan)) for name in names]
@@ -83,12 +83,6 @@ def run(arguments: argparse.Namespace) -> int:
         for stage, took_s in watch.timings_s.items():
             print(f"{took_s:9.4f} s  {stage}", file=sys.stderr)
     return 0
-
-
-def check_name(name: str) -> None:
-    """Refuse an unknown pass before TVM is loaded."""
-    if name not in LEVELS:
-        make_pass(name, None)
 
 
 def script(mod: Any) -> str:

@@ -42,15 +42,15 @@ class Stopwatch:
 
 @dataclass
 class Work:
-    """A model on its way through the pipeline."""
+    """A model on its way through the pipeline (``model`` as ``frontend.load_model`` gives it)."""
 
-    mod: Any
+    model: Any
     plan: Any
     levels: dict[str, Any] = field(default_factory=dict)
 
 
-def make_pass(name: str, plan: Any | None) -> Any:
-    """The pass called ``name`` in ``opt -p``.
+def check_pass(name: str, has_plan: bool) -> None:
+    """Refuse a pass of ``opt -p`` before TVM is loaded.
 
     Raises
     ------
@@ -59,15 +59,18 @@ def make_pass(name: str, plan: Any | None) -> Any:
     """
     if name not in LEVELS:
         raise UsageError("DIST0152", f'no pass "{name}"', place="-p", remedy=nearest(name, LEVELS))
-    if name == "annotate" and plan is None:
+    if name == "annotate" and not has_plan:
         raise UsageError(
             "DIST0151", "annotate needs a plan", place="-p", remedy="Add --plan P.json."
         )
+
+
+def make_pass(name: str, plan: Any | None) -> Any:
+    """The pass called ``name`` in ``opt -p``; `check_pass` has seen the name."""
     from .. import transform
 
-    if name == "annotate":
-        return transform.AnnotateSharding(plan)
     factories: dict[str, Callable[[], Any]] = {
+        "annotate": lambda: transform.AnnotateSharding(plan),
         "propagate": transform.PropagateSharding,
         "legalize": transform.LegalizeRedistribute,
         "optimize": transform.OptimizeCollectives,
@@ -95,13 +98,13 @@ def load_work(arguments: argparse.Namespace, axes: dict[str, int] | None, watch:
     with watch.stage("load"):
         from ..frontend import load_model
 
-        mod = load_model(arguments.model, batch=arguments.batch)
+        model = load_model(arguments.model, batch=arguments.batch)
     with watch.stage("plan"):
         if plan is None:
             from .. import strategy
 
-            plan = strategy.make_plan(mod, arguments.strategy, axes or {})
-    return Work(mod, plan)
+            plan = strategy.make_plan(model.mod, arguments.strategy, axes or {})
+    return Work(model, plan)
 
 
 def load_plan(path: str, axes: dict[str, int] | None) -> Any:
@@ -146,7 +149,7 @@ def run_passes(work: Work, watch: Stopwatch, keep: bool) -> Any:
     """
     from .. import transform  # noqa: F401  (its import is not part of a pass's time)
 
-    mod = work.mod
+    mod = work.model.mod
     for name in LEVELS:
         with watch.stage(name):
             mod = make_pass(name, work.plan)(mod)

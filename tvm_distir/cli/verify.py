@@ -8,11 +8,12 @@ import argparse
 import sys
 from typing import Any
 
+from ..report.json_ import to_json
 from .options import add_model_options, check_model_options, parse_seed
-from .stages import Stopwatch, load_work
+from .stages import Stopwatch, load_work, run_passes
+from .terminal import wants_colour
 
 ENGINES = ("virtual", "threads")
-EXIT_UNEQUAL = 70
 
 
 def add_parser(commands: Any) -> None:
@@ -36,22 +37,35 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Load, run both, compare; 70 where they differ."""
+    """Load, run both, compare. A difference is printed as a result, then raised (exit code 70)."""
     axes = check_model_options(arguments)
     seed = parse_seed(arguments.seed)
     watch = Stopwatch()
+    with watch.stage("load"):
+        from ..frontend import draw_inputs
+        from ..report.verification import to_dict, to_text
+        from ..runtime import engine, verify
+
+        chosen = engine(arguments.engine)
     work = load_work(arguments, axes, watch)
+    with watch.stage("draw"):
+        weights = {} if arguments.exact else work.model.read_weights()
+        inputs = draw_inputs(work.model.mod, seed=seed, exact=arguments.exact, weights=weights)
+    local = run_passes(work, watch, keep=False)
     with watch.stage("verify"):
-        from ..runtime import verify
-
         outcome = verify(
-            work.mod, work.plan, engine=arguments.engine, seed=seed, exact=arguments.exact
+            work.model.mod,
+            work.plan,
+            engine=chosen,
+            seed=seed,
+            exact=arguments.exact,
+            inputs=inputs,
+            dist=local,
         )
-    from ..report import to_json
-    from ..report.verification import to_dict, to_text
-
     if arguments.json:
-        sys.stdout.write(to_json(to_dict(outcome, watch.timings_s)))
+        sys.stdout.write(to_json(to_dict(outcome, arguments.model, watch.timings_s)))
     else:
-        sys.stdout.write(to_text(outcome, watch.timings_s))
-    return 0 if outcome.equal else EXIT_UNEQUAL
+        sys.stdout.write(to_text(outcome, arguments.model, watch.timings_s, wants_colour()))
+    sys.stdout.flush()
+    outcome.check()
+    return 0

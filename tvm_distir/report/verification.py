@@ -1,0 +1,81 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The outcome of ``verify`` as text and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from . import units
+from .text import Painter, printable, table
+
+if TYPE_CHECKING:
+    from ..runtime import VerifyReport
+
+
+def to_dict(outcome: VerifyReport, model: str, timings_s: Mapping[str, float]) -> dict[str, Any]:
+    """The contract's dictionary: ``equal``, differences, tolerances, ``collectives``."""
+    return {
+        **outcome.to_dict(),
+        "model": model,
+        "timings_s": {stage: round(took_s, 6) for stage, took_s in timings_s.items()},
+    }
+
+
+def to_text(
+    outcome: VerifyReport, model: str, timings_s: Mapping[str, float], colour: bool = False
+) -> str:
+    """The verdict, one row per output, the collectives that ran, and the times.
+
+    Parameters
+    ----------
+    outcome : VerifyReport
+    model : str
+        As given by the user.
+    timings_s : mapping of str to float
+        Seconds by stage.
+    colour : bool
+        Whether to use colour codes.
+    """
+    paint = Painter(colour)
+    how = "bit for bit" if outcome.exact else "within the tolerance"
+    verdict = paint("green", f"EQUAL {how}") if outcome.equal else paint("red", "NOT EQUAL")
+    lines = [
+        f"{verdict}: {printable(model)} on the engine {outcome.engine}, seed {outcome.seed}",
+        f"  largest difference {outcome.max_abs_diff:.3g}, relative {outcome.max_rel_diff:.3g}; "
+        f"allowed {outcome.atol:.3g} + {outcome.rtol:.3g} |reference|",
+        "",
+        paint("bold", "Outputs"),
+    ]
+    rows = [
+        [
+            str(one.index),
+            units.shape(one.shape),
+            one.dtype,
+            "equal" if one.equal else "DIFFERENT",
+            f"{one.max_abs_diff:.3g}",
+            f"{one.max_rel_diff:.3g}",
+        ]
+        for one in outcome.outputs
+    ]
+    head = ["number", "shape", "type", "verdict", "difference", "relative"]
+    lines += table(head, rows, "rlllrr")
+    if outcome.collectives:
+        lines += ["", paint("bold", "Collectives that ran, per device")]
+        rows = [
+            [
+                one.kind,
+                one.mesh_axis,
+                str(one.group_size),
+                str(one.count),
+                units.size(one.bytes_per_device),
+                units.size(one.wire_bytes_per_device),
+            ]
+            for one in outcome.collectives
+        ]
+        lines += table(["kind", "axis", "group", "count", "bytes", "wire bytes"], rows, "llrrrr")
+    lines += ["", paint("bold", "This took")]
+    rows = [[stage, f"{took_s:.2f} s"] for stage, took_s in timings_s.items()]
+    lines += table(["stage", "time"], rows, "lr")
+    return "\n".join(lines) + "\n"
