@@ -19,6 +19,16 @@ CONST = -1
 
 PinLabels = tuple[int | None, ...]
 
+LAYOUT_OPS = (
+    "relax.permute_dims",
+    "relax.reshape",
+    "relax.expand_dims",
+    "relax.squeeze",
+    "relax.flatten",
+    "relax.astype",
+)
+"""Ops whose result is their operand in another layout: what a plan says of the operand holds."""
+
 
 def divisible(size: Any, count: int) -> bool:
     """Whether a dim is cut evenly; a symbolic one is taken to be."""
@@ -141,6 +151,16 @@ class Graph:
     def result_value(self, number: int) -> int:
         """Value of the ``number``-th flat result (:data:`CONST` for a constant)."""
         return self.nodes[self.rets[number]].operands[0]
+
+    def origin(self, node: int) -> int:
+        """The node whose result a chain of layout ops ends at ``node`` hands on."""
+        while True:
+            found = self.nodes[node]
+            if found.kind != "op" or found.rule is None or found.rule.op not in LAYOUT_OPS:
+                return node
+            if len(found.operands) != 1 or found.operands[0] < 0:
+                return node
+            node = self.producer[found.operands[0]][0]
 
     def place(self, node: int) -> str:
         """Where a node stands, for messages."""

@@ -401,8 +401,13 @@ class Builder:
         m.producers.append(tuple((alts, base[u] if u >= 0 else -1) for alts, u in summary.rets))
         m.consumers.append(tuple((alts, base[u] if u >= 0 else -1) for alts, u in summary.params))
 
-    def _held(self, k: int, node: Node) -> tuple[bool, bool]:
-        """(pinned by the user, stationary) for the producer of a value."""
+    def _held(self, k: int) -> tuple[bool, bool]:
+        """(pinned by the user, stationary) for the producer of a value.
+
+        A layout op hands on what its operand is: a transposed weight is the weight.
+        """
+        k = self.g.origin(k)
+        node = self.g.nodes[k]
         if node.kind == "param":
             pinned = node.pin_on(self.axis) or self.reach.fixed[self.a].get(k) is not None
             if self.g.public:
@@ -431,7 +436,7 @@ class Builder:
                 takers.append((*m.consumers[kc][positions[0]], positions))
         if not giver.live and not any(t.live for t, _, _ in takers):
             return
-        pinned, held = self._held(k, producer)
+        pinned, held = self._held(k)
         size = self.bytes[v] * (self.shop.costs.move if pinned else 1)
         n = self.axis.size
         if len(takers) == 1:

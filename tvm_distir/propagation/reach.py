@@ -224,14 +224,18 @@ class Reacher:
                     label: int | None = R if v < 0 else None
                     held = False
                     if v >= 0:
-                        source = g.nodes[g.producer[v][0]]
+                        maker = g.producer[v][0]
+                        origin = g.origin(maker)
+                        source = g.nodes[origin]
                         if source.kind == "param" and source.pin is not None:
                             on = source.mesh == axis.mesh
                             label = source.pin[axis.index] if on else R
                             held = source.stationary and label is not None
                         elif source.kind == "param":
-                            label = reach.fixed[a].get(g.producer[v][0])
-                            held = reach.held[a].get(g.producer[v][0], False)
+                            label = reach.fixed[a].get(origin)
+                            held = reach.held[a].get(origin, False)
+                        if origin != maker:
+                            label = None  # known only once the layout op is decided
                     p = h.params[i]
                     if inner.fixed[a].setdefault(p, label) != label:
                         inner.fixed[a][p] = None

@@ -1,0 +1,97 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Costs of changes of form, and the route of a value to all forms it is wanted in."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tvm_distir.ir import P, R
+from tvm_distir.propagation.cost import INFINITE, Conversions, Costs
+from tvm_distir.propagation.routes import Route
+
+BYTES, RANKS = 1 << 20, 4
+FREE = Costs(launch=0, slice=0, partial=0)
+
+
+def test_ring_formulae():
+    """Wire bytes of each conversion, from the ring formulae."""
+    c = Conversions(Costs(wire=1, launch=0, slice=0, partial=0))
+    share = BYTES * (RANKS - 1) // RANKS
+    assert c.cost(P, R, BYTES, RANKS) == 2 * share
+    assert c.cost(P, 0, BYTES, RANKS) == share
+    assert c.cost(0, R, BYTES, RANKS) == share
+    assert c.cost(0, 1, BYTES, RANKS) == share // RANKS
+    assert c.cost(R, 0, BYTES, RANKS) == 0
+
+
+def all_trees(have, needs):
+    """Every way to reach all needs by conversions from forms already held."""
+    forms = sorted({have, R, *needs})
+    others = [f for f in forms if f != have]
+    for extra in itertools.chain.from_iterable(
+        itertools.combinations(others, k) for k in range(len(others) + 1)
+    ):
+        if not set(needs) <= {have, *extra}:
+            continue
+        for order in itertools.permutations(extra):
+            held, steps = [have], []
+            choices = []
+            for form in order:
+                choices.append((tuple(held), form))
+                held.append(form)
+            for sources in itertools.product(*[h for h, _ in choices]):
+                steps = [(s, f) for s, (_, f) in zip(sources, choices)]
+                yield steps
+
+
+@pytest.mark.parametrize("have", [P, R, 0, 1])
+@pytest.mark.parametrize("needs", [(R,), (0,), (1,), (0, R), (0, 1), (P, R), (P, 0, R)])
+def test_supply_is_the_cheapest_tree(have, needs):
+    """Against all trees of conversions over the forms involved."""
+    c = Conversions(Costs())
+    found, steps = c.supply(have, frozenset(needs), BYTES, RANKS)
+    best = min(
+        sum(c.cost(s, f, BYTES, RANKS) for s, f in tree) for tree in all_trees(have, needs)
+    )
+    assert found == best
+    assert found == sum(c.cost(s, f, BYTES, RANKS) for s, f in steps)
+
+
+def test_a_held_value_is_not_communicated():
+    """A stationary value may be sliced, never gathered."""
+    c = Conversions(Costs())
+    assert c.cost(0, R, BYTES, RANKS, held=True) == INFINITE
+    assert c.cost(R, 0, BYTES, RANKS, held=True) < INFINITE
+
+
+def test_a_reduction_wanted_whole_is_complete_at_once():
+    """P wanted as R and as a shard: the sum is finished first, the shard cut from it."""
+    route = Route(Conversions(Costs()), (P,), [(R,), (0,)], [0], [BYTES], [RANKS])
+    assert route.root == (R,)
+    assert route.source((0,)) == (R,)
+
+
+def test_a_reduction_wanted_sharded_stays_partial():
+    """P wanted as a shard only is reduce-scattered."""
+    route = Route(Conversions(Costs()), (P,), [(0,)], [0], [BYTES], [RANKS])
+    assert route.root == (P,)
+    assert route.source((0,)) == (P,)
+
+
+def test_a_carried_partial_sum_is_not_complete_by_itself():
+    """Without a reduction of its own the value stays partial until redistributed."""
+    route = Route(Conversions(Costs()), (P,), [(R,)], [], [BYTES], [RANKS])
+    assert route.root == (P,)
+    assert route.source((R,)) == (P,)
+
+
+def test_two_axes_share_the_first_step():
+    """Forms that differ along one axis come from the nearest form on their way."""
+    route = Route(
+        Conversions(Costs()), (0, 1), [(R, 1), (R, R)], [], [BYTES, BYTES], [RANKS, RANKS]
+    )
+    assert route.source((R, R)) == (R, 1)
+    assert route.source((R, 1)) == (0, 1)
