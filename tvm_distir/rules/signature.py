@@ -51,11 +51,6 @@ def _describe(name: str, which: str, leaves: list[Any]) -> tuple[list[Any], list
     return shapes, dtypes
 
 
-def _is_tensors(ty: Any) -> bool:
-    leaves = flat_types(ty)
-    return bool(leaves) and all(tensor_type(t) is not None for t in leaves)
-
-
 def _value(arg: Any) -> Any:
     """Plain value of an argument that is no tensor."""
     if isinstance(arg, relax.ShapeExpr):
@@ -83,8 +78,11 @@ def call_shape(call: ir.Call, out_type: Any = None) -> CallShape:
     dtypes: list[str] = []
     args: list[Any] = []
     for arg in call.args[1:] if name in TIR_CALLS else call.args:
-        if _is_tensors(arg.ty):
-            shapes, kinds = _describe(name, "operand", flat_types(arg.ty))
+        leaves = flat_types(arg.ty)
+        if name in TIR_CALLS:  # symbols may stand among the operands
+            leaves = [t for t in leaves if tensor_type(t) is not None]
+        if leaves and all(tensor_type(t) is not None for t in leaves):
+            shapes, kinds = _describe(name, "operand", leaves)
             args.append(tuple(range(len(ins), len(ins) + len(shapes))))
             ins.extend(shapes)
             dtypes.extend(kinds)

@@ -69,7 +69,7 @@ def _agree(x: int | None, y: int | None) -> int | None:
 
 def _passes(block: Block, store: Store, kind: str, is_partial: Callable[[Any], bool]) -> bool:
     """Whether a block's result is a term of the same reduction when its partial operands are."""
-    if any(is_partial(x.source) for c in store.conditions for x in loads(c)):
+    if any(is_partial(x.source) for e in (*store.conditions, *store.indices) for x in loads(e)):
         return False
     if any(block.reduced):
         if kind != "sum" or block.combiner != "sum":
