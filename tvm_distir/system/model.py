@@ -1,0 +1,264 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a system is: its devices, its network, and the time work takes on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from .network import check_kind, nic_sharing, ring_steps, spread, wire_bytes
+
+TENSOR_CLASSES = ("matmul", "conv", "attention")
+"""Kernel classes that run at the peak of the matrix units."""
+
+
+class WorkLike(Protocol):
+    """What a call costs: :class:`tvm_distir.rules.Work` is one."""
+
+    @property
+    def flops(self) -> int: ...  # noqa: D102
+    @property
+    def in_bytes(self) -> Sequence[int]: ...  # noqa: D102
+    @property
+    def out_bytes(self) -> Sequence[int]: ...  # noqa: D102
+    @property
+    def kernel_class(self) -> str: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Fractions of the peaks that kernels of one class reach."""
+
+    flops: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator. Numbers in the units of their names; peaks by dtype, with ``default``."""
+
+    name: str
+    memory_capacity_GiB: float
+    memory_bandwidth_GBps: float
+    launch_floor_us: float
+    matmul_TFLOPs: Mapping[str, float]
+    vector_TFLOPs: Mapping[str, float]
+    efficiency: Mapping[str, Efficiency]
+
+
+@dataclass(frozen=True)
+class IntraNode:
+    """The network inside a node.
+
+    Attributes
+    ----------
+    name : str
+    devices_per_node : int
+        Devices ``k * devices_per_node`` and following share a node.
+    bandwidth_GBps : float
+        What one device sends, per direction, as collectives reach it.
+    latency_us : float
+        Per ring step.
+    setup_us : float
+        Per collective.
+    """
+
+    name: str
+    devices_per_node: int
+    bandwidth_GBps: float
+    latency_us: float
+    setup_us: float
+
+
+@dataclass(frozen=True)
+class InterNode:
+    """The network between nodes.
+
+    Attributes
+    ----------
+    name : str
+    nics_per_node : int
+    bandwidth_per_nic_GBps : float
+        Per direction, as collectives reach it.
+    latency_us : float
+        Per ring step.
+    setup_us : float
+        Per collective, on top of that of the node.
+    """
+
+    name: str
+    nics_per_node: int
+    bandwidth_per_nic_GBps: float
+    latency_us: float
+    setup_us: float
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Time of a kernel and what it is bound by: ``compute``, ``memory``, ``launch``; ``view``."""
+
+    time_s: float
+    bound_by: str
+
+
+@dataclass(frozen=True)
+class System:
+    """Hardware as data.
+
+    Attributes
+    ----------
+    name, description : str
+    device : Device
+        All devices are alike.
+    intra_node : IntraNode
+    inter_node : InterNode
+    sources : mapping of str to str
+        Where each number comes from, by its key.
+    """
+
+    name: str
+    description: str
+    device: Device
+    intra_node: IntraNode
+    inter_node: InterNode
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def load(name_or_path: str | Path) -> System:
+        """Read a system: the name of one that comes with the package, or a JSON file.
+
+        Raises
+        ------
+        SystemError_
+            DIST0701 for a name that is none, DIST0702 for a file that is no JSON, DIST0703 for an
+            unknown, missing or wrong value.
+        """
+        from .reading import load
+
+        return load(name_or_path)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], place: str = "system") -> System:
+        """Make a system of the content of its JSON file. Errors as in :meth:`load`."""
+        from .reading import parse
+
+        return parse(data, place)
+
+    @property
+    def memory_capacity_bytes(self) -> int:
+        """Memory of one device."""
+        return int(self.device.memory_capacity_GiB * 2**30)
+
+    @property
+    def memory_bandwidth_bytes_per_s(self) -> float:
+        """Peak memory bandwidth of one device."""
+        return self.device.memory_bandwidth_GBps * 1e9
+
+    def peak_flops_per_s(self, dtype: str, kernel_class: str = "matmul") -> float:
+        """Peak of one device for a kernel class and dtype.
+
+        A dtype that the system does not list takes the entry of its family (``float8`` for
+        ``float8_e4m3fn``), else ``default``.
+        """
+        device = self.device
+        peaks = device.matmul_TFLOPs if kernel_class in TENSOR_CLASSES else device.vector_TFLOPs
+        for name in (dtype, dtype.split("_")[0]):
+            if name in peaks:
+                return peaks[name] * 1e12
+        return peaks["default"] * 1e12
+
+    def roofline(self, flops: int, moved_bytes: int, kernel_class: str, dtype: str) -> Roofline:
+        """Time of one kernel: the larger of arithmetic and memory traffic, with a floor.
+
+        ``max(flops / (e_f peak), bytes / (e_b bandwidth), launch floor)``; a view costs nothing.
+
+        Notes
+        -----
+        Williams, Waterman, Patterson, *Roofline*, CACM 2009.
+        """
+        if kernel_class == "view":
+            return Roofline(0.0, "view")
+        efficiency = self.device.efficiency.get(kernel_class, self.device.efficiency["memory"])
+        peak = self.peak_flops_per_s(dtype, kernel_class) * efficiency.flops
+        bandwidth = self.memory_bandwidth_bytes_per_s * efficiency.bandwidth
+        times = {
+            "compute": flops / peak,
+            "memory": moved_bytes / bandwidth,
+            "launch": self.device.launch_floor_us * 1e-6,
+        }
+        bound_by = max(times, key=lambda kind: times[kind])
+        return Roofline(times[bound_by], bound_by)
+
+    def compute_time_s(self, work: WorkLike, dtype: str) -> float:
+        """Seconds that one device needs for the work of a call.
+
+        Parameters
+        ----------
+        work : Work
+            FLOPs, bytes read and written, kernel class.
+        dtype : str
+            Of the arithmetic: that of the operands.
+        """
+        moved = sum(work.in_bytes) + sum(work.out_bytes)
+        return self.roofline(work.flops, moved, work.kernel_class, dtype).time_s
+
+    def nic_sharing(self, groups: Sequence[Sequence[int]]) -> int:
+        """How many of the groups that run at once share a node's network adapters (1: none)."""
+        return nic_sharing(groups, self.intra_node.devices_per_node)
+
+    def node_bandwidth_bytes_per_s(self, per_node: int, sharing: int) -> float:
+        """What a group of which ``per_node`` members lie on a node may send out of it.
+
+        All adapters divided by the groups that share them; one device drives its part only.
+        """
+        net = self.inter_node
+        own = math.ceil(net.nics_per_node / self.intra_node.devices_per_node) * per_node
+        adapters = min(net.nics_per_node / sharing, own)
+        return adapters * net.bandwidth_per_nic_GBps * 1e9
+
+    def collective_time_s(
+        self, kind: str, payload_bytes: int, ranks: Sequence[int], sharing: int = 1
+    ) -> float:
+        """Seconds of one collective over a group of devices.
+
+        Parameters
+        ----------
+        kind : str
+            One of :data:`tvm_distir.system.COLLECTIVE_KINDS`.
+        payload_bytes : int
+            Bytes of one rank's *result*; of a transfer, what crosses.
+        ranks : sequence of int
+            Device ids of the group; they say which members share a node.
+        sharing : int
+            Groups, this one included, that leave a node at the same time (:meth:`nic_sharing`).
+
+        Notes
+        -----
+        alpha-beta: ``setup + steps * latency + wire bytes / bandwidth``, where a ring runs at the
+        pace of its slowest link. In an all-to-all ``L (n - L) / n`` of the result leave a node
+        with L of the n members, together with what the others keep inside it.
+        """
+        check_kind(kind)
+        where = spread(ranks, self.intra_node.devices_per_node)
+        if where.ranks <= 1:
+            return 0.0
+        wire = wire_bytes(kind, payload_bytes, where.ranks)
+        steps = ring_steps(kind, where.ranks)
+        near = self.intra_node
+        near_bandwidth = near.bandwidth_GBps * 1e9
+        if where.nodes == 1:
+            return 1e-6 * (near.setup_us + steps * near.latency_us) + wire / near_bandwidth
+        far = self.inter_node
+        far_bandwidth = self.node_bandwidth_bytes_per_s(where.per_node, sharing)
+        alpha_us = near.setup_us + far.setup_us + steps * max(near.latency_us, far.latency_us)
+        if kind == "all_to_all":
+            outside = where.per_node * (where.ranks - where.per_node) / where.ranks
+            inside = (where.per_node - 1) / where.ranks
+            beta_s = payload_bytes * max(outside / far_bandwidth, inside / near_bandwidth)
+        else:
+            beta_s = wire / min(near_bandwidth, far_bandwidth)
+        return 1e-6 * alpha_us + beta_s
