@@ -91,8 +91,9 @@ def substitute(expr: Any, env: Mapping[Any, Any]) -> Any:
 
 
 def typed(expr: Any, ty: Any) -> Any:
-    """Give a fresh expression its type."""
-    relax.expr._update_type(expr, ty)
+    """Give a fresh expression its type, unless its constructor inferred one."""
+    if type(expr.ty) is ir.Type:
+        relax.expr._update_type(expr, ty)
     return expr
 
 

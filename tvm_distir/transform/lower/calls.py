@@ -1,0 +1,271 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""One op call on shards: what a handler sees, the registry of handlers, and the default.
+
+Most ops do on shards what they do on the whole tensor. An op whose arguments or attributes hold
+whole sizes, or whose result needs more than its own shard, has a handler:
+
+>>> @register_local("relax.reshape")
+... def reshape(cx):
+...     return relax.op.reshape(cx.operand(0), cx.outs[0].local)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax
+
+from ...errors import LoweringError
+from ...ir import Labels, flat_types, ops, shard_counts, tensor_type
+from ..legalize.emit import BlockWriter, is_tensors, place_of, rebuild, typed
+from ..legalize.terms import CallForm
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Shape of a tensor, whole and as one device holds it.
+
+    Attributes
+    ----------
+    whole, local : tuple of int
+        The local shape is that of a padded shard.
+    labels : Labels
+        Placement on the function's mesh.
+    dtype : str
+    counts : tuple of int
+        Into how many shards each dim is cut.
+    """
+
+    whole: tuple[int, ...]
+    local: tuple[int, ...]
+    labels: Labels
+    dtype: str
+    counts: tuple[int, ...]
+
+    @property
+    def padded_dims(self) -> tuple[int, ...]:
+        """Dims whose last shards end in padding."""
+        return tuple(d for d, (n, k) in enumerate(zip(self.whole, self.counts)) if n % k)
+
+
+def shard(whole: Sequence[int], labels: Labels, mesh: Sequence[int], dtype: str) -> Shard:
+    """Describe how a tensor lies on a mesh."""
+    counts = tuple(shard_counts(labels, mesh, len(whole)))
+    local = tuple(-(-n // k) for n, k in zip(whole, counts))
+    return Shard(tuple(whole), local, tuple(labels), dtype, counts)
+
+
+@dataclass
+class Operand:
+    """A flattened tensor operand on one device.
+
+    Attributes
+    ----------
+    source : expression
+        A variable or constant of local type; of a tuple, the tuple.
+    number : int or None
+        Position in the tuple, None when ``source`` is the tensor itself.
+    shard : Shard
+    zero : bool
+        Whether its padding is known to hold zeros.
+    changed : bool
+        Whether ``source`` no longer is what the argument held.
+    """
+
+    source: Any
+    number: int | None
+    shard: Shard
+    zero: bool
+    changed: bool = False
+
+
+class LocalCall:
+    """What a handler gets: the call, its operands on one device, and where to write.
+
+    Attributes
+    ----------
+    call : Call
+        As it stands at level 4, with whole types.
+    form : CallForm
+        The factors it follows along each mesh axis.
+    ins : list of Operand
+    outs : list of Shard
+    mesh : DeviceMesh
+    """
+
+    def __init__(
+        self,
+        call: ir.Call,
+        form: CallForm,
+        args: Sequence[Any],
+        ins: list[Operand],
+        outs: list[Shard],
+        mesh: Any,
+        writer: BlockWriter,
+        function: str,
+        var: Any,
+        caches: dict[Any, Any],
+    ) -> None:
+        self.call, self.form, self.args = call, form, list(args)
+        self.ins, self.outs, self.mesh = ins, outs, mesh
+        self.writer, self.function, self.var, self.caches = writer, function, var, caches
+
+    # -- writing
+
+    @property
+    def place(self) -> str:
+        """Where the call stands, for messages."""
+        return place_of(self.function, self.var, self.call)
+
+    def fault(self, code: str, what: str, remedy: str) -> LoweringError:
+        """Error about this call."""
+        return LoweringError(code, what, place=self.place, remedy=remedy)
+
+    def emit(self, value: Any, hint: str = "") -> Any:
+        """Bind an intermediate value and return its variable."""
+        if isinstance(value, ir.Var):
+            return value
+        name = f"{self.var.name}_{hint}" if hint else str(self.var.name)
+        return self.writer.emit(value, name)
+
+    def operand(self, number: int) -> Any:
+        """Local tensor of a flattened operand."""
+        own = self.ins[number]
+        if own.number is not None:
+            own.source = self.emit(relax.TupleGetItem(own.source, own.number), "item")
+            own.number, own.changed = None, True
+        return own.source
+
+    def replace(self, number: int, value: Any, zero: bool = False) -> None:
+        """Use another local tensor as operand."""
+        own = self.ins[number]
+        own.source, own.number, own.changed, own.zero = self.emit(value), None, True, zero
+
+    def arguments(self) -> list[Any]:
+        """All arguments of the call, tensors in local form."""
+        at = [0]
+        return [self._argument(arg, at) for arg in self.args]
+
+    def _argument(self, arg: Any, at: list[int]) -> Any:
+        if isinstance(arg, relax.Tuple) and is_tensors(arg.ty):
+            fields = [self._argument(f, at) for f in arg.fields]
+            return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+        if isinstance(arg, ir.GlobalVar) or not is_tensors(arg.ty):
+            return arg
+        count = len(flat_types(arg.ty))
+        first = at[0]
+        at[0] += count
+        if not isinstance(arg.ty, relax.TupleType):
+            return self.operand(first)
+        if not any(o.changed for o in self.ins[first : first + count]):
+            return self.ins[first].source
+        fields = [self.operand(i) for i in range(first, first + count)]
+        return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+
+    def same(self) -> ir.Call:
+        """Write the same op with the same attributes on the local operands."""
+        return rebuild(self.call, self.call.op, self.arguments())
+
+    # -- reading
+
+    def argument_int(self, number: int) -> Any:
+        """Plain value of an argument that is no tensor: int, or tuple of ints."""
+        arg = self.call.args[number]
+        if isinstance(arg, relax.Tuple):
+            return tuple(int(x) for x in arg.fields)
+        return int(arg)
+
+    def axes_of_dim(self, number: int, dim: int) -> tuple[int, ...]:
+        """Mesh axes (of more than one device) that cut a dim of an operand."""
+        sizes = [int(n) for n in self.mesh.shape]
+        labels = self.ins[number].shard.labels
+        return tuple(a for a, x in enumerate(labels) if x == dim and sizes[a] > 1)
+
+    def scalar(self, value: Any, dtype: str) -> Any:
+        """Make a scalar constant."""
+        if dtype == "bfloat16":
+            return self.emit(relax.op.astype(relax.const(float(value), "float32"), dtype), "fill")
+        return relax.const(np.array(value).astype(dtype), dtype)
+
+    # -- positions
+
+    def position(self, axes: Sequence[int]) -> Any:
+        """My number among the shards of a dim cut by ``axes`` (int64 scalar)."""
+        key = ("position", tuple(axes))
+        if key not in self.caches:
+            sizes = [int(n) for n in self.mesh.shape]
+            found = None
+            for axis in axes:
+                mine = self.writer.emit(ops.axis_index(self.mesh, axis), "axis_index")
+                if found is not None:
+                    scaled = relax.op.multiply(found, relax.const(sizes[axis], "int64"))
+                    mine = self.writer.emit(relax.op.add(self.emit(scaled), mine), "shard")
+                found = mine
+            self.caches[key] = found
+        return self.caches[key]
+
+    def valid(self, number: int, dim: int) -> Any:
+        """Boolean tensor, broadcastable to the operand: True where its dim holds no padding."""
+        own = self.ins[number].shard
+        axes, ndim = self.axes_of_dim(number, dim), len(own.local)
+        key = ("valid", axes, own.whole[dim], ndim, dim)
+        if key not in self.caches:
+            chunk = own.local[dim]
+            start = self.emit(
+                relax.op.multiply(self.position(axes), relax.const(chunk, "int64")), "start"
+            )
+            places = self.emit(relax.op.arange(0, chunk, 1, "int64"), "places")
+            places = self.emit(relax.op.add(places, start), "places")
+            inside = self.emit(
+                relax.op.less(places, relax.const(own.whole[dim], "int64")), "inside"
+            )
+            shape = [chunk if d == dim else 1 for d in range(ndim)]
+            self.caches[key] = self.emit(relax.op.reshape(inside, shape), "valid")
+        return self.caches[key]
+
+
+Handler = Callable[[LocalCall], Any]
+_HANDLERS: dict[str, Handler] = {}
+
+
+def register_local(*names: str) -> Callable[[Handler], Handler]:
+    """Register what some ops do on shards.
+
+    The handler returns a call (or variable) of the local result type; it may write helper
+    values with :meth:`LocalCall.emit`.
+    """
+
+    def keep(handler: Handler) -> Handler:
+        for name in names:
+            _HANDLERS[name] = handler
+        return handler
+
+    return keep
+
+
+def handlers() -> Mapping[str, Handler]:
+    """All registered handlers by op name."""
+    return _HANDLERS
+
+
+def expected_mismatch(ty: Any, outs: Sequence[Shard]) -> str:
+    """How an inferred local type differs from the wanted shards; empty when it does not."""
+    leaves = flat_types(ty)
+    if len(leaves) != len(outs):
+        return f"{len(leaves)} results, expected {len(outs)}"
+    for number, (leaf, want) in enumerate(zip(leaves, outs)):
+        tensor = tensor_type(leaf)
+        shape = None if tensor is None or tensor.shape is None else list(tensor.shape)
+        try:
+            got = None if shape is None else tuple(int(n) for n in shape)
+        except TypeError:
+            got = None
+        if got != want.local:
+            return f"result {number} has shape {got or leaf}, expected {want.local}"
+        if str(tensor.dtype) != want.dtype:
+            return f"result {number} is {tensor.dtype}, expected {want.dtype}"
+    return ""

@@ -1,0 +1,108 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives at level 5: padding is put before a cut, and cut off after a join."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax
+
+from ...ir import ops
+from ..legalize.emit import BlockWriter
+
+
+def padded(writer: BlockWriter, x: Any, dim: int, count: int, name: str) -> Any:
+    """Append zeros along a dim until ``count`` divides it."""
+    shape = [int(n) for n in x.ty.shape]
+    missing = -shape[dim] % count
+    if not missing:
+        return x
+    if str(x.ty.dtype) == "bool":
+        shape[dim] = missing
+        zeros = writer.emit(relax.op.zeros(shape, "bool"), f"{name}_pad")
+        return writer.emit(relax.op.concat([x, zeros], dim), f"{name}_pad")
+    widths = [0] * (2 * len(shape))
+    widths[2 * dim + 1] = missing
+    return writer.emit(relax.op.nn.pad(x, widths), f"{name}_pad")
+
+
+def cut_off(x: Any, dim: int, size: int) -> Any:
+    """Keep the first ``size`` elements of a dim (a call, or x itself)."""
+    if int(x.ty.shape[dim]) == size:
+        return x
+    return relax.op.strided_slice(x, [dim], [0], [size])
+
+
+def sliced(
+    writer: BlockWriter, x: Any, mesh: Any, labels: Sequence[int], whole: Sequence[int], name: str
+) -> Any:
+    """My shard of a whole local tensor (a constant): one slice per mesh axis, major first."""
+    sizes = [int(n) for n in mesh.shape]
+    for dim in range(len(whole)):
+        axes = [a for a, label in enumerate(labels) if label == dim and sizes[a] > 1]
+        for axis in axes:
+            x = padded(writer, x, dim, sizes[axis], name)
+            x = writer.emit(ops.local_slice(x, mesh, axis, dim), name)
+    return x
+
+
+def collective(
+    writer: BlockWriter, kind: str, attrs: Any, x: Any, want: Sequence[int], name: str
+) -> Any:
+    """Write a collective of level 4 on a local tensor.
+
+    Parameters
+    ----------
+    writer : BlockWriter
+    kind : str
+        Op name without prefix.
+    attrs : mapping
+        Attributes of the call.
+    x : expression
+        Local operand.
+    want : sequence of int
+        Local shape of the result.
+    name : str
+        Name for intermediate variables.
+
+    Returns
+    -------
+    result : expression
+        A call, or ``x`` itself where the group is one device.
+    """
+    mesh = attrs["device_mesh"]
+    sizes = [int(n) for n in mesh.shape]
+    if kind in ("all_reduce", "partial"):
+        axes = [int(a) for a in attrs["mesh_axes"] if sizes[int(a)] > 1]
+        make = ops.all_reduce if kind == "all_reduce" else ops.partial
+        return make(x, mesh, axes, str(attrs["op"])) if axes else x
+    axis = int(attrs["mesh_axis"])
+    count = sizes[axis]
+    if count == 1:
+        return x
+    if kind == "all_gather":
+        dim = int(attrs["dim"])
+        return _trimmed(writer, ops.all_gather(x, mesh, axis, dim), dim, want[dim], name)
+    if kind == "local_slice":
+        dim = int(attrs["dim"])
+        return ops.local_slice(padded(writer, x, dim, count, name), mesh, axis, dim)
+    if kind == "reduce_scatter":
+        dim = int(attrs["dim"])
+        x = padded(writer, x, dim, count, name)
+        return ops.reduce_scatter(x, mesh, axis, dim, str(attrs["op"]))
+    if kind == "all_to_all":
+        gather, split = int(attrs["gather_dim"]), int(attrs["split_dim"])
+        x = padded(writer, x, split, count, name)
+        return _trimmed(
+            writer, ops.all_to_all(x, mesh, axis, gather, split), gather, want[gather], name
+        )
+    return ops.collective_permute(x, mesh, axis, int(attrs["shift"]))
+
+
+def _trimmed(writer: BlockWriter, call: Any, dim: int, size: int, name: str) -> Any:
+    call = writer.builder.normalize(call)
+    if int(call.ty.shape[dim]) == size:
+        return call
+    return cut_off(writer.emit(call, f"{name}_padded"), dim, size)

@@ -1,0 +1,243 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The pass ``LowerDistIR`` and the order in which a module's functions are lowered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import ir, relax
+
+from ...errors import LevelError, LoweringError
+from ...ir import (
+    is_private,
+    labels_of,
+    mesh_key,
+    meshes,
+    placement_text,
+    static_shape,
+    tensor_type,
+)
+from ...ir.types import relax_functions
+from ..legalize.emit import bindings_of
+from ..legalize.local_view import has_local_view
+from ..legalize.passes import callees_of, has_dtensor, retyped
+from . import combining, shaping  # noqa: F401 (they register their handlers)
+from .function import Context, LocalFunction
+from .local_view import lower_local_view
+
+IO_ATTR = "dist.io"
+DATA_ATTR = "dist.inputs"
+
+
+def LowerDistIR() -> Any:  # noqa: N802 (a factory in TVM's naming)
+    """Give every device its own program: level 4 to level 5.
+
+    Each DTensor becomes a Tensor of the shape of one (padded) shard, each public function one
+    entry function per mesh it works on, with the attribute ``dist.io``. Private functions stay,
+    unless they work on several meshes: then all are inlined first.
+
+    A module in TVM's local view (``call_tir_local_view``, 1-D meshes) is lowered as TVM's pass
+    of this name does: inputs are scattered or broadcast from worker 0.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+
+    Raises
+    ------
+    LevelError
+        DIST0451 when the module is not at level 4.
+    LoweringError
+        DIST0501 to DIST0509, see :data:`tvm_distir.errors.CODES`.
+    """
+
+    @tvm.transform.module_pass(opt_level=0, name="LowerDistIR")
+    def lower_dist_ir(mod: ir.IRModule, _: Any) -> ir.IRModule:
+        return lower(mod)
+
+    return lower_dist_ir
+
+
+def callees_first(mod: ir.IRModule) -> list[tuple[Any, relax.Function]]:
+    """Relax functions, every callee before its callers.
+
+    Raises
+    ------
+    LoweringError
+        DIST0504 when functions call each other in a circle.
+    """
+    functions = {str(gv.name_hint): (gv, fn) for gv, fn in relax_functions(mod)}
+    calls = {
+        name: sorted({str(c.name_hint) for c in callees_of(fn, name)} & set(functions))
+        for name, (_, fn) in functions.items()
+    }
+    order: list[str] = []
+    state: dict[str, int] = {}
+    for root in functions:
+        stack = [(root, iter(calls[root]))] if root not in state else []
+        state.setdefault(root, 1)
+        while stack:
+            name, rest = stack[-1]
+            callee = next((c for c in rest if state.get(c) != 2), None)
+            if callee is None:
+                stack.pop()
+                if state[name] != 2:
+                    state[name] = 2
+                    order.append(name)
+            elif state.get(callee) == 1:
+                raise LoweringError(
+                    "DIST0504",
+                    f'"{name}" and "{callee}" call each other in a circle',
+                    place=name,
+                    remedy="Remove the recursion.",
+                )
+            else:
+                state[callee] = 1
+                stack.append((callee, iter(calls[callee])))
+    return [functions[name] for name in order]
+
+
+def _meshes_of(fn: relax.Function, name: str, context: Context) -> list[int]:
+    found = {m for p in fn.params for m in context.meshes_of(p.ty)}
+    for var, _ in bindings_of(fn, name):
+        found.update(context.meshes_of(var.ty))
+    found.update(context.meshes_of(fn.ret_ty))
+    return sorted(found)
+
+
+def _inline(mod: ir.IRModule, name: str) -> ir.IRModule:
+    try:
+        from ..inline import InlinePrivateFunctions
+    except ImportError as error:
+        raise LoweringError(
+            "DIST0509",
+            "it works on several meshes and cannot be inlined",
+            place=name,
+            remedy="Call its parts from the public function.",
+        ) from error
+    return InlinePrivateFunctions()(mod)
+
+
+def lower(mod: ir.IRModule) -> ir.IRModule:
+    """Apply :func:`LowerDistIR`."""
+    if has_local_view(mod):
+        return lower_local_view(mod)
+    functions = callees_first(mod)
+    if not any(has_dtensor(fn) for _, fn in functions):
+        raise LevelError(
+            "DIST0451",
+            "the module holds no DTensor",
+            place="LowerDistIR",
+            remedy="Run PropagateSharding and LegalizeRedistribute first.",
+        )
+    context = _context(mod)
+    mixed = [
+        str(gv.name_hint)
+        for gv, fn in functions
+        if is_private(fn) and len(_meshes_of(fn, str(gv.name_hint), context)) > 1
+    ]
+    if mixed:
+        mod = _inline(mod, mixed[0])
+        functions, context = callees_first(mod), _context(mod)
+    infos = meshes(mod)
+    result: dict[Any, Any] = {}
+    for gv, fn in functions:
+        name = str(gv.name_hint)
+        if not has_dtensor(fn):
+            result[gv] = fn
+            context.callees[gv] = gv
+            continue
+        where = _meshes_of(fn, name, context)
+        if is_private(fn):
+            lowered = LocalFunction(context, name, fn, where[0], entry=False)
+            new = lowered.run(infos[where[0]])
+            context.callees[gv] = retyped(gv, _function_type(new))
+            result[context.callees[gv]] = new
+            continue
+        for number in where:
+            entry = name if len(where) == 1 else f"{name}_mesh{number}"
+            result.update([_entry(context, name, entry, fn, number, infos[number])])
+    for gv, fn in mod.functions.items():
+        if not isinstance(fn, relax.Function):
+            result[gv] = fn
+    result.update(context.prim_funcs.values())
+    return _without_unused(ir.IRModule(result, attrs=mod.attrs, global_infos=mod.global_infos))
+
+
+def _context(mod: ir.IRModule) -> Context:
+    return Context(mod, [mesh_key(m) for m in meshes(mod)], {})
+
+
+def _function_type(fn: relax.Function) -> Any:
+    return relax.FuncType([p.ty for p in fn.params], fn.ret_ty, bool(fn.is_pure))
+
+
+def _entry(
+    context: Context, name: str, entry: str, fn: relax.Function, number: int, mesh: Any
+) -> tuple[Any, relax.Function]:
+    lowered = LocalFunction(context, name, fn, number, entry=True)
+    new = lowered.run(mesh)
+    attrs = {k: v for k, v in (fn.attrs or {}).items() if k not in ("global_symbol", "num_input")}
+    data = [str(n) for n in attrs[DATA_ATTR]] if DATA_ATTR in attrs else None
+    inputs = []
+    for position, label, ty in lowered.param_leaves:
+        item = {"index": position, "name": label, **_described(ty)}
+        if data is not None:
+            item["role"] = "data" if str(fn.params[position].name) in data else "weight"
+        inputs.append(item)
+    outputs = [{"index": o.index, **_described(o.ty)} for o in lowered.outputs]
+    if "num_input" in (fn.attrs or {}):
+        first = int(fn.attrs["num_input"])
+        attrs["num_input"] = sum(1 for position, _, _ in lowered.param_leaves if position < first)
+    attrs["global_symbol"] = entry
+    attrs[IO_ATTR] = {"mesh": number, "inputs": inputs, "outputs": outputs}
+    new = relax.Function(
+        list(new.params), new.body, new.ret_ty, bool(new.is_pure), ir.make_node("ir.DictAttrs", **attrs)
+    )
+    gv = ir.GlobalVar(entry)
+    relax.expr._update_type(gv, _function_type(new))
+    return gv, new
+
+
+def _described(ty: Any) -> dict[str, Any]:
+    shape = static_shape(ty)
+    return {
+        "shape": [int(n) for n in shape or ()],
+        "dtype": str(tensor_type(ty).dtype),
+        "placement": placement_text(labels_of(ty.placement)),
+    }
+
+
+def _without_unused(mod: ir.IRModule) -> ir.IRModule:
+    """Drop private functions that no entry reaches."""
+    roots = [
+        str(gv.name_hint)
+        for gv, fn in mod.functions.items()
+        if not (isinstance(fn, relax.Function) and is_private(fn))
+        and "global_symbol" in (fn.attrs or {})
+    ]
+    by_name = {str(gv.name_hint): fn for gv, fn in mod.functions.items()}
+    reached, waiting = set(roots), sorted(roots)
+    while waiting:
+        fn = by_name[waiting.pop()]
+        if not isinstance(fn, relax.Function):
+            continue
+        for _, value in bindings_of(fn, ""):
+            for used in _functions_in(value):
+                if used not in reached:
+                    reached.add(used)
+                    waiting.append(used)
+    kept = {gv: fn for gv, fn in mod.functions.items() if str(gv.name_hint) in reached}
+    return ir.IRModule(kept, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _functions_in(value: Any) -> list[str]:
+    if not isinstance(value, ir.Call):
+        return []
+    found = [value.op, *value.args]
+    return [str(x.name_hint) for x in found if isinstance(x, ir.GlobalVar)]
+
+
+__all__ = ["LowerDistIR", "lower"]
