@@ -48,23 +48,28 @@ ALLOWED: dict[int, tuple[str, ...]] = {
 IO_ATTR = "dist.io"
 
 
-def check_level(mod: ir.IRModule, level: int) -> None:
+def check_level(mod: ir.IRModule, level: int | str) -> None:
     """Raise unless a module is at an IR level.
 
     Parameters
     ----------
     mod : IRModule
-    level : int
-        1 global, 2 annotated, 3 distributed, 4 legalized, 5 local.
+    level : int or str
+        1 global, 2 annotated, 3 distributed, 4 legalized, 5 local: the number or the name.
 
     Raises
     ------
     LevelError
         DIST0451 naming the first offending function and binding.
     """
+    numbers = {name: number for number, name in LEVELS.items()}
+    level = numbers.get(level, 0) if isinstance(level, str) else level
     if level not in LEVELS:
         raise LevelError(
-            "DIST0451", f"there is no level {level}", place="check_level", remedy="Use 1 to 5."
+            "DIST0451",
+            "there is no such level",
+            place="check_level",
+            remedy="Use 1 to 5, or their names.",
         )
     if level >= 2 and not meshes(mod):
         raise LevelError(

@@ -34,9 +34,7 @@ def declared(fn: relax.Function, kind: str, index: int) -> Axes:
 class PartialState:
     """Partial sums of one function."""
 
-    def __init__(
-        self, mod: ir.IRModule, name: str, fn: relax.Function, *, legalized: bool
-    ) -> None:
+    def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, *, legalized: bool) -> None:
         self.mod, self.name, self.fn, self.legalized = mod, name, fn, legalized
         self.state: dict[Any, list[Axes]] = {}
         index = 0

@@ -64,7 +64,9 @@ def device_mesh(
     count = math.prod(axes.values())
     if device_ids is None:
         if isinstance(start, bool) or not isinstance(start, int) or start < 0:
-            raise MeshError("DIST0202", f"start is {start!r}", place="mesh", remedy="Give 0 or more.")
+            raise MeshError(
+                "DIST0202", f"start is {start!r}", place="mesh", remedy="Give 0 or more."
+            )
         return DeviceMesh(tuple(axes.values()), ir.Range(start, start + count))
     ids = [int(d) for d in device_ids]
     if len(ids) != count:

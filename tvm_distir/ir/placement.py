@@ -83,7 +83,9 @@ def labels_of(placement: Placement) -> Labels:
     return tuple(out)
 
 
-def check_placement(labels: Sequence[int], mesh_shape: Sequence[int], ndim: int, place: str) -> None:
+def check_placement(
+    labels: Sequence[int], mesh_shape: Sequence[int], ndim: int, place: str
+) -> None:
     """Refuse labels that do not fit a mesh or a tensor (DIST0204, DIST0205)."""
     if len(labels) != len(mesh_shape):
         raise MeshError(
@@ -128,7 +130,9 @@ def ceil_div(size: Any, count: int) -> Any:
         return Analyzer().simplify(tirx.floordiv(size + (count - 1), count))
 
 
-def local_shape(shape: Sequence[Any], labels: Sequence[int], mesh_shape: Sequence[int]) -> list[Any]:
+def local_shape(
+    shape: Sequence[Any], labels: Sequence[int], mesh_shape: Sequence[int]
+) -> list[Any]:
     """Shape of one (padded) shard."""
     counts = shard_counts(labels, mesh_shape, len(shape))
     return [ceil_div(n, k) for n, k in zip(shape, counts)]

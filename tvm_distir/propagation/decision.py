@@ -73,7 +73,8 @@ class Decision:
 
     def wants(self, inst: Instance, value: int) -> list[tuple[int, ...]]:
         """Forms the consumers of a value want, in program order, each once."""
-        mesh, found = inst.graph.values[value].mesh, {}
+        mesh = inst.graph.values[value].mesh
+        found: dict[tuple[int, ...], None] = {}
         for k, positions in inst.graph.uses[value]:
             for i in positions:
                 found[self.needs(inst, k, i, mesh)] = None

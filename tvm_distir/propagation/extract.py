@@ -30,15 +30,13 @@ STATIONARY_ATTR = "dist.stationary"
 
 def item_bytes(ty: Any) -> int:
     """Bytes of one element of a tensor type."""
-    return max(1, (DataType(str(ty.dtype)).bits + 7) // 8)
+    return max(1, (int(DataType(str(ty.dtype)).bits) + 7) // 8)
 
 
 def is_annotation(expr: Any) -> bool:
     """Whether an expression is an ``annotate_sharding`` call."""
     return (
-        isinstance(expr, ir.Call)
-        and isinstance(expr.op, ir.Op)
-        and str(expr.op.name) == ANNOTATE
+        isinstance(expr, ir.Call) and isinstance(expr.op, ir.Op) and str(expr.op.name) == ANNOTATE
     )
 
 
@@ -74,8 +72,12 @@ class _Function:
 
     def _bindings(self) -> list[Any]:
         if not isinstance(self.fn.body, relax.SeqExpr):
-            raise self._error("DIST0412", "body", "the body is no sequence of bindings", "Run "
-                              "relax.transform.Normalize first.")
+            raise self._error(
+                "DIST0412",
+                "body",
+                "the body is no sequence of bindings",
+                "Run relax.transform.Normalize first.",
+            )
         return [b for block in self.fn.body.blocks for b in block.bindings]
 
     def _annotated_params(self) -> dict[Any, ir.Call]:
@@ -101,9 +103,7 @@ class _Function:
             for ty in value_types(p.ty):
                 v = self._value(p.name, ty)
                 self.g.add_node(
-                    Node(
-                        "param", (), (v,), mesh=mesh, pin=pin, stationary=fixed, label=p.name
-                    )
+                    Node("param", (), (v,), mesh=mesh, pin=pin, stationary=fixed, label=p.name)
                 )
                 leaves.append(v)
             self.g.env[p] = tuple(leaves)
@@ -183,14 +183,13 @@ class _Function:
             node = Node("call", operands, callee=str(expr.op.name_hint), label=label)
         elif isinstance(expr.op, relax.ExternFunc):
             rule, shapes = cache_rule(expr, [g.values[v] if v >= 0 else None for v in operands])
-            results = []
+            held = []
             for ty, shape in zip(value_types(var.ty), shapes):
                 tensor = tensor_type(ty)
                 size = item_bytes(tensor) if tensor is not None else 0
-                results.append(g.add_value(label, shape, size))
-            node = Node("op", operands, tuple(results), rule, label=label)
-            g.env[var] = tuple(results)
-            g.node_of[var] = g.add_node(node)
+                held.append(g.add_value(label, shape, size))
+            g.env[var] = tuple(held)
+            g.node_of[var] = g.add_node(Node("op", operands, tuple(held), rule, label=label))
             return
         elif isinstance(expr.op, ir.Op):
             rule = rule_of(expr, self.owner.mod, var.ty)

@@ -121,9 +121,4 @@ def fits(size: Any, ranks: int, taken: int, uneven: bool) -> bool:
     """
     if divisible(size, ranks * taken):
         return True
-    return (
-        uneven
-        and taken == 1
-        and isinstance(size, int | tirx.IntImm)
-        and nominal(size) > ranks
-    )
+    return uneven and taken == 1 and isinstance(size, int | tirx.IntImm) and nominal(size) > ranks

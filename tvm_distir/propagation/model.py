@@ -230,9 +230,7 @@ class Builder:
         self.bytes, self.cut = sizes
         self.summary_of = summary_of
         self.model = Model()
-        siblings = [
-            b for b, axis in enumerate(shop.axes) if axis.mesh == self.axis.mesh and b != a
-        ]
+        siblings = [b for b, axis in enumerate(shop.axes) if axis.mesh == self.axis.mesh and b != a]
         self.decided = [(shop.axes[b].size, inst.choice[b]) for b in siblings if b in inst.choice]
         self.undecided = [
             (shop.axes[b].size, reach.mask[b]) for b in siblings if b not in inst.choice
@@ -305,7 +303,8 @@ class Builder:
         for i, v in enumerate(node.operands):
             if v >= 0 and self.reach.partial[self.a][v]:
                 partial |= 1 << i
-        mask, taken = self.reach.mask[self.a][k], {}
+        mask = self.reach.mask[self.a][k]
+        taken: dict[int, int] = {}
         for n, choice in self.decided:
             factor = choice[k].factor
             if mask and factor is not None:
@@ -453,4 +452,3 @@ class Builder:
         self._put_edge(first, variable, shared)
         for (_, other, _), table in zip(takers, rest):
             self._put_edge(table, other, shared)
-

@@ -44,9 +44,7 @@ def cache_rule(
     name = str(call.op.global_symbol)
     if name == APPEND and len(operands) == 2 and operands[1] is not None:
         shape = operands[1].shape
-        factors = tuple(
-            Factor(n, (None, d), (d,)) for d, n in enumerate(shape) if not _is_one(n)
-        )
+        factors = tuple(Factor(n, (None, d), (d,)) for d, n in enumerate(shape) if not _is_one(n))
         work = operands[1].size_bytes
         return Rule(name, factors, (), 0, (0, work), (0,), {}), [shape]
     if name == VIEW and len(operands) == 1 and len(call.ty_args) == 1:

@@ -33,7 +33,11 @@ class Placer:
         self._count: dict[str, int] = {}
 
     def place(
-        self, name: str, params: Where | None = None, want: int = UNKNOWN, path: tuple[str, ...] = ()
+        self,
+        name: str,
+        params: Where | None = None,
+        want: int = UNKNOWN,
+        path: tuple[str, ...] = (),
     ) -> str:
         """Place a function whose arguments live on ``params``; return the graph's key.
 

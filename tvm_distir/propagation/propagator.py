@@ -253,9 +253,7 @@ class _Propagator:
         model, g = self._build(inst, a), inst.graph
         ends = [model.producers[k][0] for k in g.params] + [model.consumers[k][0] for k in g.rets]
         keep = {v for _, v in ends if v >= 0}
-        done = self.shop.tables.eliminate(
-            model.domains, dict(model.factors), keep, SUMMARY_LIMIT
-        )
+        done = self.shop.tables.eliminate(model.domains, dict(model.factors), keep, SUMMARY_LIMIT)
         gone = {step.variable for step in done.trace}
         kept = [v for v in range(len(model.domains)) if v not in gone]
         at = {v: i for i, v in enumerate(kept)}

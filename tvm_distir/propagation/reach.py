@@ -76,7 +76,9 @@ class _Classes:
 class Reacher:
     """Computes :class:`Reach` for all graphs of a module."""
 
-    def __init__(self, graphs: dict[str, Graph], order: Sequence[str], axes: Sequence[Axis]) -> None:
+    def __init__(
+        self, graphs: dict[str, Graph], order: Sequence[str], axes: Sequence[Axis]
+    ) -> None:
         self.graphs, self.order, self.axes = graphs, order, axes
         self.result = {key: Reach() for key in order}
 
@@ -124,7 +126,8 @@ class Reacher:
                     for d in range(len(g.values[w].shape)):
                         classes.join([off[v] + d, off[w] + d])
             elif node.kind == "call":
-                inner, groups = self.result[node.callee], {}
+        inner = self.result[node.callee]
+        groups: dict[int, list[int]] = {}
                 for x, y in self._boundary(g, node):
                     groups.setdefault(inner.root[y], []).append(x)
                 for root, members in groups.items():

@@ -17,7 +17,7 @@ from .retype import FunctionRewriter
 PARTIAL_ATTR = "dist.partial"
 
 
-def PropagateSharding(costs: Costs | None = None) -> tvm.transform.Pass:  # noqa: N802
+def PropagateSharding(costs: Costs | None = None) -> tvm.transform.Pass:
     """Give every tensor a mesh and a placement, private functions included.
 
     A drop-in for TVM's pass of this name, for modules with private functions, any number of
@@ -108,8 +108,13 @@ class ModuleRewriter:
         partial = self._partial(inst)
         if not inst.graph.public and (partial["params"] or partial["results"]):
             attrs[PARTIAL_ATTR] = partial
-        fn = relax.Function(fn.params, fn.body, fn.ret_ty, old.is_pure, tvm.ir.make_node(
-            "ir.DictAttrs", **attrs) if attrs else None)
+        fn = relax.Function(
+            fn.params,
+            fn.body,
+            fn.ret_ty,
+            old.is_pure,
+            tvm.ir.make_node("ir.DictAttrs", **attrs) if attrs else None,
+        )
         gv = ir.GlobalVar(name)
         relax.expr._update_type(gv, fn.ty)
         self.functions[gv] = fn

@@ -48,6 +48,7 @@ class FunctionRewriter:
         self.homes: dict[int, Any] = {}
         self.made: dict[tuple[int, Form], Any] = {}
         self.routes: dict[int, Route] = {}
+        self.plains: dict[int, Any] = {}
         self.bindings: list[Any] = []
         self.dataflow = False
 
@@ -73,17 +74,13 @@ class FunctionRewriter:
     def _block(self, block: Any) -> Any:
         self.bindings, self.dataflow = [], isinstance(block, relax.DataflowBlock)
         before = set(self.made)
-        if self.dataflow and block.same_as(self.old.body.blocks[-1]):
-            self.final = self._expected_results()
         for b in block.bindings:
             self._binding(b)
         if not self.dataflow:
             return relax.BindingBlock(self.bindings)
         if block.same_as(self.old.body.blocks[-1]):
             self._convert_results()
-        self.made = {
-            k: v for k, v in self.made.items() if k in before or not _is_dataflow(v)
-        }
+        self.made = {k: v for k, v in self.made.items() if k in before or not _is_dataflow(v)}
         return relax.DataflowBlock(self.bindings)
 
     # values ----------------------------------------------------------------------------
@@ -104,16 +101,16 @@ class FunctionRewriter:
         return as_dtensor(base, self._mesh(value), [R if x == P else x for x in form])
 
     def _plain(self, value: int) -> Any:
-        if not hasattr(self, "_plains"):
-            self._plains: dict[int, Any] = {}
+        """Tensor type of a value, None for an opaque one."""
+        if not self.plains:
             for var, leaves in self.g.env.items():
                 for v, ty in zip(leaves, value_types(var.ty)):
                     if v >= 0:
-                        self._plains.setdefault(v, tensor_type(ty))
+                        self.plains.setdefault(v, tensor_type(ty))
             for node in self.g.nodes:
                 if node.kind == "move":
-                    self._plains.setdefault(node.results[0], self._plains[node.operands[0]])
-        return self._plains.get(value)
+                    self.plains.setdefault(node.results[0], self.plains[node.operands[0]])
+        return self.plains.get(value)
 
     def _root_type(self, value: int) -> Any:
         return self._type(value, self._route(value).root)
@@ -186,6 +183,8 @@ class FunctionRewriter:
         node = self.g.nodes[k]
         if node.kind == "pin":
             expr = self._operand(k, 0, value.args[0], name, var)
+            if self.dataflow and _is_dataflow(expr) and not _is_dataflow(var):
+                expr = self._emit(name, expr, expr.ty, var)
             self._home(node.results[0], expr)
             self.exprs[var] = expr
             return
@@ -218,11 +217,11 @@ class FunctionRewriter:
             return
         new = self._emit(name, expr, expr.ty, var)
         self.exprs[var] = new
-        if isinstance(value, relax.TupleGetItem):
-            for v in leaves:
-                if v >= 0 and isinstance(self.homes.get(v), relax.TupleGetItem):
-                    self.homes.pop(v)
-            self._bind_leaves(var, new)
+        leaves_block = self.dataflow and not _is_dataflow(var)
+        for v in leaves:
+            if leaves_block or isinstance(self.homes.get(v), relax.TupleGetItem):
+                self.homes.pop(v, None)
+        self._bind_leaves(var, new)
 
     def _plain_expr(self, value: Any) -> Any:
         """An expression without conversions: values in their root forms."""
@@ -305,8 +304,6 @@ class FunctionRewriter:
                     fields = [convert(f) for f in old.fields]
                 else:
                     fields = [convert(relax.TupleGetItem(old, i)) for i in range(len(ty.fields))]
-                    for i, t in enumerate(ty.fields):
-                        del i, t
                 whole = self._unchanged_tuple(old, fields)
                 return whole if whole is not None else relax.Tuple(fields)
             if not carries_value(ty):
@@ -386,9 +383,6 @@ class FunctionRewriter:
         ]
         return [a for a, x in enumerate(root) if x == P] if own else []
 
-    def _expected_results(self) -> None:
-        return None
-
     def _convert_results(self) -> None:
         """Convert what the function returns while the dataflow block is still open."""
         for k in self.g.rets:
@@ -413,9 +407,7 @@ class FunctionRewriter:
                 for i, t in enumerate(ty.fields):
                     item = old.fields[i] if isinstance(old, relax.Tuple) else None
                     fields.append(convert(item, t))
-                leaves = [
-                    self.g.nodes[k].operands[0] for k in self.g.rets[first:position]
-                ]
+                leaves = [self.g.nodes[k].operands[0] for k in self.g.rets[first:position]]
                 if old is not None and not isinstance(old, relax.Tuple) and old in self.exprs:
                     same = all(
                         v >= 0
@@ -426,9 +418,11 @@ class FunctionRewriter:
                     if same:
                         return self.exprs[old]
                 return relax.Tuple(fields)
-            k = self.g.rets[position] if position < len(self.g.rets) else None
+            if not carries_value(ty):
+                return old
+            k = self.g.rets[position]
             position += 1
-            v = self.g.nodes[k].operands[0] if k is not None else CONST
+            v = self.g.nodes[k].operands[0]
             if v == CONST:
                 return self._constant_operand(k, 0, old)
             self._arrive(v)

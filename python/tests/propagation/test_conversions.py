@@ -53,9 +53,7 @@ def test_supply_is_the_cheapest_tree(have, needs):
     """Against all trees of conversions over the forms involved."""
     c = Conversions(Costs())
     found, steps = c.supply(have, frozenset(needs), BYTES, RANKS)
-    best = min(
-        sum(c.cost(s, f, BYTES, RANKS) for s, f in tree) for tree in all_trees(have, needs)
-    )
+    best = min(sum(c.cost(s, f, BYTES, RANKS) for s, f in tree) for tree in all_trees(have, needs))
     assert found == best
     assert found == sum(c.cost(s, f, BYTES, RANKS) for s, f in steps)
 

@@ -87,9 +87,7 @@ def megatron(extra=(), x="S[0], R"):
     ]
     for name in ("q_proj", "k_proj", "v_proj", "up_proj"):
         for kind in ("weight", "bias"):
-            rules.append(
-                {"param": f"*.{name}.{kind}", "placement": "R, S[0]", "stationary": True}
-            )
+            rules.append({"param": f"*.{name}.{kind}", "placement": "R, S[0]", "stationary": True})
     for name in ("o_proj", "down_proj"):
         rules.append({"param": f"*.{name}.weight", "placement": "R, S[1]", "stationary": True})
     return [*rules, *extra]
@@ -153,9 +151,7 @@ def test_partial_sums_cross_functions():
         a, b, c = (e(tvm.ir.Call(gvs["lin"], [x, w])) for x, w in zip(xs, ws))
         return e(R_.nn.relu(e(R_.add(e(R_.add(a, b)), c))))
 
-    mod = build(
-        [*xs, *ws], body, {"lin": ([px, pw], lambda e, _: e(R_.matmul(px, pw)))}
-    )
+    mod = build([*xs, *ws], body, {"lin": ([px, pw], lambda e, _: e(R_.matmul(px, pw)))})
     rules = [{"param": f"x{i}", "placement": "S[1]"} for i in range(3)]
     rules += [{"param": f"w{i}", "placement": "S[0]"} for i in range(3)]
     out = distribute(mod, rules, tp=4)
@@ -185,9 +181,7 @@ def test_specialisations_are_shared_and_named():
     def body(e, gvs):
         return relax.Tuple([e(tvm.ir.Call(gvs["f"], [x, ww])) for x in xs])
 
-    mod = build(
-        [*xs, ww], body, {"f": ([p, w], lambda e, _: e(R_.nn.relu(e(R_.matmul(p, w)))))}
-    )
+    mod = build([*xs, ww], body, {"f": ([p, w], lambda e, _: e(R_.nn.relu(e(R_.matmul(p, w)))))})
     rules = [
         {"param": "a", "placement": "S[0], R"},
         {"param": "b", "placement": "R, S[0]"},
@@ -228,8 +222,12 @@ def test_nested_tuples_and_constants():
     def body(e, _):
         pair = e(relax.Tuple([x, relax.Tuple([y, x])]))
         inner = e(relax.TupleGetItem(pair, 1))
-        return e(R_.add(e(R_.concat([x, e(relax.TupleGetItem(inner, 0))], axis=1)),
-                        e(R_.concat([table, table], axis=1))))
+        return e(
+            R_.add(
+                e(R_.concat([x, e(relax.TupleGetItem(inner, 0))], axis=1)),
+                e(R_.concat([table, table], axis=1)),
+            )
+        )
 
     out = distribute(build([x, y], body), [{"param": "x", "placement": "S[0]"}], dp=2)
     assert labels_of(out["main"].ret_ty.placement) == (0,)
@@ -302,3 +300,32 @@ def test_fresh_processes_agree():
         texts.add(done.stdout)
     assert len(texts) == 1
     assert td.device_mesh({"x": 1}) is not None
+
+
+def test_values_cross_block_boundaries():
+    """An annotation ends a dataflow block; later blocks use and convert its value."""
+    text = """
+@I.ir_module
+class Module:
+    I.module_global_infos({"mesh": [R.device_mesh((2,), I.Range(0, 2))]})
+    @R.function
+    def main(x: R.Tensor((4, 4), "float32"), w: R.Tensor((4, 4), "float32")):
+        with R.dataflow():
+            a = R.matmul(x, w)
+            same = a
+            y = R.dist.annotate_sharding(same, device_mesh="mesh[0]", placement="S[0]")
+            R.output(y, same)
+        n = R.nn.relu(y)
+        with R.dataflow():
+            b = R.cumsum(y, axis=0)
+            c = R.cumsum(same, axis=0)
+            out = (b, c, n)
+            R.output(out)
+        return out
+"""
+    mod = tvm.script.from_source(text)
+    out = PropagateSharding()(mod)
+    relax.analysis.well_formed(out)
+    check_level(out, 3)
+    assert tvm_ffi.structural_equal(tvm.script.from_source(out.script(show_meta=True)), out)
+    assert moves(out).count(((0,), (-1,))) == 1

@@ -34,9 +34,7 @@ def random_problem(rng, tables):
 
 def brute_force(tables, domains, factors):
     """Least sum over all assignments."""
-    return min(
-        tables.value(factors, values) for values in itertools.product(*map(range, domains))
-    )
+    return min(tables.value(factors, values) for values in itertools.product(*map(range, domains)))
 
 
 @pytest.mark.parametrize("seed", range(150))
