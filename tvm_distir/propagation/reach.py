@@ -126,8 +126,8 @@ class Reacher:
                     for d in range(len(g.values[w].shape)):
                         classes.join([off[v] + d, off[w] + d])
             elif node.kind == "call":
-        inner = self.result[node.callee]
-        groups: dict[int, list[int]] = {}
+                inner = self.result[node.callee]
+                groups: dict[int, list[int]] = {}
                 for x, y in self._boundary(g, node):
                     groups.setdefault(inner.root[y], []).append(x)
                 for root, members in groups.items():
