@@ -68,6 +68,8 @@ def result_type(call: ir.Call, out_type: Any = None) -> Any:
         return out_type
     if type(call.ty) is not ir.Type and call.ty is not None:
         return call.ty
+    if op_name(call) in TIR_CALLS and len(call.ty_args):
+        return call.ty_args[0]
     return relax.BlockBuilder().normalize(call).ty
 
 

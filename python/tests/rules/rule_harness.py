@@ -55,7 +55,7 @@ class Case:
         return [v for a in self.call.args for v in _operands(a)]
 
     def rule(self) -> Rule:
-        return rule_of(relax.BlockBuilder().normalize(self.call), self.mod)
+        return rule_of(self.call, self.mod)
 
     def inputs(self, seed: int) -> list[np.ndarray]:
         rng = np.random.default_rng(seed)
@@ -146,7 +146,7 @@ class Machine:
     def __init__(self) -> None:
         self._functions: dict[str, Any] = {}
         self._keys: dict[Any, str] = {}
-        self._mod: dict[Any, Any] = {}
+        self._kernels = relax.BlockBuilder()
         self._vm: Any = None
 
     def add(self, key: Any, params: Sequence[relax.Var], call: Any, mod: Any = None) -> None:
@@ -154,13 +154,15 @@ class Machine:
         self._keys[key] = name
         if mod is not None:  # a call_tir: its PrimFunc moves under a name of its own
             kernel = next(f for g, f in mod.functions.items() if g.name_hint == "kernel")
-            target = ir.GlobalVar(f"kernel_{name}")
-            self._mod[target] = kernel.with_attr("global_symbol", target.name_hint)
+            private = kernel.without_attr("global_symbol")
+            target = self._kernels.add_func(private, f"kernel_{name}")
             call = ir.Call(call.op, [target, *call.args[1:]], call.attrs, call.ty_args)
         self._functions[name] = _function(params, call, name)
 
     def compile(self) -> None:
-        mod = ir.IRModule({**self._mod, **self._functions})
+        mod = self._kernels.get()
+        for name, function in self._functions.items():
+            mod[name] = function
         self._vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
 
     def run(self, key: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
