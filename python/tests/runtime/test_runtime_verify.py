@@ -20,7 +20,7 @@ import tvm_distir as td
 from tvm_distir.errors import MismatchError, RuntimeError_
 from tvm_distir.runtime import engine, run, verify
 from tvm_distir.runtime.compare import TOLERANCES, coarsest_float, compare_output
-from tvm_distir.runtime.kernels import compile_module, order_loops
+from tvm_distir.runtime.kernels import compile_module, host_target, order_loops
 from tvm_distir.runtime.reference import Reference, strip_annotations
 
 R = np.random.default_rng
@@ -192,6 +192,8 @@ def test_the_coarsest_type_chooses_the_tolerance():
 KERNELS = {
     "matmul": ((8, 96), (96, 64), lambda x, w: relax.op.matmul(x, w)),
     "odd columns": ((8, 96), (96, 67), lambda x, w: relax.op.matmul(x, w)),
+    "odd columns, few": ((40, 96), (96, 13), lambda x, w: relax.op.matmul(x, w)),
+    "odd rows": ((7, 96), (96, 128), lambda x, w: relax.op.matmul(x, w)),
     "batched": ((3, 8, 40), (3, 40, 72), lambda x, w: relax.op.matmul(x, w)),
     "convolution": ((2, 8, 14, 14), (16, 8, 3, 3), lambda x, w: relax.op.nn.conv2d(x, w)),
     "strided": ((2, 8, 18, 18), (16, 8, 3, 3), lambda x, w: relax.op.nn.conv2d(x, w, strides=2)),
@@ -208,7 +210,7 @@ def test_reordered_loops_give_the_bits_of_the_default_build(name):
     changed = not tvm_ffi.structural_equal(order_loops(legal), legal)
     assert changed == (name != "sum")
     results = []
-    for built in (tvm.compile(mod, "llvm"), compile_module(mod)):
+    for built in (tvm.compile(mod, host_target()), compile_module(mod)):
         machine = relax.VirtualMachine(built, tvm.cpu())
         results.append(machine["main"](tvm.runtime.tensor(x), tvm.runtime.tensor(w)).numpy())
     assert np.array_equal(*results)
