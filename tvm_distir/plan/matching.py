@@ -32,16 +32,24 @@ class FunctionTargets:
         By the variable as bound.
     args : dict of Var to (dict of int to Rule)
         By the variable a call is bound to, then by position of the argument.
+    positions : dict of str to list of int
+        Positions of the parameters by name, so that thousands of exact names are quick to find.
     """
 
     params: dict[int, Rule] = field(default_factory=dict)
     values: dict[Any, Rule] = field(default_factory=dict)
     args: dict[Any, dict[int, Rule]] = field(default_factory=dict)
+    positions: dict[str, list[int]] = field(default_factory=dict, repr=False)
 
 
 def plain_name(name: str) -> str:
     """Name as TVMScript prints it: what is no letter, digit or underscore becomes one."""
     return re.sub(r"\W", "_", name)
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a rule's name is a shell-style pattern."""
+    return any(sign in name for sign in "*?[")
 
 
 def match_name(pattern: str, name: str) -> bool:
@@ -169,7 +177,18 @@ def _what_there_is(rule: Rule, searched: Sequence[Any], functions: dict[str, Any
 def _match_params(
     rule: Rule, mesh: MeshSpec, fn: relax.Function, name: str, targets: FunctionTargets
 ) -> bool:
-    named = [i for i, given in enumerate(param_names(fn)) if match_name(rule.name, given)]
+    if not targets.positions:
+        names = param_names(fn)
+        for key in (names, [plain_name(given) for given in names]):
+            found: dict[str, list[int]] = {}
+            for i, given in enumerate(key):
+                found.setdefault(given, []).append(i)
+            targets.positions = {**found, **targets.positions}
+    if is_pattern(rule.name):
+        named = [i for i, given in enumerate(param_names(fn)) if match_name(rule.name, given)]
+    else:
+        positions = targets.positions
+        named = positions.get(rule.name) or positions.get(plain_name(rule.name)) or []
     tensors = [i for i in named if tensor_type(fn.params[i].ty) is not None]
     if named and not tensors:
         raise _no_tensor(rule, f"{name}/{fn.params[named[0]].name}", fn.params[named[0]].ty)
@@ -186,7 +205,7 @@ def _match_values(
     tensors = [var for var in named if tensor_type(var.ty) is not None]
     if named and not tensors:
         raise _no_tensor(rule, f"{name}/{named[0].name}", named[0].ty)
-    if len(tensors) > 1 and not any(c in rule.name for c in "*?["):
+    if len(tensors) > 1 and not is_pattern(rule.name):
         raise PlanError(
             "DIST0224",
             f'{len(tensors)} variables are called "{rule.name}"',

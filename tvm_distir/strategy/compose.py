@@ -1,0 +1,137 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Several strategies on one mesh: a plan each, merged axis by axis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import ir
+
+from ..errors import PlanError
+from ..plan import MeshSpec, Plan, Rule, labels_text
+from ..plan.schema import DEFAULT_MESH
+from .facts import MeshLike, as_mesh_spec
+from .registry import StrategySpec, checked, find, parse
+
+
+def make_plan(mod: ir.IRModule, text: str, axes: Mapping[str, int]) -> Plan:
+    """Plan of a strategy text on a mesh of named axes, as a command line gives them.
+
+    Raises
+    ------
+    PlanError, MeshError
+        What :func:`parse` and :func:`compose` raise.
+    """
+    return compose(mod, MeshSpec(DEFAULT_MESH, axes), parse(text))
+
+
+def compose(mod: ir.IRModule, mesh: MeshLike, specs: str | Sequence[StrategySpec | str]) -> Plan:
+    """Merge the plans of several strategies on one mesh.
+
+    Each strategy fills its own axis and leaves the others open. Plans are merged by
+    :func:`merge`. An axis of a parameter that no strategy filled is closed as replicated: what
+    arrives from outside lies nowhere that was not asked for. Axes of intermediate values and
+    of call arguments stay open, for propagation to decide.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1.
+    mesh : MeshSpec or mapping of str to int
+    specs : str or sequence
+        A text as for :func:`parse`, or specs.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    PlanError
+        DIST0230, DIST0231, DIST0235 as :func:`parse`; DIST0232 two strategies contradict each
+        other; what the strategies raise.
+    """
+    spec = as_mesh_spec(mesh)
+    wanted: list[StrategySpec] = []
+    for item in [specs] if isinstance(specs, str) else specs:
+        wanted.extend(parse(item) if isinstance(item, str) else [checked(item)])
+    if not wanted:
+        raise PlanError(
+            "DIST0235", "no strategy is given", place="strategy", remedy='Try "data_parallel".'
+        )
+    plans = [(one.name, find(one.name)(mod, spec, **one.options)) for one in wanted]
+    merged = merge(plans)
+    return Plan(merged.meshes, tuple(_closed(rule) for rule in merged.rules))
+
+
+def _closed(rule: Rule) -> Rule:
+    return replace(rule, placement=rule.closed_labels) if rule.kind == "param" else rule
+
+
+def _target(rule: Rule) -> tuple[Any, ...]:
+    return rule.kind, rule.function, rule.name, rule.index, rule.arg, rule.mesh
+
+
+def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
+    """Merge plans of the same meshes, axis by axis.
+
+    Rules with the same target (kind, name, function, index, argument, mesh) become one, at the
+    place of the first: on each axis the label that one of them fills; open where none does.
+    It is stationary when one of them is. A plan's own repeated target counts as its last rule.
+
+    Parameters
+    ----------
+    plans : sequence of (str, Plan)
+        Each with a name for messages.
+
+    Raises
+    ------
+    PlanError
+        DIST0232 when two plans fill one axis of a target with different labels, or have
+        different meshes.
+    """
+    name, first = plans[0]
+    rules: dict[tuple[Any, ...], Rule] = {}
+    owners: dict[tuple[Any, ...], list[str]] = {}
+    for title, plan in plans:
+        if plan.meshes != first.meshes:
+            raise PlanError(
+                "DIST0232",
+                f'"{name}" and "{title}" make plans for different meshes',
+                place="strategy",
+                remedy="Give both the same mesh.",
+            )
+        for target, rule in {_target(rule): rule for rule in plan.rules}.items():
+            axes = len(rule.placement)
+            old = rules.setdefault(target, replace(rule, placement=(None,) * axes))
+            filled = owners.setdefault(target, [""] * axes)
+            labels = list(old.placement)
+            for axis, label in enumerate(rule.placement):
+                if label is None:
+                    continue
+                if labels[axis] not in (None, label):
+                    raise _conflict(plan.mesh(rule.mesh), rule, old, axis, filled[axis], title)
+                labels[axis] = label
+                filled[axis] = filled[axis] or title
+            stationary = old.stationary or rule.stationary
+            rules[target] = replace(old, placement=tuple(labels), stationary=stationary)
+    return Plan(first.meshes, tuple(rules.values()))
+
+
+def _conflict(
+    mesh: MeshSpec, rule: Rule, old: Rule, axis: int, first: str, second: str
+) -> PlanError:
+    return PlanError(
+        "DIST0232",
+        f'on the mesh axis "{mesh.axis_names[axis]}" the strategy "{first}" wants '
+        f'"{labels_text((old.placement[axis],))}", "{second}" wants '
+        f'"{labels_text((rule.placement[axis],))}"',
+        place=rule.title,
+        remedy='Give each strategy an axis of its own, with "axis=".',
+    )
+
+
+__all__ = ["compose", "make_plan", "merge"]

@@ -1,0 +1,94 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Data parallel: each device of the axis works on its part of the batch."""
+
+from __future__ import annotations
+
+from tvm import ir
+
+from ..errors import PlanError
+from ..ir import R
+from ..plan import Plan
+from .facts import (
+    MeshLike,
+    Parameter,
+    as_mesh_spec,
+    check_divisible,
+    data_positions,
+    entries,
+    mesh_axis,
+    parameter_rule,
+    same_size,
+    tensor_parameters,
+)
+from .registry import register_strategy
+
+BATCH_DIM = 0
+
+
+@register_strategy("data_parallel")
+def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp") -> Plan:
+    """Plan that shards the batch of every data input and replicates the weights.
+
+    The batch is dim 0 of the first data input that has dims. Data inputs whose dim 0 has the
+    same size are sharded on it; others, and scalars, are replicated. Weights are replicated
+    and stationary. Which parameters are data: see :func:`.facts.data_positions`.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Any model, at level 1.
+    mesh : MeshSpec or mapping of str to int
+    axis : str
+        The mesh axis; other axes stay open.
+
+    Returns
+    -------
+    Plan
+        One rule per parameter.
+
+    Raises
+    ------
+    MeshError
+        DIST0206 when the mesh has no such axis.
+    PlanError
+        DIST0233 no data input with a batch; DIST0234 the batch is not divisible by the axis.
+    """
+    spec = as_mesh_spec(mesh)
+    number = mesh_axis(spec, axis, "data_parallel")
+    rules = []
+    for name, fn, rule_name in entries(mod):
+        parameters = tensor_parameters(name, fn, rule_name)
+        data = data_positions(fn, name)
+        batch = _batch_input([p for p in parameters if p.position in data], name)
+        size = batch.shape[BATCH_DIM] if batch.shape else None
+        check_divisible(
+            size,
+            spec.shape[number],
+            "the batch",
+            axis,
+            batch.place,
+        )
+        for parameter in parameters:
+            is_data = parameter.position in data
+            batched = (
+                is_data
+                and bool(parameter.shape)
+                and parameter.shape is not None
+                and same_size(parameter.shape[BATCH_DIM], size)
+            )
+            label = BATCH_DIM if batched else R
+            rules.append(parameter_rule(parameter, spec, number, label, stationary=not is_data))
+    return Plan((spec,), tuple(rules))
+
+
+def _batch_input(data: list[Parameter], name: str) -> Parameter:
+    for parameter in data:
+        if parameter.shape:
+            return parameter
+    raise PlanError(
+        "DIST0233",
+        "no data input has a batch: none is a tensor of known shape with at least one dim",
+        place=name,
+        remedy='Name the data inputs in the function attribute "dist.inputs".',
+    )
