@@ -41,7 +41,7 @@ def LegalizeRedistribute() -> Any:  # noqa: N802 (a factory in TVM's naming)
         DIST0501 to DIST0504, see :data:`tvm_distir.errors.CODES`.
     """
 
-    @tvm.transform.module_pass(opt_level=0, name="LegalizeRedistribute")
+    @tvm.transform.module_pass(opt_level=0, name="tvm_distir.LegalizeRedistribute")
     def legalize_redistribute(mod: ir.IRModule, _: Any) -> ir.IRModule:
         return legalize(mod)
 

@@ -53,7 +53,7 @@ def LowerDistIR() -> Any:  # noqa: N802 (a factory in TVM's naming)
         DIST0501 to DIST0509, see :data:`tvm_distir.errors.CODES`.
     """
 
-    @tvm.transform.module_pass(opt_level=0, name="LowerDistIR")
+    @tvm.transform.module_pass(opt_level=0, name="tvm_distir.LowerDistIR")
     def lower_dist_ir(mod: ir.IRModule, _: Any) -> ir.IRModule:
         return lower(mod)
 
