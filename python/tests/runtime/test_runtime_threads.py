@@ -208,6 +208,58 @@ def test_stock_compile_legalises_the_ops():
     assert mesh is not None
 
 
+def branching():
+    """One device; ``x + x`` or ``x * x`` by a condition."""
+    source = """
+@I.ir_module
+class Module:
+    @R.function
+    def main(c: R.Tensor((), "bool"), x: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+        if c:
+            y = R.add(x, x)
+        else:
+            y = R.multiply(x, x)
+        return y
+"""
+    mod = tvm.script.from_source(source)
+    x = {"shape": [4], "dtype": "float32", "placement": "R"}
+    condition = {"index": 0, "name": "c", "shape": [], "dtype": "bool", "placement": "R"}
+    io = {
+        "mesh": 0,
+        "inputs": [condition, {"index": 1, "name": "x", **x}],
+        "outputs": [{"index": 0, "name": "y", **x}],
+    }
+    mod["main"] = mod["main"].with_attr("dist.io", io)
+    mod.update_global_info("mesh", [td.device_mesh({"a": 2})])
+    return mod
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_branch_runs_on_threads_and_is_refused_by_virtual(value):
+    x = np.array([1, 2, 3, 4], "float32")
+    (y,) = ThreadsEngine(20).run(branching(), [np.array(value), x])
+    assert np.array_equal(y, x + x if value else x * x)
+    with pytest.raises(RuntimeError_, match=r"DIST0605 main/y.*branch.*threads"):
+        VirtualEngine().run(branching(), [np.array(value), x])
+
+
+def test_symbolic_shapes_follow_the_inputs():
+    n = tvm.tirx.Var("n", "int64")
+    mesh = td.device_mesh({"a": 2})
+    x = relax.Var("x", relax.TensorType([n, 2], "float32"))
+    bb = relax.BlockBuilder()
+    port = {"index": 0, "name": "x", "shape": [6, 2], "dtype": "float32", "placement": "S[0]"}
+    io = {"mesh": 0, "inputs": [port], "outputs": [{**port, "placement": "R"}]}
+    with bb.function("main", [x], {"dist.io": io}):
+        y = bb.emit(relax.op.add(x, x))
+        bb.emit_func_output(bb.emit(ops.all_gather(y, mesh, 0, 0)))
+    mod = bb.finalize()
+    mod.update_global_info("mesh", [mesh])
+    value = draw(R(0), (6, 2), "float32")
+    (out,) = both(mod, [value])
+    assert np.array_equal(out, 2 * value)
+
+
 # ---- failures ----------------------------------------------------------------------------
 
 
