@@ -1,8 +1,15 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Distribute, lower, verify and simulate Relax modules on the stock ``apache-tvm`` wheel."""
+"""Distribute, lower, verify and simulate Relax modules on the stock ``apache-tvm`` wheel.
+
+Importing the package registers the ``R.dist`` ops and the errors with TVM, and nothing else; the
+stages load when they are first used.
+"""
 
 from __future__ import annotations
+
+import importlib
+from typing import Any
 
 from ._versions import check_versions as _check_versions
 
@@ -16,6 +23,43 @@ _register_errors()
 _ops.register()
 _register_inference()
 
+from .runtime import legalize as _legalize  # noqa: E402
+
+_legalize.register()
+
 __version__ = "0.1.0"
 
-__all__ = ["device_mesh"]
+_LAZY = {
+    "Plan": "plan",
+    "Program": "export",
+    "System": "system",
+    "distribute": "transform",
+    "export": "export",
+    "from_onnx": "frontend",
+    "from_tvmscript": "frontend",
+    "load_model": "frontend",
+    "run": "runtime",
+    "simulate": "simulate",
+    "verify": "runtime",
+    "zoo": "frontend",
+}
+"""Public names and the module each comes from."""
+
+_MODULES = ("analysis", "errors", "propagation", "rules", "strategy", "transform")
+
+__all__ = ["device_mesh", *_LAZY, *_MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    elif name in _MODULES:
+        value = importlib.import_module(f".{name}", __name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
