@@ -186,10 +186,13 @@ class LocalCall:
         return tuple(a for a, x in enumerate(labels) if x == dim and sizes[a] > 1)
 
     def scalar(self, value: Any, dtype: str) -> Any:
-        """Make a scalar constant."""
+        """Make a scalar constant (of shape (1,) when not finite: such scalars have no text)."""
         if dtype == "bfloat16":
             return self.emit(relax.op.astype(relax.const(float(value), "float32"), dtype), "fill")
-        return relax.const(np.array(value).astype(dtype), dtype)
+        array = np.array(value).astype(dtype)
+        if array.dtype.kind == "f" and not np.isfinite(array):
+            array = array.reshape(1)
+        return relax.const(array, dtype)
 
     # -- positions
 
