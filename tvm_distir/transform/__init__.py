@@ -5,7 +5,15 @@
 from __future__ import annotations
 
 from .annotate import AnnotateSharding
+from .inline import InlinePrivateFunctions
 from .legalize import LegalizeRedistribute
+from .lower import LowerDistIR
 from .propagate import PropagateSharding
 
-__all__ = ["AnnotateSharding", "LegalizeRedistribute", "PropagateSharding"]
+__all__ = [
+    "AnnotateSharding",
+    "InlinePrivateFunctions",
+    "LegalizeRedistribute",
+    "LowerDistIR",
+    "PropagateSharding",
+]
