@@ -29,7 +29,7 @@ def test_ruff(root: Path) -> None:
 
 
 def test_ruff_format(root: Path) -> None:
-    _run(root, "ruff", "format", "--check", ".")
+    _run(root, "ruff", "format", "--check", "--output-format=concise", ".")
 
 
 def test_mypy(root: Path) -> None:
