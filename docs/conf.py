@@ -28,6 +28,7 @@ myst_heading_anchors = 3
 autodoc_typehints = "none"  # the docstrings name the types
 autodoc_member_order = "bysource"
 napoleon_google_docstring = False
+napoleon_use_rtype = False
 
 html_theme = "furo"
 html_title = f"tvm_distir {release}"
