@@ -58,8 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     target = outputs.promise(arguments.output, "-o")
     watch = Stopwatch()
     with watch.stage("read"):
-        from ..frontend import from_tvmscript
         from ..analysis import check_level
+        from ..frontend import from_tvmscript
 
         plan = load_plan(arguments.plan, None) if arguments.plan is not None else None
         steps = [(name, make_pass(name, plan)) for name in names]

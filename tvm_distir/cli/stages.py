@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +21,13 @@ LEVELS = {
     "lower": "local",
 }
 """Passes of ``opt -p``, in the order of the pipeline, and the level each ends at."""
+
+_FACTORIES = {
+    "propagate": "PropagateSharding",
+    "legalize": "LegalizeRedistribute",
+    "optimize": "OptimizeCollectives",
+    "lower": "LowerDistIR",
+}
 
 
 class Stopwatch:
@@ -69,14 +76,9 @@ def make_pass(name: str, plan: Any | None) -> Any:
     """The pass called ``name`` in ``opt -p``; `check_pass` has seen the name."""
     from .. import transform
 
-    factories: dict[str, Callable[[], Any]] = {
-        "annotate": lambda: transform.AnnotateSharding(plan),
-        "propagate": transform.PropagateSharding,
-        "legalize": transform.LegalizeRedistribute,
-        "optimize": transform.OptimizeCollectives,
-        "lower": transform.LowerDistIR,
-    }
-    return factories[name]()
+    if name == "annotate":
+        return transform.AnnotateSharding(plan)
+    return getattr(transform, _FACTORIES[name])()
 
 
 def load_work(arguments: argparse.Namespace, axes: dict[str, int] | None, watch: Stopwatch) -> Work:
@@ -95,15 +97,17 @@ def load_work(arguments: argparse.Namespace, axes: dict[str, int] | None, watch:
     with watch.stage("plan"):
         if arguments.plan is not None:
             plan = load_plan(arguments.plan, axes)
+        else:
+            from .. import strategy
+
+            specs = strategy.parse(arguments.strategy)
     with watch.stage("load"):
         from ..frontend import load_model
 
         model = load_model(arguments.model, batch=arguments.batch)
     with watch.stage("plan"):
         if plan is None:
-            from .. import strategy
-
-            plan = strategy.make_plan(model.mod, arguments.strategy, axes or {})
+            plan = strategy.compose(model.mod, axes or {}, specs)
     return Work(model, plan)
 
 

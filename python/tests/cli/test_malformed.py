@@ -69,6 +69,8 @@ CASES = [
     ("strategy option", 1, "DIST0231", f"{MLP} {STRATEGY}:axes=dp --mesh dp=2"),
     ("strategy text", 1, "DIST0235", f"{MLP} {STRATEGY}: --mesh dp=2"),
     ("strategy axis", 1, "DIST0206", f"{MLP} {STRATEGY} --mesh tp=2"),
+    ("mesh bigger than the batch", 1, "DIST0234", f"{MLP} {STRATEGY} --mesh dp=16"),
+    ("batch not divisible", 1, "DIST0234", f"{MLP} {STRATEGY} --mesh dp=3"),
     ("megatron without layers", 1, "DIST0233", f"{MLP} --strategy megatron --mesh tp=2"),
     # Models.
     ("missing model", 1, "DIST0301", "analyze no.onnx --system dgx-a100 --plan plan.json"),
