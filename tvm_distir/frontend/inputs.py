@@ -21,7 +21,12 @@ from .attributes import num_input, param_names
 # Which role wins when the consumers of one parameter disagree, strongest first.
 ROLES = ("weight", "variance", "scale", "mean", "bias", "data")
 
+# Gains beside 1 / sqrt(fan_in): a rectifier halves the variance (He et al. 2015); what is added to
+# a residual stream is kept small, so that depth neither blows values up nor lets them vanish;
+# where two branches join, neither is.
 _RELU_GAIN = math.sqrt(2.0)
+_RESIDUAL_GAIN = 0.5
+_JOINT_GAIN = 1.0
 
 # Ops whose operand 0 (or the listed ones) comes out with the same values.
 _VIEWS: dict[str, tuple[int, ...]] = {
@@ -38,6 +43,11 @@ _VIEWS: dict[str, tuple[int, ...]] = {
     "relax.strided_slice": (0,),
     "relax.where": (1, 2),
 }
+_RECTIFIERS = tuple(
+    f"relax.nn.{name}" for name in ("gelu", "gelu_tanh", "leakyrelu", "prelu", "relu", "silu")
+)
+# Ops that pass on operand 0, or the operand that is no parameter, of a weighted sum.
+_AFFINE = ("relax.add", "relax.divide", "relax.multiply", "relax.subtract")
 # Operands with a fixed role. A role of `_HINTS` counts only for what is known to be a weight.
 _ROLES: dict[str, dict[int, str]] = {
     "relax.nn.batch_norm": {1: "scale", 2: "bias", 3: "mean", 4: "variance"},
@@ -89,13 +99,17 @@ class InputSpec:
     gain: float = 1.0
 
 
+Roots = dict[relax.Var, tuple[int, ...]]
+"""For values: indices of the parameters that they are views, or weighted sums, of."""
+
+
 @dataclass(frozen=True)
 class _Use:
-    """What one consumer says of a value: a role, or the range of indices."""
+    """What one consumer says of a value: a role, a gain (0: none), or the range of indices."""
 
     role: str = ""
     fan_in: int = 0
-    gain: float = 1.0
+    gain: float = 0.0
     high: int = 0
     firm: bool = True
 
@@ -161,7 +175,8 @@ def _spec(name: str, param: relax.Var, uses: Sequence[_Use], is_data: bool | Non
         return InputSpec(name, shape, dtype, role)
     heavy = [use for use in roles if use.role == "weight"]
     widest = max(heavy, key=lambda use: use.fan_in, default=_Use(fan_in=shape[-1] if shape else 1))
-    return InputSpec(name, shape, dtype, role, 0, 0, max(widest.fan_in, 1), widest.gain)
+    gain = min((use.gain for use in uses if use.gain), default=1.0)
+    return InputSpec(name, shape, dtype, role, 0, 0, max(widest.fan_in, 1), gain)
 
 
 class _Walker:
@@ -175,27 +190,50 @@ class _Walker:
     def uses_of(self, fn: relax.Function) -> list[list[_Use]]:
         """Return the uses of each parameter of a function."""
         uses: list[list[_Use]] = [[] for _ in fn.params]
-        roots: dict[relax.Var, tuple[int, ...]] = {p: (i,) for i, p in enumerate(fn.params)}
-        self._sequence(fn.body, roots, uses)
+        roots: Roots = {p: (i,) for i, p in enumerate(fn.params)}
+        self._sequence(fn.body, roots, {}, uses)
         return uses
 
-    def _sequence(
-        self, body: Any, roots: dict[relax.Var, tuple[int, ...]], uses: list[list[_Use]]
-    ) -> None:
+    def _sequence(self, body: Any, roots: Roots, sums: Roots, uses: list[list[_Use]]) -> None:
+        """Walk bindings. ``sums``: the weights of which a value is the weighted sum."""
         for block in getattr(body, "blocks", []):
             for binding in block.bindings:
                 value = getattr(binding, "value", None)
                 if isinstance(value, relax.If):
-                    self._sequence(value.true_branch, roots, uses)
-                    self._sequence(value.false_branch, roots, uses)
+                    self._sequence(value.true_branch, roots, sums, uses)
+                    self._sequence(value.false_branch, roots, sums, uses)
                     continue
                 found = self._same_values(value, roots)
                 if found:
                     roots[binding.var] = found
+                weighted = self._weights_of_sum(value, roots, sums)
+                if weighted:
+                    sums[binding.var] = weighted
                 if isinstance(value, ir.Call):
                     self._call(value, roots, uses)
+                    _note_gains(value, roots, sums, uses)
 
-    def _same_values(self, value: Any, roots: dict[relax.Var, tuple[int, ...]]) -> tuple[int, ...]:
+    def _weights_of_sum(self, value: Any, roots: Roots, sums: Roots) -> tuple[int, ...]:
+        """Return the weights of a matmul or convolution that a value is, up to scale and shift."""
+        if isinstance(value, relax.Var):
+            return sums.get(value, ())
+        if isinstance(value, relax.TupleGetItem):
+            return self._weights_of_sum(value.tuple_value, roots, sums)
+        if not isinstance(value, ir.Call) or not isinstance(value.op, ir.Op):
+            return ()
+        name = value.op.name
+        if name == "relax.matmul" or name.startswith("relax.nn.conv"):
+            return _known(value.args[1], roots)
+        if name in _VIEWS or name == "relax.nn.batch_norm":
+            return _known(value.args[0], sums)
+        if name in _AFFINE:
+            first, second = value.args
+            if not _is_activation(second, roots):
+                return _known(first, sums)
+            return _known(second, sums) if not _is_activation(first, roots) else ()
+        return ()
+
+    def _same_values(self, value: Any, roots: Roots) -> tuple[int, ...]:
         """Return the parameters whose values, reordered, repeated or cast, a binding holds."""
         if isinstance(value, relax.Var):
             return roots.get(value, ())
@@ -207,9 +245,7 @@ class _Walker:
             return tuple(sorted(found))
         return ()
 
-    def _call(
-        self, call: Any, roots: dict[relax.Var, tuple[int, ...]], uses: list[list[_Use]]
-    ) -> None:
+    def _call(self, call: Any, roots: Roots, uses: list[list[_Use]]) -> None:
         if isinstance(call.op, ir.GlobalVar):
             callee = self._private(call.op.name_hint)
             told = callee if callee is not None else [[] for _ in call.args]
@@ -231,6 +267,29 @@ class _Walker:
             self.done[name] = self.uses_of(fn)
             self.open.pop()
         return self.done[name]
+
+
+def _known(expr: Any, facts: Roots) -> tuple[int, ...]:
+    return facts.get(expr, ()) if isinstance(expr, relax.Var) else ()
+
+
+def _is_activation(expr: Any, roots: Roots) -> bool:
+    """Whether an operand is computed, neither a parameter (or a view of one) nor a constant."""
+    return isinstance(expr, relax.Var) and expr not in roots
+
+
+def _note_gains(call: Any, roots: Roots, sums: Roots, uses: list[list[_Use]]) -> None:
+    """Note the gains of weights whose sums are rectified, or added to other computed values."""
+    if not isinstance(call.op, ir.Op):
+        return
+    if call.op.name in _RECTIFIERS:
+        for root in _known(call.args[0], sums):
+            uses[root].append(_Use(gain=_RELU_GAIN))
+    if call.op.name == "relax.add" and all(_is_activation(arg, roots) for arg in call.args):
+        weighted = [_known(arg, sums) for arg in call.args]
+        gain = _JOINT_GAIN if all(weighted) else _RESIDUAL_GAIN
+        for root in [*weighted[0], *weighted[1]]:
+            uses[root].append(_Use(gain=gain))
 
 
 def _of_leaf(call: Any, position: int, found: Iterable[_Use]) -> list[_Use]:
@@ -262,7 +321,7 @@ def _uses_in(call: Any, index: int) -> list[_Use]:
         outputs = shape[str(call.attrs.kernel_layout).index("O")]
         groups = int(call.attrs.groups) if name.endswith("_transpose") else 1
         terms = math.prod(shape) // max(outputs, 1) // groups
-        return [_Use("weight", fan_in=terms, gain=_RELU_GAIN)]
+        return [_Use("weight", fan_in=terms)]
     return []
 
 

@@ -36,7 +36,7 @@ class Model:
     kind : str
         ``onnx``, ``tvmscript`` or ``zoo``.
     read_weights : callable
-        Reads the weights that the file has, by parameter name; none for other kinds.
+        Reads the weights that the file has values of, by parameter name; none for other kinds.
     """
 
     mod: ir.IRModule
@@ -73,7 +73,7 @@ def load_model(spec: str, batch: int | None = None) -> Model:
         path, keys = _split_keys(spec, spec)
         dims = {key: _size(key, value, spec) for key, value in keys.items()}
         mod = from_onnx(path, batch=batch, dims=dims)
-        return Model(mod, Path(path).stem, "onnx", lambda: load_weights(path))
+        return Model(mod, Path(path).stem, "onnx", lambda: load_weights(path, filled=False))
     if suffix == ".py":
         if batch is not None:
             raise ModelError(
@@ -131,14 +131,17 @@ def from_onnx(
     return read(source, batch=batch, dims=dims)
 
 
-def load_weights(source: ir.IRModule | onnx.ModelProto | str | Path) -> Weights:
+def load_weights(
+    source: ir.IRModule | onnx.ModelProto | str | Path, *, filled: bool = True
+) -> Weights:
     """Read the weights of an ONNX model, by the names of ``main``'s parameters.
 
     Parameters
     ----------
     source : IRModule, ModelProto, str or Path
-        A module that `from_onnx` made of a file, the model, or its path. Weights that the file
-        only describes (ConstantOfShape nodes) are filled.
+        A module that `from_onnx` made of a file, the model, or its path.
+    filled : bool
+        Whether to give weights that the file only describes (ConstantOfShape nodes) too.
 
     Raises
     ------
@@ -147,7 +150,7 @@ def load_weights(source: ir.IRModule | onnx.ModelProto | str | Path) -> Weights:
     """
     from .onnx_reader import load_weights as read
 
-    return read(source)
+    return read(source, filled=filled)
 
 
 def _split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:

@@ -26,6 +26,7 @@ _BROADCASTING = frozenset(
     "Sub Sum Where Xor".split()
 )
 _READ_SHAPES = ("Shape", "Size")
+_ORDER_KEEPING = ("Flatten", "Reshape", "Squeeze", "Unsqueeze")
 _REMEDY = "Export the model at the batch you want, or with a symbolic batch."
 
 
@@ -33,6 +34,7 @@ class Shapes(Protocol):
     """What is known of a graph at one batch."""
 
     values: dict[str, npt.NDArray[np.generic]]
+    outer: dict[str, int]  # what is merged before the batch in the dim that carries it; 1: absent
 
     def shape(self, name: str) -> Shape | None:
         """Return the static shape of a tensor, None when unknown."""
@@ -57,9 +59,18 @@ def carrying_dims(name: str, before: Shapes, after: Shapes) -> tuple[int, ...]:
 
 
 def rewrite_pinned(
-    node: onnx.NodeProto, before: Shapes, after: Shapes
+    node: onnx.NodeProto, before: Shapes, after: Shapes, batches: tuple[int, int]
 ) -> tuple[list[onnx.NodeProto], onnx.NodeProto]:
     """Return what to put before a node, and the node itself, for the new batch.
+
+    Parameters
+    ----------
+    node : NodeProto
+        Visited by ``before``, not yet by ``after``.
+    before, after : Shapes
+        The walks at the old and at the new batch.
+    batches : tuple of int
+        Old and new batch.
 
     Raises
     ------
@@ -67,7 +78,7 @@ def rewrite_pinned(
         DIST0314 when the node pins the batch in a way that has no clear meaning at another.
     """
     if node.op_type == "Reshape":
-        return _rewrite_reshape(node, before, after)
+        return _rewrite_reshape(node, before, after, batches)
     if node.op_type == "Expand":
         return _rewrite_target(node, 1, before, after)
     if node.op_type == "Resize" and len(node.input) > 3 and node.input[3]:
@@ -95,44 +106,56 @@ def check_kept(node: onnx.NodeProto, before: Shapes, after: Shapes) -> None:
         )
 
 
-def batch_position(old_in: Shape, dim: int, batch_size: int, target: Shape) -> int | None:
+def batch_position(
+    target: Shape, batch: int, elements_before: int, elements_behind: int
+) -> int | None:
     """Find the dim of a reshaped tensor that holds the batch.
 
     Parameters
     ----------
-    old_in : tuple of int
-        Operand shape at the old batch; dim ``dim`` carries the batch.
-    dim : int
-        That dim.
-    batch_size : int
-        Old batch.
     target : tuple of int
         Resulting shape at the old batch.
+    batch : int
+        Old batch.
+    elements_before, elements_behind : int
+        Extents outside and inside the batch in the operand's row-major order, so that
+        ``elements_before * batch * elements_behind`` is its size.
 
     Returns
     -------
     int or None
-        Where the elements of one sample stay together: an equal dim at the same offset; else the
-        dim with as many elements behind it; else the one with as many before it.
+        Of the dims that span the batch: the one that is the batch alone, else the one that the
+        batch ends, else the one that it begins, else any.
     """
-    before_dim, behind_dim = math.prod(old_in[:dim]), math.prod(old_in[dim + 1 :])
-    offsets = [math.prod(target[:j]) for j in range(len(target))]
-    behind = [math.prod(target[j + 1 :]) for j in range(len(target))]
-    fits = [j for j, size in enumerate(target) if size % batch_size == 0]
-    exact = [j for j in fits if target[j] == old_in[dim] and offsets[j] == before_dim]
-    if dim in exact:
-        return dim
-    single = [j for j in fits if target[j] == batch_size and offsets[j] == before_dim]
-    minor = [j for j in fits if behind[j] == behind_dim]
-    major = [j for j in fits if offsets[j] == before_dim]
-    for candidates in (exact, single, minor, major):
-        if candidates:
-            return candidates[0]
-    return None
+    spans = []
+    for j, size in enumerate(target):
+        offset, behind = math.prod(target[:j]), math.prod(target[j + 1 :])
+        if elements_before % offset == 0 and elements_behind % behind == 0 and not size % batch:
+            begins, ends = offset == elements_before, behind == elements_behind
+            spans.append((begins and ends, ends, begins, -j))
+    return -max(spans)[3] if spans else None
+
+
+def note_outer(node: onnx.NodeProto, before: Shapes, after: Shapes) -> None:
+    """Say of a visited node's results what is merged before the batch in the dim carrying it."""
+    source = next((n for n in node.input if n and carrying_dims(n, before, after)), None)
+    if source is None:
+        return
+    outer = after.outer.get(source, 1)
+    for name in node.output:
+        dims = carrying_dims(name, before, after)
+        if len(dims) != 1:
+            continue
+        after.outer[name] = outer
+        if node.op_type in _ORDER_KEEPING:
+            old_in, old_out = before.shape(source) or (), before.shape(name) or ()
+            dim = carrying_dims(source, before, after)[0]
+            elements_before = math.prod(old_in[:dim]) * outer
+            after.outer[name] = max(elements_before // math.prod(old_out[: dims[0]]), 1)
 
 
 def _rewrite_reshape(
-    node: onnx.NodeProto, before: Shapes, after: Shapes
+    node: onnx.NodeProto, before: Shapes, after: Shapes, batches: tuple[int, int]
 ) -> tuple[list[onnx.NodeProto], onnx.NodeProto]:
     carried = carrying_dims(node.input[0], before, after)
     pinned = _pinned_value(node, 1, before, after)
@@ -144,14 +167,14 @@ def _rewrite_reshape(
         raise refusal(node, "a shape is not known")
     if len(carried) != 1:
         raise refusal(node, f"dims {list(carried)} of its operand carry the batch")
-    dim = carried[0]
-    common = math.gcd(old_in[dim], new_in[dim])
-    old_unit, new_unit = old_in[dim] // common, new_in[dim] // common
-    position = batch_position(old_in, dim, old_unit, target)
+    dim, (old_batch, new_batch) = carried[0], batches
+    elements_before = math.prod(old_in[:dim]) * after.outer.get(node.input[0], 1)
+    elements_behind = math.prod(old_in) // (elements_before * old_batch)
+    position = batch_position(target, old_batch, elements_before, elements_behind)
     if position is None:
         raise refusal(node, f"no dim of {list(target)} can hold the batch of {list(old_in)}")
     sizes = list(target)
-    sizes[position] = sizes[position] // old_unit * new_unit
+    sizes[position] = sizes[position] // old_batch * new_batch
     return _with_operand(node, 1, sizes)
 
 
@@ -167,8 +190,8 @@ def _rewrite_target(
     sizes = [int(n) for n in pinned.reshape(-1)]
     shift = len(sizes) - len(old_in)
     for dim in carried:
-        if shift + dim < 0 or sizes[shift + dim] == 1:
-            continue
+        if shift + dim < 0 or (node.op_type == "Expand" and sizes[shift + dim] == 1):
+            continue  # an Expand keeps what its operand has there
         if sizes[shift + dim] != old_in[dim]:
             raise refusal(node, f"the sizes {sizes} stretch the batch dim {dim} of {list(old_in)}")
         sizes[shift + dim] = new_in[dim]

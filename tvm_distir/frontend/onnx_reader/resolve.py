@@ -22,7 +22,14 @@ from onnx import helper, numpy_helper, shape_inference
 from onnx.reference import ReferenceEvaluator
 
 from ...errors import ModelError
-from .batch import carrying_dims, check_kept, node_place, refusal, rewrite_pinned
+from .batch import (
+    carrying_dims,
+    check_kept,
+    node_place,
+    note_outer,
+    refusal,
+    rewrite_pinned,
+)
 from .skeleton import drop_dead_constants, opset_version, restore_weights, strip_weights
 
 Shape = tuple[int, ...]
@@ -49,6 +56,7 @@ class Walk:
         self.version = opset_version(model) or 1
         self.types: dict[str, onnx.TypeProto] = {}
         self.values: dict[str, Array] = {}
+        self.outer: dict[str, int] = {}
         for value in model.graph.input:
             elem_type = value.type.tensor_type.elem_type
             self.types[value.name] = helper.make_tensor_type_proto(elem_type, shapes[value.name])
@@ -247,15 +255,17 @@ def resolve(
     if dict(old) == dict(new):
         return _replaced(model, [before.visit(node) for node in model.graph.node], before)
     after = Walk(model, new)
+    batches = next((old[name][0], new[name][0]) for name in old if old[name] != new[name])
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         before.visit(node)
-        extra, fitted = rewrite_pinned(node, before, after)
+        extra, fitted = rewrite_pinned(node, before, after, batches)
         try:
             nodes.extend(after.visit(one) for one in [*extra, fitted])
         except ModelError as error:
             raise refusal(node, error.what) from error
         check_kept(node, before, after)
+        note_outer(node, before, after)
     for output in model.graph.output:
         if not carrying_dims(output.name, before, after):
             raise ModelError(

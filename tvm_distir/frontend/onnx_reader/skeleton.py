@@ -201,7 +201,7 @@ def strip_weights(model: onnx.ModelProto, folder: str = "") -> Skeleton:
         if filled is not None:
             weights[filled.name] = filled
         else:
-            nodes.append(node)
+            nodes.extend(_plain(node))
     initial = {tensor.name for tensor in graph.initializer}
     data = [value for value in graph.input if value.name not in initial]
     bare = onnx.ModelProto()
@@ -289,6 +289,22 @@ def _filled_weight(
         return None
     fill = 0.0 if value is None else float(numpy_helper.to_array(value).reshape(-1)[0])
     return Weight(node.output[0], elem_type, tuple(dims), None, fill)
+
+
+def _plain(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return a Sum as Adds (TVM's importer would stack the operands), other nodes as they are."""
+    if node.op_type != "Sum" or node.domain not in ("", "ai.onnx"):
+        return [node]
+    name, output = node.name or node.output[0], node.output[0]
+    if len(node.input) == 1:
+        return [helper.make_node("Identity", list(node.input), [output], name=name)]
+    adds = []
+    partial = node.input[0]
+    for index, operand in enumerate(node.input[1:], start=2):
+        result = output if index == len(node.input) else f"{output}__sum{index}"
+        adds.append(helper.make_node("Add", [partial, operand], [result], name=f"{name}_{index}"))
+        partial = result
+    return adds
 
 
 def _constant(tensor: TensorProto, folder: str) -> onnx.NodeProto:

@@ -18,7 +18,7 @@ from .skeleton import check_complete, read_model, strip_weights
 
 
 def load_weights(
-    source: ir.IRModule | onnx.ModelProto | str | Path,
+    source: ir.IRModule | onnx.ModelProto | str | Path, *, filled: bool = True
 ) -> dict[str, npt.NDArray[np.generic]]:
     """Read the weights of a model, by the names that `main`'s parameters have.
 
@@ -26,7 +26,9 @@ def load_weights(
     ----------
     source : IRModule, ModelProto, str or Path
         A module that `from_onnx` made of a file (the file must still be there), the ONNX model,
-        or its path. Weights that the file only describes (ConstantOfShape) are filled.
+        or its path.
+    filled : bool
+        Whether to give weights that the file only describes (ConstantOfShape nodes) too.
 
     Raises
     ------
@@ -42,7 +44,11 @@ def load_weights(
         model, folder = read_model(source), str(Path(source).parent)
         check_complete(model, str(source))
     weights = strip_weights(model, folder).weights
-    return {name: weight.array(folder) for name, weight in weights.items()}
+    return {
+        name: weight.array(folder)
+        for name, weight in weights.items()
+        if filled or weight.tensor is not None
+    }
 
 
 def _source_of(mod: ir.IRModule) -> str:
