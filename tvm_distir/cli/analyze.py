@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         result = simulate(program, system)
     from ..report import to_dict, to_html, to_json, to_text
-    from ..report.collect import analysis_of
+    from ..report.collect import analysis_of, batch_of
 
     analysis = analysis_of(
         result,
@@ -84,9 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
         model=arguments.model,
         command=command_line(arguments),
         strategy=arguments.strategy,
-        batch=arguments.batch,
+        batch=batch_of(program) if work.model.kind != "tvmscript" else None,
         plan=work.plan.to_dict(),
-        local=local,
         timings_s=watch.timings_s,
     )
     data = to_json(to_dict(analysis))

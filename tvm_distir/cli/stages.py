@@ -76,7 +76,7 @@ def make_pass(name: str, plan: Any | None) -> Any:
     """The pass called ``name`` in ``opt -p``; `check_pass` has seen the name."""
     from .. import transform
 
-    if name == "annotate":
+    if name == "annotate" and plan is not None:
         return transform.AnnotateSharding(plan)
     return getattr(transform, _FACTORIES[name])()
 

@@ -133,7 +133,10 @@ class Hardware:
 
 @dataclass(frozen=True)
 class Analysis:
-    """One simulated step with all that a report says about it."""
+    """One simulated step with all that a report says about it.
+
+    ``ops`` and ``functions`` are those of the devices that ``focus`` names.
+    """
 
     model: str
     command: str
@@ -148,6 +151,7 @@ class Analysis:
     lanes: tuple[Lane, ...] = ()
     ops: tuple[OpTime, ...] = ()
     functions: tuple[FunctionTime, ...] = ()
+    focus: str = ""
     parameters: tuple[Parameter, ...] = ()
     plan: Mapping[str, Any] | None = None
     strategy: str | None = None

@@ -113,8 +113,8 @@ def _alarm(analysis: Analysis) -> str:
         return ""
     named = "".join(f"<code>{esc(op)}</code> " for op in analysis.unmodelled_ops)
     return (
-        '<div class="alarm" role="alert"><b>Not modelled</b>, counted as no time: '
-        f"{named}<br>The times below are too low by what these ops take.</div>"
+        '<div class="alarm" role="alert"><b>Not modelled</b>, counted as moving their operands '
+        f"only: {named}<br>The times below are too low by what these ops compute.</div>"
     )
 
 
@@ -280,6 +280,10 @@ def _weight(one: Collective) -> tuple[float, int]:
     return (one.time_s or 0.0, one.wire_bytes_per_device)
 
 
+def _on(analysis: Analysis) -> str:
+    return esc(f" on each of {analysis.focus}" if analysis.focus else " of one device")
+
+
 def ops(analysis: Analysis) -> str:
     """Time by op kind."""
     if not analysis.ops:
@@ -305,7 +309,7 @@ def ops(analysis: Analysis) -> str:
         ]
         rows.append(row(cells[: len(kinds)], kinds))
     head = ["op", "count", "time", "share", "", "work", "bytes moved", "bound by"]
-    note = "Compute stream of one device, summed over the step."
+    note = f"Compute stream{_on(analysis)}, summed over the step."
     return section("Time by op", "ops", table(head[: len(kinds)], rows, kinds), note)
 
 
@@ -316,7 +320,7 @@ def functions(analysis: Analysis) -> str:
     most = max(one.compute_s + one.comm_s for one in analysis.functions)
     rows = [_function_row(one, most) for one in analysis.functions]
     head = ["function", "calls", "compute", "communication", "", "work"]
-    note = "All calls together, callees included."
+    note = f"All calls together{_on(analysis)}, callees included."
     return section("Functions", "functions", table(head, rows, "lrrrlr"), note)
 
 

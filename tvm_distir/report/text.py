@@ -141,8 +141,8 @@ def _unmodelled(analysis: Analysis, paint: Painter) -> list[str]:
     named = ", ".join(printable(op) for op in analysis.unmodelled_ops)
     return [
         "",
-        paint("red", f"NOT MODELLED, counted as no time: {named}"),
-        "  The time above is too low by what these ops take.",
+        paint("red", f"NOT MODELLED, counted as moving their operands only: {named}"),
+        "  The times are too low by what these ops compute.",
     ]
 
 
@@ -219,6 +219,10 @@ def _collectives(analysis: Analysis, paint: Painter) -> list[str]:
     return [*lines, *table([*head, "time"] if timed else head, rows, "llrrrrr")]
 
 
+def _on(analysis: Analysis) -> str:
+    return f", on each of {analysis.focus}" if analysis.focus else ", on one device"
+
+
 def _ops(analysis: Analysis, paint: Painter) -> list[str]:
     if not analysis.ops:
         return []
@@ -249,7 +253,7 @@ def _ops(analysis: Analysis, paint: Painter) -> list[str]:
             ]
         )
     head = ["op", "count", "time", "share", "work", "moved"]
-    return ["", paint("bold", "Time by op, on one device"), *table(head, rows, "lrrrrr")]
+    return ["", paint("bold", f"Time by op{_on(analysis)}"), *table(head, rows, "lrrrrr")]
 
 
 def _functions(analysis: Analysis, paint: Painter) -> list[str]:
@@ -269,7 +273,11 @@ def _functions(analysis: Analysis, paint: Painter) -> list[str]:
     if hidden > 0:
         rows.append([f"{hidden} more", "", "", "", ""])
     head = ["function", "calls", "compute", "comm", "work"]
-    return ["", paint("bold", "Functions, callees included"), *table(head, rows, "lrrrr")]
+    return [
+        "",
+        paint("bold", f"Functions{_on(analysis)}, callees included"),
+        *table(head, rows, "lrrrr"),
+    ]
 
 
 def _timings(analysis: Analysis, paint: Painter) -> list[str]:

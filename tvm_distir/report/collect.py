@@ -1,0 +1,224 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""From a simulation's result, its program and its system to what a report shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .. import simulate as sim
+from ..export import Op, Program
+from ..system import System
+from . import units
+from .model import (
+    Analysis,
+    Collective,
+    Device,
+    Event,
+    FunctionTime,
+    Hardware,
+    Lane,
+    Mesh,
+    OpTime,
+    Parameter,
+)
+from .text import ranges
+
+ASSUMPTIONS = (
+    "A kernel takes the longest of its arithmetic, its memory traffic and the launch floor; "
+    "arithmetic and traffic run at the fractions of the peaks that the system gives for its class.",
+    "Views and reshapes of contiguous data cost nothing. Kernels are not fused.",
+    "Collectives run on a stream of their own, in order, and follow the ring algorithm: a set-up "
+    "time, a latency per step, and the wire bytes over the slowest link. Groups that leave a node "
+    "together share its network adapters.",
+    "Memory is counted byte by byte: weights, inputs and constants always, an intermediate from "
+    "the start of the op that makes it to the end of the last op that reads it. Scratch memory "
+    "inside kernels and the allocator's waste are not counted.",
+    "All devices are alike, and start together.",
+)
+
+
+def analysis_of(
+    result: sim.Result,
+    program: Program,
+    system: System,
+    *,
+    model: str,
+    command: str,
+    strategy: str | None = None,
+    batch: int | None = None,
+    plan: Mapping[str, Any] | None = None,
+    timings_s: Mapping[str, float] | None = None,
+) -> Analysis:
+    """Gather what a report shows.
+
+    Parameters
+    ----------
+    result : Result
+        Of simulating ``program`` on ``system``.
+    program : Program
+    system : System
+    model, command : str
+        As given by the user.
+    strategy : str, optional
+        The text that made the plan.
+    batch : int, optional
+        Samples per step, over all devices.
+    plan : mapping, optional
+        As ``Plan.to_dict`` gives it.
+    timings_s : mapping of str to float, optional
+        Wall-clock seconds by stage.
+
+    Returns
+    -------
+    analysis : Analysis
+        Ops and functions are those of the busiest device.
+    """
+    lanes = tuple(_lane(one) for one in result.lanes)
+    devices = tuple(Device(**device.to_dict()) for device in result.devices)
+    busiest = max(devices, key=lambda d: d.compute_s + d.exposed_comm_s, default=None)
+    shown = next((one for one in result.lanes if busiest and busiest.id in one.devices), None)
+    return Analysis(
+        model=model,
+        command=command,
+        engine=result.engine,
+        time_s=result.time_s,
+        peak_memory_bytes=result.peak_memory_bytes,
+        hardware=hardware_of(system, main_dtype(program)),
+        meshes=tuple(Mesh(m.name, m.axes, m.shape, m.device_ids) for m in program.meshes),
+        devices=devices,
+        collectives=tuple(Collective(**vars(one)) for one in result.collectives),
+        unmodelled_ops=tuple(result.unmodelled_ops),
+        lanes=lanes,
+        ops=tuple(OpTime(**vars(one)) for one in shown.ops) if shown else (),
+        functions=tuple(FunctionTime(**vars(one)) for one in shown.functions) if shown else (),
+        focus=f"devices {ranges(shown.devices)} of {shown.mesh}" if shown else "",
+        parameters=parameters_of(program),
+        plan=plan,
+        strategy=strategy,
+        batch=batch,
+        assumptions=ASSUMPTIONS,
+        timings_s=dict(timings_s or {}),
+    )
+
+
+def _lane(lane: sim.Lane) -> Lane:
+    return Lane(
+        mesh=lane.mesh,
+        devices=tuple(lane.devices),
+        events=tuple(_event(one) for one in lane.events()),
+        memory=tuple(lane.memory),
+        events_total=lane.events_total,
+    )
+
+
+def _event(event: sim.Event) -> Event:
+    args = event.args
+    facts = []
+    if args.get("flops"):
+        facts.append(units.count(args["flops"], "FLOP"))
+    if args.get("bytes"):
+        facts.append(f"{units.size(args['bytes'])} moved")
+    if args.get("payload_bytes"):
+        facts.append(f"{units.size(args['payload_bytes'])} per device")
+    if args.get("wire_bytes"):
+        facts.append(f"{units.size(args['wire_bytes'])} on the wire")
+    if args.get("group_size"):
+        facts.append(f"groups of {args['group_size']}")
+    if args.get("bound_by"):
+        facts.append(f"bound by {args['bound_by']}")
+    return Event(
+        name=str(args.get("binding", event.name)),
+        op=event.name,
+        stream="compute" if event.stream == "compute" else "comm",
+        start_s=event.start_s,
+        duration_s=event.duration_s,
+        scope=str(args.get("scope", "")),
+        detail=", ".join(facts),
+    )
+
+
+def main_dtype(program: Program) -> str:
+    """The type in which most of the FLOPs are done (``float32`` where there are none)."""
+    totals: dict[str, int] = {}
+    for function in program.functions.values():
+        for op in function.ops:
+            if _counts(op):
+                totals[op.dtype] = totals.get(op.dtype, 0) + op.flops
+    return max(totals, key=lambda dtype: totals[dtype]) if totals else "float32"
+
+
+def _counts(op: Op) -> bool:
+    return op.kind == "compute" and op.flops > 0 and bool(op.dtype)
+
+
+def hardware_of(system: System, dtype: str) -> Hardware:
+    """The system's figures; peaks are those of matrix units for ``dtype``."""
+    peak = system.peak_flops_per_s(dtype)
+    near, far = system.intra_node, system.inter_node
+    bandwidth = system.memory_bandwidth_bytes_per_s
+    facts = [
+        ("device", f"{system.device.name}, {near.devices_per_node} per node"),
+        ("arithmetic", f"{units.count(peak, 'FLOP/s')} peak in {dtype} (matrix units)"),
+        (
+            "memory",
+            f"{units.size(system.memory_capacity_bytes)} at {units.count(bandwidth, 'B/s')}",
+        ),
+        ("launch floor", f"{system.device.launch_floor_us:g} us per kernel"),
+        (
+            "inside a node",
+            f"{near.name}, {near.bandwidth_GBps:g} GB/s per device, "
+            f"{near.latency_us:g} us per step, {near.setup_us:g} us set-up",
+        ),
+        (
+            "between nodes",
+            f"{far.name}, {far.nics_per_node} adapters of {far.bandwidth_per_nic_GBps:g} GB/s, "
+            f"{far.latency_us:g} us per step, {far.setup_us:g} us set-up",
+        ),
+    ]
+    if system.description:
+        facts.insert(0, ("what it is", system.description))
+    return Hardware(
+        name=system.name,
+        memory_capacity_bytes=system.memory_capacity_bytes,
+        peak_flops=peak,
+        memory_bandwidth_bytes_per_s=bandwidth,
+        facts=tuple(facts),
+    )
+
+
+def parameters_of(program: Program) -> tuple[Parameter, ...]:
+    """Inputs and weights of every entry, with their placement."""
+    found = []
+    for entry in program.entries:
+        function = program.functions[entry.function]
+        for index in function.params:
+            value = function.values[index]
+            whole = value.whole_shape if value.whole_shape is not None else value.shape
+            local = math.prod(value.shape)
+            item_bytes = value.bytes // local if local else 0
+            found.append(
+                Parameter(
+                    name=value.name,
+                    shape=tuple(whole),
+                    dtype=value.dtype,
+                    mesh=program.meshes[entry.mesh].name,
+                    placement=value.placement or "",
+                    whole_bytes=math.prod(whole) * item_bytes,
+                    device_bytes=value.bytes,
+                )
+            )
+    return tuple(found)
+
+
+def batch_of(program: Program) -> int | None:
+    """Dim 0 of the first data input that has dims; None where there is none."""
+    for entry in program.entries:
+        function = program.functions[entry.function]
+        for index in function.params:
+            value = function.values[index]
+            if value.role == "input" and value.whole_shape:
+                return value.whole_shape[0]
+    return None
