@@ -11,7 +11,6 @@ a reduced one terms of its reduction, and terms may only pass through linear blo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any
@@ -20,192 +19,15 @@ from tvm import ir, relax, tirx
 
 from ..errors import PropagationError
 from ..ir import flat_types, static_shape, tensor_type
-from .dims import Shape, elements, expr, product, same
+from .dims import Shape, same, size_bytes
 from .draft import CallShape, Draft
 from .factor import Rule
-from .tir_block import (
-    Block,
-    NotUnderstood,
-    blocks_of,
-    buffer_shape,
-    count_flops,
-    kind_of,
-    loads,
-)
+from .tir_block import Block, NotUnderstood, blocks_of, count_flops, kind_of, loads
+from .tir_classes import Buffers, Classes, Node, class_size, visit
 from .tir_flow import States, flow
-from .tir_shift import shift_of, uses
-
-#: ("iter", block, variable) or ("dim", buffer, dim)
-Node = tuple[str, int, int]
 
 #: Judges a factor (operand dims, result dims, size): None, or why the op cannot follow it.
 Accept = Callable[[dict[int, int], dict[int, int], Any], str | None]
-
-
-class Classes:
-    """Union-find over nodes, with the step each variable moves by and the reasons of pins."""
-
-    def __init__(self) -> None:
-        self._parent: dict[Node, Node] = {}
-        self.steps: dict[Node, int] = {}
-        self.pins: dict[Node, str] = {}
-
-    def find(self, node: Node) -> Node:
-        """Root of a node's class."""
-        self._parent.setdefault(node, node)
-        while self._parent[node] != node:
-            self._parent[node] = self._parent[self._parent[node]]
-            node = self._parent[node]
-        return node
-
-    def tie(self, a: Node, b: Node) -> None:
-        """Put two nodes in one class (the smaller root stays)."""
-        low, high = sorted((self.find(a), self.find(b)))
-        self._parent[high] = low
-
-    def pin(self, node: Node, why: str) -> None:
-        """Forbid cutting a node's class."""
-        self.find(node)
-        self.pins.setdefault(node, why)
-
-    def step(self, node: Node, step: int) -> None:
-        """Blocks of a variable must be multiples of a step."""
-        self.find(node)
-        self.steps[node] = math.lcm(self.steps.get(node, 1), step)
-
-    def members(self) -> dict[Node, list[Node]]:
-        """Classes by root, in order."""
-        found: dict[Node, list[Node]] = {}
-        for node in sorted(self._parent):
-            found.setdefault(self.find(node), []).append(node)
-        return found
-
-
-class Buffers:
-    """Numbers buffers by identity: operands, results, then intermediate ones."""
-
-    def __init__(self, func: Any) -> None:
-        self._found: dict[int, list[tuple[Any, int]]] = {}
-        self.shapes: list[list[Any]] = []
-        for param in func.params:
-            if hasattr(param.ty, "shape"):
-                self.number(param)
-        self.params = len(self.shapes)
-
-    def number(self, buffer: Any) -> int:
-        """Number of a buffer."""
-        slot = self._found.setdefault(hash(buffer), [])
-        for known, number in slot:
-            if known.same_as(buffer):
-                return number
-        slot.append((buffer, len(self.shapes)))
-        self.shapes.append(buffer_shape(buffer))
-        return len(self.shapes) - 1
-
-
-def _contained(block: Block, e: Any, var: Any, step: int, change: int) -> bool:
-    """Whether the first block of a variable keeps an index inside the first block of its dim."""
-    analyzer = type(block.analyzer)()
-    for other, extent in block.extents:
-        span = step if other.same_as(var) else extent
-        analyzer.bind(other, ir.Range(expr(0), expr(span)))
-    bound = analyzer.const_int_bound(e)
-    return int(bound.min_value) >= 0 and int(bound.max_value) < change
-
-
-def _visit_index(
-    classes: Classes, number: int, block: Block, dim: Node, extent: Any, e: Any
-) -> None:
-    if isinstance(extent, int) and extent == 1:
-        return
-    e = block.analyzer.simplify(e)
-    gathered = any(True for _ in loads(e))
-    tied = False
-    moving: list[Node] = []
-    for k, (var, own) in enumerate(block.extents):
-        if not uses(e, var):
-            continue
-        node: Node = ("iter", number, k)
-        shift = shift_of(e, var)
-        if shift is None:
-            classes.pin(node, "it is indexed in a way that is not understood")
-            continue
-        step, change = shift
-        symbolic = not isinstance(own, int)
-        if symbolic and step != 1:
-            classes.pin(node, "its symbolic extent is split")
-        elif change == 0:
-            classes.step(node, step)
-        elif (
-            not tied
-            and not gathered
-            and change > 0
-            and same(product((change, own)), product((extent, step)))
-            and _contained(block, e, var, step, change)
-        ):
-            tied = True
-            classes.step(node, step)
-            classes.tie(node, dim)
-        else:
-            moving.append(node)
-    for node in moving:
-        classes.pin(node, "a block of it reaches into other blocks")
-    if not tied:
-        classes.pin(dim, "it is indexed by values" if gathered else "blocks of it are not aligned")
-
-
-def _visit_value(classes: Classes, number: int, block: Block, e: Any) -> None:
-    """Variables whose position enters a value or condition cannot be cut."""
-    for k, (var, _) in enumerate(block.extents):
-        if uses(e, var):
-            shift = shift_of(e, var)
-            if shift is None or shift[1] != 0:
-                classes.pin(("iter", number, k), "its position enters the values")
-            else:
-                classes.step(("iter", number, k), shift[0])
-
-
-def _visit(classes: Classes, buffers: Buffers, number: int, block: Block) -> None:
-    for k, (_, _) in enumerate(block.extents):
-        classes.find(("iter", number, k))
-        if block.reduced[k] and not block.combiner:
-            classes.pin(("iter", number, k), "it is reduced in a way that is not understood")
-    for store in block.stores:
-        exprs = [store.value, *store.conditions]
-        accesses = [(store.buffer, store.indices)]
-        accesses += [
-            (x.source, list(x.indices)) for e in (*exprs, *store.indices) for x in loads(e)
-        ]
-        for buffer, indices in accesses:
-            place = buffers.number(buffer)
-            for d, e in enumerate(indices):
-                _visit_index(classes, number, block, ("dim", place, d), buffers.shapes[place][d], e)
-        for e in exprs:
-            _visit_value(classes, number, block, e)
-
-
-def _size(classes: Classes, blocks: list[Block], nodes: list[Node]) -> tuple[Any, bool] | None:
-    """(blocks at most, one to one) of a class; None when extents cannot be reconciled."""
-    size: Any = None
-    aligned = True
-    for kind, number, k in nodes:
-        if kind != "iter":
-            continue
-        extent = blocks[number].extents[k][1]
-        step = classes.steps.get((kind, number, k), 1)
-        aligned = aligned and step == 1
-        if isinstance(extent, int):
-            if extent % step:
-                return None
-            extent //= step
-        if size is None:
-            size = extent
-        elif isinstance(size, int) and isinstance(extent, int):
-            aligned = aligned and size == extent
-            size = math.gcd(size, extent)
-        elif not same(size, extent):
-            return None
-    return None if size is None else (size, aligned)
 
 
 def _add_factor(
@@ -224,7 +46,7 @@ def _add_factor(
     dims = [(b, d) for kind, b, d in nodes if kind == "dim" and b < buffers.params]
     if len({b for b, _ in dims}) != len(dims):
         return "two dims of one tensor move together"
-    found = _size(classes, blocks, nodes)
+    found = class_size(classes, blocks, nodes)
     if found is None:
         return "its extents cannot be cut into equal blocks"
     size, aligned = found
@@ -244,12 +66,13 @@ def _add_factor(
         return "it is reduced and used again"
     if accept is not None and (refusal := accept(ins, outs, size)) is not None:
         return refusal
+    results_are_terms = bool(kinds)
     draft.tie(
         ins,
         outs,
         kinds.pop() if kinds else "map",
         size=size if isinstance(size, int) else None,
-        uneven=aligned and not kinds and not any(s for s in results),
+        uneven=aligned and not results_are_terms and not _gathered(blocks, buffers),
     )
     return None
 
@@ -283,19 +106,63 @@ def _product_of_loads(block: Block) -> bool:
     return len(sources) == 2 and not sources[0].same_as(sources[1])
 
 
+def _gathered(blocks: list[Block], buffers: Buffers) -> list[int]:
+    """Numbers of the buffers that are indexed by values."""
+    return sorted(
+        {
+            buffers.number(x.source)
+            for block in blocks
+            for store in block.stores
+            for e in store.read()
+            for x in loads(e)
+            if any(True for i in x.indices for _ in loads(i))
+        }
+    )
+
+
+def _fits(buffers: Buffers, shape: CallShape) -> bool:
+    """Whether the PrimFunc's buffers are the call's operands and results."""
+    described = [*shape.ins, *shape.outs]
+    if buffers.params != len(described):
+        return False
+    for own, given in zip(buffers.shapes, described):
+        pairs = list(zip(own, given))
+        if len(own) != len(given) or any(
+            isinstance(x, int) and isinstance(y, int) and x != y for x, y in pairs
+        ):
+            return False
+    return True
+
+
+def _state_work(draft: Draft, buffers: Buffers, blocks: list[Block], flops: int) -> None:
+    call = draft.call
+    gathered = [i for i in _gathered(blocks, buffers) if i < len(call.ins)]
+    if any(map(_product_of_loads, blocks)):
+        draft.work(flops, "matmul")
+    elif gathered:  # as many elements as the largest result has
+        read = {
+            i: min(
+                size_bytes(call.ins[i], call.in_dtypes[i]),
+                max(size_bytes(s, call.in_dtypes[i]) for s in call.outs),
+            )
+            for i in gathered
+        }
+        draft.work(flops, "gather", in_bytes=read)
+
+
 def _analyse(func: Any, shape: CallShape, accept: Accept | None) -> Draft:
     draft = Draft(shape, "derived")
     flops = count_flops(func.body)
     draft.work(flops)
     buffers = Buffers(func)
-    if buffers.params != len(shape.ins) + len(shape.outs):
+    if not _fits(buffers, shape):
         draft.default_why = "the PrimFunc's buffers are not the call's operands and results"
         return draft
     try:
         blocks = list(blocks_of(func.body))
         classes = Classes()
         for number, block in enumerate(blocks):
-            _visit(classes, buffers, number, block)
+            visit(classes, buffers, number, block)
     except NotUnderstood as reason:
         draft.default_why = f"its TIR is not understood: it holds {reason}"
         return draft
@@ -307,21 +174,7 @@ def _analyse(func: Any, shape: CallShape, accept: Accept | None) -> Draft:
                 draft.whole("out" if out else "in", b - out * len(shape.ins), d, why)
     draft.default_why = "its TIR does not walk it"
     _linear(draft, buffers, blocks)
-    if any(map(_product_of_loads, blocks)):
-        draft.work(flops, "matmul")
-    else:
-        gathered = {
-            buffers.number(x.source)
-            for block in blocks
-            for store in block.stores
-            for x in loads(store.value)
-            if any(True for i in x.indices for _ in loads(i))
-        }
-        if gathered:
-            written = max(elements(s) for s in shape.outs) * 4
-            sizes = draft.rule().in_bytes
-            read = {i: min(sizes[i], written) for i in sorted(gathered) if i < len(sizes)}
-            draft.work(flops, "gather", in_bytes=read)
+    _state_work(draft, buffers, blocks, flops)
     return draft
 
 

@@ -33,7 +33,8 @@ class Factor:
         ``prod``: each device computes a term of that reduction. ``halo``: as map, with neighbour
         rows exchanged. ``stat``: as map, with a statistic reduced inside the call.
     comm_bytes : int
-        Payload of a halo or of the statistics inside the call, whole call, in bytes.
+        Bytes exchanged inside the whole call: a halo's rows, or one of the two statistics (of a
+        softmax, maximum and sum) that are reduced.
     uneven : bool
         Whether an extent that does not divide may be padded at its end.
     rescale : bool

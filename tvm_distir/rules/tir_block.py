@@ -25,12 +25,17 @@ class NotUnderstood(Exception):
 
 @dataclass
 class Store:
-    """``buffer[indices] = value``, under conditions."""
+    """``buffer[indices] = value``, under conditions, after values were bound to variables."""
 
     buffer: Any
     indices: list[Any]
     value: Any
     conditions: list[Any]
+    bound: list[tuple[Any, Any]]
+
+    def read(self) -> list[Any]:
+        """All expressions it evaluates besides its indices."""
+        return [self.value, *self.conditions, *(value for _, value in self.bound)]
 
 
 @dataclass
@@ -104,20 +109,36 @@ def buffer_shape(buffer: Any) -> list[Any]:
     return [plain(n) for n in buffer.ty.shape]
 
 
-def _stores(stmt: Any, conditions: list[Any]) -> Iterator[Store]:
+def _stores(stmt: Any, conditions: list[Any], bound: list[tuple[Any, Any]]) -> Iterator[Store]:
     kind = kind_of(stmt)
     if kind == "BufferStore":
-        yield Store(stmt.buffer, list(stmt.indices), stmt.value, conditions)
+        yield Store(stmt.buffer, list(stmt.indices), stmt.value, conditions, list(bound))
+    elif kind == "Bind":
+        bound.append((stmt.var, stmt.value))
     elif kind == "SeqStmt":
         for part in stmt.seq:
-            yield from _stores(part, conditions)
+            yield from _stores(part, conditions, bound)
     elif kind == "IfThenElse":
         inner = [*conditions, stmt.condition]
-        yield from _stores(stmt.then_case, inner)
+        yield from _stores(stmt.then_case, inner, list(bound))
         if stmt.else_case is not None:
-            yield from _stores(stmt.else_case, inner)
+            yield from _stores(stmt.else_case, inner, list(bound))
     else:
         raise NotUnderstood(f"a {kind} statement inside a block")
+
+
+def _names(e: Any, variable: Any) -> bool:
+    if kind_of(e) == "Var":
+        return bool(e.same_as(variable))
+    return any(_names(child, variable) for child in children(e))
+
+
+def _check_indices(store: Store) -> None:
+    """Bound values inside indices are not followed."""
+    indices = [*store.indices, *(i for e in store.read() for x in loads(e) for i in x.indices)]
+    for variable, _ in store.bound:
+        if any(_names(e, variable) for e in indices):
+            raise NotUnderstood("an index by a bound value")
 
 
 _COMBINERS = {"Add": "sum", "Mul": "prod", "Max": "max", "Min": "min"}
@@ -135,11 +156,11 @@ def _is_neutral(value: Any, combiner: str) -> bool:
 
 def _combiner(block: Any, stores: list[Store]) -> tuple[str, Any]:
     """Combiner and combined term of a reducing block; ("", None) when unknown."""
-    if len(stores) != 1 or stores[0].conditions or block.init is None:
+    if len(stores) != 1 or stores[0].conditions or stores[0].bound or block.init is None:
         return "", None
     store = stores[0]
     name = _COMBINERS.get(kind_of(store.value))
-    starts = list(_stores(block.init, []))
+    starts = list(_stores(block.init, [], []))
     if name is None or len(starts) != 1 or not _is_neutral(starts[0].value, name):
         return "", None
 
@@ -169,9 +190,10 @@ def _read(block: Any) -> Block:
         if plain(iteration.dom.extent) != 1:
             extents.append((iteration.var, plain(iteration.dom.extent)))
             reduced.append(int(iteration.iter_type) == _REDUCED)
-    stores = list(_stores(block.body, []))
+    stores = list(_stores(block.body, [], []))
     name, term = _combiner(block, stores) if any(reduced) else ("", None)
     for store in stores:
+        _check_indices(store)
         store.indices = [analyzer.simplify(e) for e in store.indices]
     return Block(extents, reduced, stores, name, analyzer, term)
 
@@ -192,7 +214,7 @@ def blocks_of(stmt: Any) -> Iterator[Block]:
     elif kind == "For":
         yield from blocks_of(stmt.body)
     elif kind == "BufferStore":
-        yield Block([], [], list(_stores(stmt, [])), "", Analyzer())
+        yield Block([], [], list(_stores(stmt, [], [])), "", Analyzer())
     else:
         raise NotUnderstood(f"a {kind} statement")
 
@@ -200,7 +222,7 @@ def blocks_of(stmt: Any) -> Iterator[Block]:
 def count_flops(stmt: Any, times: int = 1) -> int:
     """Arithmetic operations of a body: those of each store times the loops around it."""
     kind = kind_of(stmt)
-    if kind == "BufferStore":
+    if kind in ("BufferStore", "Bind"):
         return times * operations(stmt.value)
     if kind == "SeqStmt":
         return sum(count_flops(part, times) for part in stmt.seq)

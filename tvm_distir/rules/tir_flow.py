@@ -69,7 +69,8 @@ def _agree(x: int | None, y: int | None) -> int | None:
 
 def _passes(block: Block, store: Store, kind: str, is_partial: Callable[[Any], bool]) -> bool:
     """Whether a block's result is a term of the same reduction when its partial operands are."""
-    if any(is_partial(x.source) for e in (*store.conditions, *store.indices) for x in loads(e)):
+    aside = (*store.read()[1:], *store.indices)  # conditions and bound values are not followed
+    if any(is_partial(x.source) for e in aside for x in loads(e)):
         return False
     if any(block.reduced):
         if kind != "sum" or block.combiner != "sum":
@@ -120,12 +121,8 @@ def flow(
             return "two loops of one kernel step would have to walk it together"
         for store in block.stores:
             target = number(store.buffer)
-            values = [store.value] if block.term is None else [block.term]
-            sources = {
-                number(x.source)
-                for e in (*values, *store.conditions, *store.indices)
-                for x in loads(e)
-            }
+            values = store.read() if block.term is None else [block.term]
+            sources = {number(x.source) for e in (*values, *store.indices) for x in loads(e)}
             kinds = {states[b] for b in sources if states.get(b)}
             state = ""
             if len(kinds) > 1:

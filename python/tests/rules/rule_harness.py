@@ -16,6 +16,9 @@ from tvm import ir, relax
 from tvm_distir.ir.types import flat_types, static_shape
 from tvm_distir.rules import Factor, Rule, rule_of
 
+#: Unoptimised: compiling is what takes the time here.
+TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+
 #: Ops whose first shape argument is the shape of the result.
 TARGET_SHAPE = (
     "relax.reshape",
@@ -163,7 +166,7 @@ class Machine:
         mod = self._kernels.get()
         for name, function in self._functions.items():
             mod[name] = function
-        self._vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+        self._vm = relax.VirtualMachine(tvm.compile(mod, TARGET), tvm.cpu())
 
     def run(self, key: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         out = self._vm[self._keys[key]](

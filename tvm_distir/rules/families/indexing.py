@@ -104,19 +104,6 @@ def gather_nd(call: CallShape) -> Draft:
     return draft
 
 
-def _tie_positions(draft: Draft, indices: tuple[int, ...], rank: int, extra: int | None) -> None:
-    """Tie the broadcast index dims to the result's first dims (or to operand ``extra``'s)."""
-    call = draft.call
-    for d in range(rank):
-        ins = {}
-        for i in indices:
-            own = d - rank + len(call.ins[i])
-            if own >= 0:
-                ins[i] = own
-        if extra is None:
-            draft.tie(ins, {0: d})
-
-
 @register_sharding_rule("relax.index_tensor")
 def index_tensor(call: CallShape) -> Draft:
     """Broadcast index dims and dims of the data that are not indexed are kept."""
@@ -124,7 +111,9 @@ def index_tensor(call: CallShape) -> Draft:
     indices = call.args[1]
     data = call.ins[0]
     rank = max(len(call.ins[i]) for i in indices)
-    _tie_positions(draft, indices, rank, None)
+    for d in range(rank):  # no padding: its indices would have to be valid
+        ins = {i: d - rank + len(call.ins[i]) for i in indices if d - rank + len(call.ins[i]) >= 0}
+        draft.tie(ins, {0: d}, uneven=False)
     for k, d in enumerate(range(len(indices), len(data))):
         draft.tie({0: d}, {0: rank + k})
     draft.default_why = _INDEXED
