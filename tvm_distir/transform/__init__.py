@@ -8,6 +8,8 @@ from .annotate import AnnotateSharding
 from .inline import InlinePrivateFunctions
 from .legalize import LegalizeRedistribute
 from .lower import LowerDistIR
+from .optimize import OptimizeCollectives
+from .pipeline import distribute, pipeline
 from .propagate import PropagateSharding
 
 __all__ = [
@@ -15,5 +17,8 @@ __all__ = [
     "InlinePrivateFunctions",
     "LegalizeRedistribute",
     "LowerDistIR",
+    "OptimizeCollectives",
     "PropagateSharding",
+    "distribute",
+    "pipeline",
 ]
