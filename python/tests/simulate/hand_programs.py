@@ -1,0 +1,158 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Programs written by hand, and a system with round numbers, for the tests of the simulator.
+
+The system: 1 TFLOP/s and 1 TB/s reached in full, no launch floor, so ``us(n)`` FLOPs take n
+microseconds. A node has 4 devices; a collective takes 10 us, 1 us per step, and its wire bytes
+at 1 GB/s (1000 bytes per us). Between nodes: 1 adapter per device of the same speed, 100 us more.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tvm_distir.export import Entry, Function, Mesh, Op, Program, Value
+from tvm_distir.system import System
+
+MICRO = 1e-6
+
+
+def us(time_us):
+    """FLOPs that take a time."""
+    return round(time_us * 1e6)
+
+
+def round_system(**device):
+    return System.from_dict(
+        {
+            "schema_version": 1,
+            "name": "round",
+            "device": {
+                "name": "d",
+                "memory_capacity_GiB": 1,
+                "memory_bandwidth_GBps": 1000,
+                "launch_floor_us": 0,
+                "matmul_TFLOPs": {"default": 1},
+                "vector_TFLOPs": {"default": 1},
+                "efficiency": {
+                    kind: {"flops": 1, "bandwidth": 1}
+                    for kind in ("matmul", "conv", "attention", "memory", "gather")
+                },
+                **device,
+            },
+            "intra_node": {
+                "name": "n",
+                "devices_per_node": 4,
+                "bandwidth_GBps": 1,
+                "latency_us": 1,
+                "setup_us": 10,
+            },
+            "inter_node": {
+                "name": "n",
+                "nics_per_node": 4,
+                "bandwidth_per_nic_GBps": 1,
+                "latency_us": 1,
+                "setup_us": 100,
+            },
+        }
+    )
+
+
+SYSTEM = round_system()
+
+
+class Build:
+    """Builds a function; values are named, and their size is given in bytes."""
+
+    def __init__(self, mesh=0):
+        self.mesh, self.values, self.ops, self.params, self.index = mesh, [], [], [], {}
+
+    def new(self, name, size, role="activation"):
+        self.index[name] = len(self.values)
+        self.values.append(Value(name, (size,), "int8", size, role))
+        return self.index[name]
+
+    def param(self, name, size=0, role="input"):
+        self.params.append(self.new(name, size, role))
+        return self
+
+    def constant(self, name, size):
+        self.new(name, size, "constant")
+        return self
+
+    def of(self, names):
+        return tuple(self.index[n] for n in names.split())
+
+    def compute(self, out, ins, time_us, size=0, op="relax.op", **more):
+        inputs = self.of(ins)
+        outputs = tuple(self.new(n, size) for n in out.split())
+        self.ops.append(
+            Op(out, "compute", op, inputs, outputs, us(time_us), kernel_class="matmul", **more)
+        )
+        return self
+
+    def view(self, out, ins):
+        inputs = self.of(ins)
+        size = self.values[inputs[0]].bytes
+        self.ops.append(Op(out, "view", "relax.reshape", inputs, (self.new(out, size),)))
+        return self
+
+    def collective(self, out, ins, kind, size, group_size, axes=(0,)):
+        inputs = self.of(ins)
+        op = Op(
+            out,
+            "collective",
+            f"relax.dist.{kind}",
+            inputs,
+            (self.new(out, size),),
+            collective=kind,
+            mesh=self.mesh,
+            mesh_axes=tuple(axes),
+            group_size=group_size,
+            payload_bytes=size,
+        )
+        self.ops.append(op)
+        return self
+
+    def transfer(self, out, ins, kind, size, peer, tag=0):
+        inputs = self.of(ins)
+        op = Op(
+            out,
+            "transfer",
+            f"relax.dist.{kind}",
+            inputs,
+            (self.new(out, size),),
+            collective=kind,
+            mesh=self.mesh,
+            peer_mesh=peer,
+            tag=tag,
+            payload_bytes=size,
+            wire_bytes=size,
+        )
+        self.ops.append(op)
+        return self
+
+    def call(self, out, ins, callee, size=0):
+        inputs = self.of(ins)
+        outputs = tuple(self.new(n, size) for n in out.split())
+        self.ops.append(Op(out, "call", callee, inputs, outputs, callee=callee))
+        return self
+
+    def done(self, results):
+        return Function(
+            self.mesh, tuple(self.params), tuple(self.ops), self.of(results), tuple(self.values)
+        )
+
+
+def program(*meshes, **functions):
+    """Meshes as ``(axes, shape)``; entries are ``main``, or ``main_mesh<i>``."""
+    made, first = [], 0
+    for number, (axes, shape) in enumerate(meshes):
+        count = math.prod(shape)
+        ids = tuple(range(first, first + count))
+        made.append(Mesh(f"mesh{number}", tuple(axes), tuple(shape), ids))
+        first += count
+    names = ["main"] if "main" in functions else [f"main_mesh{i}" for i in range(len(made))]
+    entries = tuple(Entry(i, name) for i, name in enumerate(names))
+    found = Program(tuple(made), functions, entries)
+    return Program.from_json(found.to_json())

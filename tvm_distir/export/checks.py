@@ -1,0 +1,180 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a program must hold to, beyond having the right keys and types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from ..errors import SimulationError, nearest
+from .program import Entry, Function, Mesh, Op, Program
+
+MOST_STEPS = 20_000_000
+"""Steps of one device that the simulator takes on."""
+
+
+def _broken(place: str, what: str, remedy: str = "Export the program again.") -> SimulationError:
+    return SimulationError("DIST0712", what, place=place, remedy=remedy)
+
+
+def check_program(program: Program, place: str = "program") -> None:
+    """Refuse a program that contradicts itself.
+
+    Raises
+    ------
+    SimulationError
+        DIST0712, or DIST0713 for cyclic calls.
+    """
+    for i, mesh in enumerate(program.meshes):
+        _check_mesh(mesh, f"{place}/meshes[{i}]")
+    for name, fn in program.functions.items():
+        _check_function(program, fn, f"{place}/functions/{name}")
+    _check_entries(program, place)
+    order = call_order(program, place)
+    steps: dict[str, int] = {}
+    for name in order:
+        ops = program.functions[name].ops
+        steps[name] = sum(steps[op.callee] if op.kind == "call" else 1 for op in ops)
+    most = max((steps[entry.function] for entry in program.entries), default=0)
+    if most > MOST_STEPS:
+        raise _broken(
+            place, f"a device would take {most} steps", f"At most {MOST_STEPS} can be simulated."
+        )
+
+
+def call_order(program: Program, place: str = "program") -> list[str]:
+    """Names of the functions, callees before their callers.
+
+    Raises
+    ------
+    SimulationError
+        DIST0713 naming a cycle.
+    """
+    callees = {
+        name: list(dict.fromkeys(op.callee for op in fn.ops if op.kind == "call"))
+        for name, fn in program.functions.items()
+    }
+    order: list[str] = []
+    state: dict[str, int] = {}
+    for root in program.functions:
+        path = [(root, 0)] if root not in state else []
+        while path:
+            name, position = path.pop()
+            state[name] = 1
+            if position == len(callees[name]):
+                state[name] = 2
+                order.append(name)
+                continue
+            path.append((name, position + 1))
+            callee = callees[name][position]
+            if state.get(callee) == 1:
+                names = [one for one, _ in path]
+                cycle = [*names[names.index(callee) :], callee]
+                raise SimulationError(
+                    "DIST0713",
+                    f"functions call each other in a cycle: {' -> '.join(cycle)}",
+                    place=place,
+                    remedy="Recursion cannot be simulated: unroll it.",
+                )
+            if callee not in state:
+                path.append((callee, 0))
+    return order
+
+
+def _check_mesh(mesh: Mesh, place: str) -> None:
+    if not mesh.shape or len(mesh.axes) != len(mesh.shape):
+        raise _broken(place, f"{len(mesh.axes)} axis names for the shape {list(mesh.shape)}")
+    if len(set(mesh.axes)) != len(mesh.axes):
+        raise _broken(place, f"an axis name stands twice: {list(mesh.axes)}")
+    if math.prod(mesh.shape) != len(mesh.device_ids):
+        raise _broken(place, f"{len(mesh.device_ids)} device ids for the shape {list(mesh.shape)}")
+    if len(set(mesh.device_ids)) != len(mesh.device_ids):
+        raise _broken(place, "a device id stands twice")
+
+
+def _check_entries(program: Program, place: str) -> None:
+    if not program.entries:
+        raise _broken(f"{place}/entries", "no device runs anything")
+    owner: dict[int, Entry] = {}
+    for i, entry in enumerate(program.entries):
+        where = f"{place}/entries[{i}]"
+        if entry.function not in program.functions:
+            known = nearest(entry.function, program.functions)
+            raise _broken(where, f"there is no function {entry.function!r}", known)
+        if entry.mesh >= len(program.meshes):
+            raise _broken(where, f"mesh {entry.mesh} of {len(program.meshes)}")
+        for device in program.meshes[entry.mesh].device_ids:
+            if device in owner:
+                raise _broken(where, f"device {device} runs {owner[device].function} already")
+            owner[device] = entry
+
+
+def _check_function(program: Program, fn: Function, place: str) -> None:
+    if fn.mesh >= len(program.meshes):
+        raise _broken(place, f"mesh {fn.mesh} of {len(program.meshes)}")
+    count = len(fn.values)
+    defined: Mapping[int, None] = {
+        i: None for i, value in enumerate(fn.values) if value.role == "constant"
+    }
+    known = dict(defined)
+
+    def define(index: int, where: str) -> None:
+        if index >= count:
+            raise _broken(where, f"value {index} of {count}")
+        if index in known:
+            raise _broken(where, f"value {index} ({fn.values[index].name}) is defined twice")
+        known[index] = None
+
+    def use(index: int, where: str) -> None:
+        if index >= count:
+            raise _broken(where, f"value {index} of {count}")
+        if index not in known:
+            raise _broken(where, f"value {index} ({fn.values[index].name}) is not defined yet")
+
+    for index in fn.params:
+        define(index, f"{place}/params")
+    for i, op in enumerate(fn.ops):
+        where = f"{place}/ops[{i}]"
+        for index in op.inputs:
+            use(index, where)
+        for index in op.outputs:
+            define(index, where)
+        _check_op(program, op, where)
+    for index in fn.results:
+        use(index, f"{place}/results")
+
+
+def _check_op(program: Program, op: Op, place: str) -> None:
+    if op.kind == "view" and (len(op.inputs) != 1 or len(op.outputs) != 1):
+        raise _broken(place, "a view has one operand and one result")
+    if op.kind == "compute" and not op.modelled and not op.reason:
+        raise _broken(place, "it is not modelled, for no reason")
+    if op.kind == "call":
+        callee = program.functions.get(op.callee)
+        if callee is None:
+            known = nearest(op.callee, program.functions)
+            raise _broken(place, f"there is no function {op.callee!r}", known)
+        if (len(op.inputs), len(op.outputs)) != (len(callee.params), len(callee.results)):
+            raise _broken(
+                place,
+                f"{op.callee} takes {len(callee.params)} tensors and returns "
+                f"{len(callee.results)}, the call has {len(op.inputs)} and {len(op.outputs)}",
+            )
+    if op.kind in ("collective", "transfer") and op.mesh >= len(program.meshes):
+        raise _broken(place, f"mesh {op.mesh} of {len(program.meshes)}")
+    if op.kind == "transfer" and op.peer_mesh >= len(program.meshes):
+        raise _broken(place, f"mesh {op.peer_mesh} of {len(program.meshes)}")
+    if op.kind == "transfer" and len(op.inputs) != (op.collective == "send"):
+        raise _broken(place, f"a {op.collective} with {len(op.inputs)} operands")
+    if op.kind == "transfer" and len(op.outputs) != 1:
+        raise _broken(place, f"a {op.collective} with {len(op.outputs)} results")
+    if op.kind == "collective":
+        shape = program.meshes[op.mesh].shape
+        if not op.mesh_axes or any(axis >= len(shape) for axis in op.mesh_axes):
+            raise _broken(place, f"axes {list(op.mesh_axes)} of a mesh with {len(shape)} axes")
+        if len(set(op.mesh_axes)) != len(op.mesh_axes):
+            raise _broken(place, f"an axis stands twice: {list(op.mesh_axes)}")
+        size = math.prod(shape[axis] for axis in op.mesh_axes)
+        if op.group_size != size:
+            raise _broken(place, f"groups of {op.group_size}, the axes make groups of {size}")

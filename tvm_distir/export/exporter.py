@@ -1,0 +1,129 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""From a level-5 module to a ``Program``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tvm import ir, relax
+
+from ..errors import SimulationError
+from ..ir import mesh_axes, mesh_devices, mesh_names, mesh_shape, meshes
+from .body import FunctionExporter
+from .checks import check_program
+from .program import Entry, Function, Mesh, Program
+
+IO_ATTR = "dist.io"
+NUM_INPUT_ATTR = "num_input"
+
+
+def export(mod: ir.IRModule) -> Program:
+    """Make the simulator's input of a level-5 module.
+
+    Functions and calls are kept, repeated layers not unrolled. Tuples are flattened. Reshapes
+    that TVM turns into views cost nothing; every other op gets its FLOPs and bytes from its
+    sharding rule. An op without a rule is kept, with ``modelled`` false and the reason.
+
+    The inputs of an entry that are *weights*: where an item of ``dist.io`` has a ``"role"``, it
+    decides; else the attribute ``num_input`` of the entry, which counts the data parameters of
+    the original function; else all inputs of floating type but the original's first are weights.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At the level local, with ``dist.io`` on its entries.
+
+    Raises
+    ------
+    SimulationError
+        DIST0714 for a module that is not at that level, or whose shapes are symbolic; DIST0713
+        for cyclic calls.
+    """
+    entries = _entry_functions(mod)
+    names = mesh_names(mod)
+    found = [
+        Mesh(
+            name,
+            tuple(axes),
+            mesh_shape(mesh),
+            tuple(int(device) for device in mesh_devices(mesh).ravel()),
+        )
+        for name, axes, mesh in zip(names, mesh_axes(mod), meshes(mod), strict=True)
+    ]
+    functions = _reachable(mod, entries)
+    program = Program(
+        meshes=tuple(found),
+        functions=functions,
+        entries=tuple(Entry(int(fn.attrs[IO_ATTR]["mesh"]), name) for name, fn in entries.items()),
+    )
+    check_program(program, "export")
+    return program
+
+
+def _entry_functions(mod: ir.IRModule) -> dict[str, relax.Function]:
+    """Functions with ``dist.io``, by mesh, then by name."""
+    found = {
+        str(gv.name_hint): fn
+        for gv, fn in mod.functions.items()
+        if isinstance(fn, relax.Function) and fn.attrs and IO_ATTR in fn.attrs
+    }
+    if not found:
+        raise SimulationError(
+            "DIST0714",
+            f"no function has the attribute {IO_ATTR}",
+            place="module",
+            remedy="Lower the module with LowerDistIR first.",
+        )
+    if "main" in found:
+        return {"main": found["main"]}
+    mains = {name: fn for name, fn in found.items() if name.startswith("main_mesh")}
+    chosen = [(int(fn.attrs[IO_ATTR]["mesh"]), name) for name, fn in (mains or found).items()]
+    return {name: found[name] for _, name in sorted(chosen)}
+
+
+def _reachable(mod: ir.IRModule, entries: Mapping[str, relax.Function]) -> dict[str, Function]:
+    """The entries and all functions they call, each on the first mesh that reaches it."""
+    out: dict[str, Function] = {}
+    for name, fn in entries.items():
+        mesh = int(fn.attrs[IO_ATTR]["mesh"])
+        todo = [name]
+        while todo:
+            here = todo.pop()
+            if here in out:
+                continue
+            exporter = FunctionExporter(mod, here, mod[here])
+            out[here] = exporter.run(mesh, _roles(fn) if here == name else None)
+            todo.extend(reversed(exporter.callees))
+    return out
+
+
+def _roles(fn: relax.Function) -> list[dict[str, Any]]:
+    """Role, whole shape and placement of each parameter of an entry."""
+    items = list(fn.attrs[IO_ATTR]["inputs"])
+    if len(items) != len(fn.params):
+        raise SimulationError(
+            "DIST0714",
+            f"{IO_ATTR} lists {len(items)} inputs, there are {len(fn.params)}",
+            place="entry",
+            remedy="Lower the module with LowerDistIR first.",
+        )
+    data_count = int(fn.attrs[NUM_INPUT_ATTR]) if NUM_INPUT_ATTR in fn.attrs else None
+    out = []
+    for item in items:
+        index, dtype = int(item["index"]), str(item["dtype"])
+        if "role" in item:
+            weight = str(item["role"]) == "weight"
+        elif data_count is not None:
+            weight = index >= data_count
+        else:
+            weight = index > 0 and dtype.startswith(("float", "bfloat"))
+        out.append(
+            {
+                "role": "weight" if weight else "input",
+                "whole_shape": tuple(int(n) for n in item["shape"]),
+                "placement": str(item["placement"]),
+            }
+        )
+    return out

@@ -1,0 +1,122 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A result as a Chrome trace in the flavour of PyTorch's Kineto, which Perfetto opens."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError
+from .costs import STREAMS
+from .result import Lane, Result
+
+
+def write_trace(result: Result, path: str | Path) -> None:
+    """Write the trace into a new file and move it to its place.
+
+    Raises
+    ------
+    UsageError
+        DIST0153 when the file cannot be written.
+    """
+    target = Path(path)
+    temporary: str | None = None
+    try:
+        handle, temporary = tempfile.mkstemp(
+            prefix=f".{target.name}.", suffix=".part", dir=target.parent
+        )
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.writelines(_pieces(result))
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, target)
+        temporary = None
+    except OSError as err:
+        raise UsageError(
+            "DIST0153",
+            f"the trace cannot be written: {err.strerror or err}",
+            place=str(target),
+            remedy="Name a file in a folder that exists and that you may write to.",
+        ) from err
+    finally:
+        if temporary is not None:
+            os.unlink(temporary)
+
+
+def _pieces(result: Result) -> Iterator[str]:
+    """The JSON text, an event at a time."""
+    head = {
+        "schemaVersion": 1,
+        "displayTimeUnit": "ms",
+        "deviceProperties": [
+            {"id": lane.devices[0], "name": result.system, "devices": list(lane.devices)}
+            for lane in result.lanes
+        ],
+        "distributedInfo": {
+            "backend": "tvm_distir",
+            "rank": result.lanes[0].devices[0] if result.lanes else 0,
+            "world_size": len(result.devices),
+        },
+    }
+    yield json.dumps(head)[:-1] + ', "traceEvents": [\n'
+    separator = ""
+    for event in _events(result):
+        yield separator + json.dumps(event, allow_nan=False)
+        separator = ",\n"
+    yield "\n]}\n"
+
+
+def _events(result: Result) -> Iterator[dict[str, Any]]:
+    correlation = 0
+    for lane in result.lanes:
+        yield from _names(lane)
+        pid = lane.devices[0]
+        for event in lane.events():
+            correlation += 1
+            tid = STREAMS.index(event.stream)
+            yield {
+                "ph": "X",
+                "cat": "kernel",
+                "name": event.name,
+                "pid": pid,
+                "tid": tid,
+                "ts": event.start_s * 1e6,
+                "dur": event.duration_s * 1e6,
+                "args": {
+                    **event.args,
+                    "device": pid,
+                    "stream": tid,
+                    "correlation": correlation,
+                },
+            }
+        for time_s, live_bytes in lane.memory:
+            yield {
+                "ph": "C",
+                "name": "live memory",
+                "pid": pid,
+                "ts": time_s * 1e6,
+                "args": {"bytes": live_bytes},
+            }
+
+
+def _names(lane: Lane) -> Iterator[dict[str, Any]]:
+    """Names of the process (devices) and its threads (streams), in order."""
+    pid, count = lane.devices[0], len(lane.devices)
+    others = f" and {count - 1} alike" if count > 1 else ""
+    yield _metadata("process_name", pid, 0, {"name": f"{lane.mesh}: device {pid}{others}"})
+    yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
+    used = {event.stream for event in lane.events()}
+    for tid, stream in enumerate(STREAMS):
+        if stream in used:
+            yield _metadata("thread_name", pid, tid, {"name": stream})
+            yield _metadata("thread_sort_index", pid, tid, {"sort_index": tid})
+
+
+def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args}
