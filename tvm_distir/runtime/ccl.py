@@ -30,7 +30,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-import tvm
 import tvm_ffi
 
 from ..errors import RuntimeError_
@@ -38,6 +37,7 @@ from .calls import Transfer
 from .collectives import REDUCE_OPS, Collective
 from .fabric import Fabric
 from .layout import np_dtype
+from .tensors import to_array, to_tensor
 
 PREFIX = "tvm_distir.ccl."
 
@@ -116,7 +116,7 @@ def _collective(name: str) -> Callable[..., Any]:
         values = [int(v) for v in args[len(args) - len(names) - 1 : -1]]
         given = [(k, REDUCE_OPS[v] if k == "op" else v) for k, v in zip(names, values)]
         call = Collective(name, _groups(groups, int(size)), tuple(given))
-        x = operand[0].numpy() if operand else None
+        x = to_array(operand[0]) if operand else None
         _fill(args[-1], fabric.collective(rank, call, x))
 
     return body
@@ -130,9 +130,9 @@ def _transfer(args: Sequence[Any]) -> Transfer:
 
 
 def _send(fabric: Fabric, rank: int, x: Any, *args: Any) -> Any:
-    array = x.numpy()
+    array = to_array(x)
     fabric.send(rank, _transfer(args), array)
-    return tvm.runtime.tensor(array)
+    return to_tensor(array)
 
 
 def _recv(fabric: Fabric, rank: int, *args: Any) -> None:

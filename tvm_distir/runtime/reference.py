@@ -15,7 +15,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ..errors import RuntimeError_
 from .kernels import compile_module
-from .virtual import to_tensor
+from .tensors import flat_tensors, to_array, to_tensor
 
 Array = npt.NDArray[Any]
 
@@ -37,13 +37,6 @@ def strip_annotations(mod: ir.IRModule) -> ir.IRModule:
         if isinstance(fn, relax.Function):
             out[gv] = _Strip(out).visit_expr(fn)
     return out
-
-
-def flat_arrays(value: Any) -> list[Array]:
-    """Leaves of a (nested) tuple of tensors as arrays, in order."""
-    if isinstance(value, tvm.runtime.Tensor):
-        return [value.numpy()]
-    return [array for item in value for array in flat_arrays(item)]
 
 
 class Reference:
@@ -85,4 +78,5 @@ class Reference:
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Flattened results for whole arrays in the order of the parameters."""
-        return flat_arrays(self._machine[self._entry](*(to_tensor(a) for a in inputs)))
+        result = self._machine[self._entry](*(to_tensor(a) for a in inputs))
+        return [to_array(t) for t in flat_tensors(result)]

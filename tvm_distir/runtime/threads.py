@@ -28,6 +28,7 @@ from . import ccl
 from .fabric import Aborted, Fabric
 from .kernels import KernelCache
 from .layout import Entry, entries, gather_outputs, shard_inputs
+from .tensors import flat_tensors, to_array, to_tensor
 
 Array = npt.NDArray[Any]
 
@@ -108,17 +109,12 @@ def _invoke(number: int) -> None:
     try:
         with ccl.worker(job.fabric, rank):
             machine = relax.VirtualMachine(job.machine[rank], tvm.cpu())
-            args = [tvm.runtime.tensor(a) for a in job.inputs[rank]]
-            job.outputs[rank] = _flat(machine[job.function[rank]](*args))
+            args = [to_tensor(a) for a in job.inputs[rank]]
+            result = machine[job.function[rank]](*args)
+            job.outputs[rank] = [to_array(t) for t in flat_tensors(result)]
         job.fabric.finish(rank)
     except BaseException as err:
         job.fabric.fail(rank, err)
-
-
-def _flat(value: Any) -> list[Array]:
-    if isinstance(value, tvm.runtime.Tensor):
-        return [value.numpy()]
-    return [array for item in value for array in _flat(item)]
 
 
 def _session(workers: int) -> Any:

@@ -35,6 +35,7 @@ from .segments import (
     TransferStep,
     make_program,
 )
+from .tensors import flat_tensors, to_array, to_tensor
 
 Array = npt.NDArray[Any]
 Value = Any
@@ -46,22 +47,11 @@ MailKey = tuple[int, tuple[int, ...], tuple[int, ...]]
 _KERNELS = KernelCache()
 
 
-def to_tensor(array: Array) -> Any:
-    """TVM tensor with the array's values, shape () included."""
-    return tvm.runtime.tensor(np.ascontiguousarray(array).reshape(array.shape))
-
-
 def _tuples(value: Any) -> Value:
     """Turn FFI arrays of results into tuples."""
     if isinstance(value, tvm.runtime.Tensor):
         return value
     return tuple(_tuples(v) for v in value)
-
-
-def _flat(value: Value) -> list[Array]:
-    if isinstance(value, tuple):
-        return [a for v in value for a in _flat(v)]
-    return [value.numpy()]
 
 
 def _mail_key(transfer: Transfer) -> MailKey:
@@ -151,7 +141,7 @@ class _Run:
         place = {rank: i for i, rank in enumerate(entry.ranks)}
         operands: list[Array] = []
         if step.operand is not None:
-            operands = [v.numpy() for v in self.evaluate(step.operand, env, count)]
+            operands = [to_array(v) for v in self.evaluate(step.operand, env, count)]
         out: list[Value] = [None] * count
         nbytes = 0
         for group in call.groups:
@@ -177,7 +167,7 @@ class _Run:
 
     def send(self, step: TransferStep, env: Mapping[relax.Var, PerRank], entry: Entry) -> PerRank:
         values = self.evaluate(step.operand, env, len(entry.ranks))
-        sent = {rank: v.numpy() for rank, v in zip(entry.ranks, values)}
+        sent = {rank: to_array(v) for rank, v in zip(entry.ranks, values)}
         self.mail.setdefault(_mail_key(step.transfer), deque()).append((step.transfer, sent))
         return values
 
@@ -268,7 +258,9 @@ class VirtualEngine:
             tasks[i] = state.function(entry.function, columns, entry)
         results = _take_turns(tasks, state)
         self.collectives = state.counter.counts()
-        rows = [[_flat(v) for v in results[i]] for i in range(len(found))]
+        rows = [
+            [[to_array(t) for t in flat_tensors(v)] for v in results[i]] for i in range(len(found))
+        ]
         return gather_outputs(mod, rows)
 
 

@@ -118,6 +118,14 @@ def test_a_nan_of_ours_is_never_equal():
     assert report.max_abs_diff == np.inf
 
 
+def test_differences_are_those_of_the_worst_element():
+    ref, got = np.array([4.0, 0.0, -8.0]), np.array([4.0, 1.0, -8.5])
+    report = compare_output(0, got, ref, False, 0.0, 0.1)
+    assert (report.equal, report.max_abs_diff, report.max_rel_diff) == (False, 1.0, 0.125)
+    assert compare_output(0, got, ref, False, 1.0, 0.0).equal
+    assert compare_output(0, ref[:0], ref[:0], False, 0.0, 0.0).max_rel_diff == 0
+
+
 def test_inputs_of_ones_own():
     x, w = draw(R(0), (4, 8), "float32"), draw(R(1), (8, 6), "float32")
     report = verify(original(), None, dist=distributed(), inputs={"w": w, "x": x})

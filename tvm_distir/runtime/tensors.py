@@ -1,0 +1,44 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Between TVM's tensors and NumPy's arrays, without copies where the two allow it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import tvm
+
+Array = npt.NDArray[Any]
+
+_SHARED = frozenset(
+    f"{kind}{bits}"
+    for kind, sizes in (
+        ("float", (16, 32, 64)),
+        ("int", (8, 16, 32, 64)),
+        ("uint", (8, 16, 32, 64)),
+    )
+    for bits in sizes
+)
+"""Types that both sides know; the others (bool, bfloat16, ...) are copied."""
+
+
+def to_tensor(array: Array) -> Any:
+    """TVM tensor with a copy of the array's values, shape () included."""
+    return tvm.runtime.tensor(np.ascontiguousarray(array).reshape(array.shape))
+
+
+def to_array(tensor: Any) -> Array:
+    """Array over the tensor's memory, to be read only, or a copy where the type needs one."""
+    if str(tensor.dtype) in _SHARED:
+        return np.from_dlpack(tensor)
+    copied: Array = tensor.numpy()
+    return copied
+
+
+def flat_tensors(value: Any) -> list[Any]:
+    """Leaves of a (nested) tuple or FFI array of tensors, in order."""
+    if isinstance(value, tvm.runtime.Tensor):
+        return [value]
+    return [leaf for item in value for leaf in flat_tensors(item)]
