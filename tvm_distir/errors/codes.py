@@ -83,7 +83,6 @@ CODES: dict[str, str] = {
     "DIST0506": "an op cannot run on shards",
     "DIST0507": "an op would read the padding of an uneven dim",
     "DIST0508": "a PrimFunc cannot be cut to the shapes of a shard",
-    "DIST0509": "a private function works on several meshes",
     # 06xx: runtime
     "DIST0601": "an unknown engine is named",
     "DIST0602": "the inputs of a run do not fit the module",

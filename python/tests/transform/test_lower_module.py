@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -191,37 +192,47 @@ def test_several_results_of_one_op():
     np.testing.assert_array_equal(v, -np.sort(-x, axis=1)[:, :2])
 
 
-def test_function_that_mixes_meshes():
-    """Inlined when it can be, otherwise refused with its name."""
+def test_functions_that_mix_meshes_are_inlined():
+    """Called twice, one in the other: every transfer has a tag of its own."""
     mod = parse(
         f"""
     @R.function(private=True)
-    def part(x: {D((8, 8), "S[0]")}):
+    def hop(x: {D((8, 8), "S[0]")}):
         y = R.dist.redistribute(x, "mesh[1]", "S[1]")
         return y
+
+    @R.function(private=True)
+    def round(x: {D((8, 8), "S[0]")}):
+        cls = Module
+        y = cls.hop(x)
+        n = R.negative(y)
+        z = R.dist.redistribute(n, "mesh[0]", "S[0]")
+        return (z, y)
 
     @R.function
     def main(x: {D((8, 8), "S[0]")}):
         cls = Module
-        y = cls.part(x)
-        z = R.negative(y)
-        return z
+        a = cls.round(x)
+        b = a[0]
+        c = cls.round(b)
+        d = c[0]
+        e = c[1]
+        f = R.add(e, e)
+        return (d, f)
 """,
         "R.device_mesh((2,), I.Range(0, 2)), R.device_mesh((2,), I.Range(2, 4))",
         '[["a"], ["b"]]',
     )
-    legal = LegalizeRedistribute()(mod)
-    try:
-        from tvm_distir.transform import inline  # noqa: F401
-    except ImportError:
-        with pytest.raises(LoweringError) as caught:
-            LowerDistIR()(legal)
-        assert (caught.value.code, caught.value.place) == ("DIST0509", "part")
-        return
-    local = LowerDistIR()(legal)
+    local = lower(mod)
     h.check_module(local)
+    assert sorted(g.name_hint for g in local.functions) == ["main_mesh0", "main_mesh1"]
+    tags = re.findall(r"R\.dist\.send\(.*tag=(\d+)", local.script())
+    assert len(tags) == 4
+    assert len(set(tags)) == 4
     (x,) = draw((8, 8))
-    np.testing.assert_array_equal(h.run(local, [x])[0], -x)
+    d, f = h.run(local, [x])
+    np.testing.assert_array_equal(d, x)
+    np.testing.assert_array_equal(f, -2 * x)
 
 
 def test_results_on_two_meshes_in_one_tuple_variable():

@@ -25,6 +25,7 @@ from ..legalize.local_view import has_local_view
 from ..legalize.passes import callees_of, has_dtensor, retyped
 from . import combining, shaping  # noqa: F401 (they register their handlers)
 from .function import Context, LocalFunction
+from .inlining import inline_functions
 from .local_view import lower_local_view
 
 IO_ATTR = "dist.io"
@@ -36,7 +37,7 @@ def LowerDistIR() -> Any:  # noqa: N802 (a factory in TVM's naming)
 
     Each DTensor becomes a Tensor of the shape of one (padded) shard, each public function one
     entry function per mesh it works on, with the attribute ``dist.io``. Private functions stay,
-    unless they work on several meshes: then all are inlined first.
+    unless they work on several meshes: those are inlined first.
 
     A module in TVM's local view (``call_tir_local_view``, 1-D meshes) is lowered as TVM's pass
     of this name does: inputs are scattered or broadcast from worker 0.
@@ -50,7 +51,7 @@ def LowerDistIR() -> Any:  # noqa: N802 (a factory in TVM's naming)
     LevelError
         DIST0451 when the module is not at level 4.
     LoweringError
-        DIST0501 to DIST0509, see :data:`tvm_distir.errors.CODES`.
+        DIST0501 to DIST0508, see :data:`tvm_distir.errors.CODES`.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="tvm_distir.LowerDistIR")
@@ -107,19 +108,6 @@ def _meshes_of(fn: relax.Function, name: str, context: Context) -> list[int]:
     return sorted(found)
 
 
-def _inline(mod: ir.IRModule, name: str) -> ir.IRModule:
-    try:
-        from ..inline import InlinePrivateFunctions
-    except ImportError as error:
-        raise LoweringError(
-            "DIST0509",
-            "it works on several meshes and cannot be inlined",
-            place=name,
-            remedy="Call its parts from the public function.",
-        ) from error
-    return InlinePrivateFunctions()(mod)
-
-
 def lower(mod: ir.IRModule) -> ir.IRModule:
     """Apply :func:`LowerDistIR`."""
     if has_local_view(mod):
@@ -139,7 +127,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
         if is_private(fn) and len(_meshes_of(fn, str(gv.name_hint), context)) > 1
     ]
     if mixed:
-        mod = _inline(mod, mixed[0])
+        mod = inline_functions(mod, functions, mixed)
         functions, context = callees_first(mod), _context(mod)
     infos = meshes(mod)
     result: dict[Any, Any] = {}
