@@ -100,8 +100,12 @@ def run(arguments: argparse.Namespace) -> int:
         _add_folder(outputs, folder, work, program)
         outputs.add(folder / "analysis.json", data)
         outputs.add(folder / "analysis.txt", to_text(analysis))
-    for path in outputs.commit():
-        say(f"wrote {path}")
+    written = outputs.commit()
+    for path in written:
+        if path.parent != folder:
+            say(f"wrote {path}")
+    if folder is not None:
+        say(f"wrote {sum(path.parent == folder for path in written)} files into {folder}")
     sys.stdout.write(data if arguments.json else to_text(analysis, wants_colour()))
     return 0
 

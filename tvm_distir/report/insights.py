@@ -48,10 +48,18 @@ def _time(analysis: Analysis) -> list[str]:
     if whole <= 0:
         return []
     top = ordered[0]
-    return [
+    said = [
         f"{top.op} takes {units.share(top.time_s, whole)} of the compute time "
         f"({top.count} executions)."
     ]
+    small = [one for one in ordered if one.bound_by == "launch"]
+    small_s = sum(one.time_s for one in small)
+    if small_s >= 0.05 * whole:
+        said.append(
+            f"{units.share(small_s, whole)} of the compute time goes to kernels too small to keep "
+            f"a device busy (mostly {small[0].op})."
+        )
+    return said
 
 
 def _communication(analysis: Analysis) -> list[str]:

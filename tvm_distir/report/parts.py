@@ -90,7 +90,7 @@ def header(analysis: Analysis) -> str:
         False: '<span class="badge bad">does not fit in memory</span>',
         None: '<span class="badge">memory size unknown</span>',
     }[fits]
-    what = f"strategy <b>{esc(analysis.strategy)}</b>" if analysis.strategy else "a hand-made plan"
+    what = f"strategy <b>{esc(analysis.strategy)}</b>" if analysis.strategy else "a given plan"
     batch = f", batch {analysis.batch}" if analysis.batch else ""
     return (
         f'<header><p class="kicker">tvm-distir report</p><h1>{esc(analysis.model)}</h1>'

@@ -126,7 +126,7 @@ def _verdict(analysis: Analysis, paint: Painter) -> list[str]:
             if analysis.fits
             else paint("red", f"DOES NOT FIT: {peak} of {capacity} per device")
         )
-    plan = f"strategy {analysis.strategy}" if analysis.strategy else "a plan of its own"
+    plan = f"strategy {analysis.strategy}" if analysis.strategy else "a given plan"
     return [
         paint("bold", f"{printable(analysis.model)} on {printable(analysis.hardware.name)}"),
         f"  {mesh_words(analysis)}, {printable(plan)}",
