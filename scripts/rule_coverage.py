@@ -22,7 +22,7 @@ def print_ops() -> int:
     rows = op_coverage()
     print(table(("op", "rule"), [(r.op, r.source) for r in rows]))
     counts = Counter(r.source for r in rows)
-    print(", ".join(f"{counts[s]} {s}" for s in ("hand", "derived", "none")))
+    print(", ".join(f"{counts[s]} {s}" for s in ("hand", "derived", "system", "none")))
     return 0
 
 

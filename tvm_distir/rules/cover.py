@@ -15,11 +15,19 @@ from ..ir.types import flat_types, relax_functions, static_shape, tensor_type
 from .factor import Rule
 from .match import describe_factor
 from .registry import registered_ops, rule_of
+from .signature import TIR_CALLS
+
+_SYSTEM = tuple(
+    f"relax.{family}." for family in ("builtin", "ccl", "dist", "inspect", "memory", "vm")
+)
 
 
 @dataclass(frozen=True)
 class OpCoverage:
-    """Where an op's rule comes from: ``hand``, ``derived`` (from its legalization), ``none``."""
+    """Where an op's rule comes from: ``hand``, ``derived`` (from its kernel), ``none``.
+
+    ``system``: no tensor computation, or a collective; it is not sharded by a rule.
+    """
 
     op: str
     source: str
@@ -58,10 +66,15 @@ def op_coverage() -> tuple[OpCoverage, ...]:
     hand = set(registered_ops())
     rows = []
     for name in sorted(str(n) for n in ir.Op.list_op_names() if str(n).startswith("relax.")):
-        legalized = ir.Op.get(name).get_attr("FLegalize") is not None
-        rows.append(
-            OpCoverage(name, "hand" if name in hand else "derived" if legalized else "none")
-        )
+        if name in hand:
+            source = "hand"
+        elif name.startswith(_SYSTEM):
+            source = "system"
+        elif name in TIR_CALLS or ir.Op.get(name).get_attr("FLegalize") is not None:
+            source = "derived"
+        else:
+            source = "none"
+        rows.append(OpCoverage(name, source))
     return tuple(rows)
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules derived from TIR: for ``call_tir`` and for ops without a hand-written rule.
+"""Rules derived from TIR.
 
 A factor is a class of iteration variables and buffer dims that are cut together: moving a
 variable by one block of its extent moves every index of a dim of the class by one block of that
@@ -11,15 +11,11 @@ a reduced one terms of its reduction, and terms may only pass through linear blo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import combinations
 from typing import Any
 
-from tvm import ir, relax, tirx
-
-from ..errors import PropagationError
-from ..ir import flat_types, static_shape, tensor_type
-from .dims import Shape, same, size_bytes
+from .dims import size_bytes
 from .draft import CallShape, Draft
 from .factor import Rule
 from .tir_block import Block, NotUnderstood, blocks_of, count_flops, kind_of, loads
@@ -150,7 +146,11 @@ def _state_work(draft: Draft, buffers: Buffers, blocks: list[Block], flops: int)
         draft.work(flops, "gather", in_bytes=read)
 
 
-def _analyse(func: Any, shape: CallShape, accept: Accept | None) -> Draft:
+def analyse(func: Any, shape: CallShape, accept: Accept | None = None) -> Draft:
+    """Draft the rule of a PrimFunc called with the described operands.
+
+    With ``accept``, only factors that it accepts, and whose terms are not processed further.
+    """
     draft = Draft(shape, "derived")
     flops = count_flops(func.body)
     draft.work(flops)
@@ -183,118 +183,4 @@ def derive_primfunc(func: Any, shape: CallShape) -> Rule:
 
     Anything that is not understood makes dims whole, with the reason in ``why_whole``.
     """
-    return _analyse(func, shape, None).rule()
-
-
-def _refuse(shape: CallShape, why: str) -> PropagationError:
-    return PropagationError(
-        "DIST0401",
-        f"no sharding rule, and none can be derived: {why}",
-        place=shape.op,
-        remedy="Register a rule with register_sharding_rule.",
-    )
-
-
-def _alone(call: ir.Call, shapes: Sequence[Shape]) -> tuple[list[relax.Var], ir.Call]:
-    """The call on fresh parameters of the given shapes, one per flattened tensor operand."""
-    params: list[relax.Var] = []
-
-    def fresh(ty: Any) -> Any:
-        if isinstance(ty, relax.TupleType):
-            return relax.Tuple([fresh(field) for field in ty.fields])
-        tensor: Any = tensor_type(ty)
-        local = relax.TensorType(list(shapes[len(params)]), tensor.dtype)
-        params.append(relax.Var(f"operand{len(params)}", local))
-        return params[-1]
-
-    def holds_tensors(ty: Any) -> bool:
-        if isinstance(ty, relax.TupleType):
-            return len(ty.fields) > 0 and all(holds_tensors(f) for f in ty.fields)
-        return tensor_type(ty) is not None
-
-    args = [fresh(a.ty) if holds_tensors(a.ty) else a for a in call.args]
-    return params, ir.Call(call.op, args, call.attrs, call.ty_args)
-
-
-def _part(extent: Any, count: int) -> Any:
-    return extent // count if isinstance(extent, int) else tirx.floordiv(extent, count)
-
-
-def _shape_keeper(call: ir.Call, shape: CallShape) -> Accept:
-    """Accept factors for which the op, on one block of its operands, gives a block of its results.
-
-    An op whose attributes name extents (a target size, a number of repeats) does not.
-    """
-
-    def local(shapes: Sequence[Shape], dims: dict[int, int], count: int) -> list[Shape]:
-        return [
-            tuple(_part(n, count) if dims.get(i) == d and n != 1 else n for d, n in enumerate(s))
-            for i, s in enumerate(shapes)
-        ]
-
-    def judge(ins: dict[int, int], outs: dict[int, int], size: Any) -> str | None:
-        count = 2
-        if isinstance(size, int):
-            count = next(k for k in range(2, size + 1) if size % k == 0)
-        _, alone = _alone(call, local(shape.ins, ins, count))
-        try:
-            got = flat_types(relax.BlockBuilder().normalize(alone).ty)
-        except Exception:  # type inference refuses the block: the op cannot follow
-            return "the op refuses a block of its operands"
-        wanted = local(shape.outs, outs, count)
-        for ty, expected in zip(got, wanted):
-            found = static_shape(ty)
-            if found is None or len(found) != len(expected) or not all(map(same, found, expected)):
-                return "the op's attributes name its extent"
-        return None
-
-    return judge
-
-
-def _legalized(call: ir.Call, shape: CallShape) -> tuple[list[relax.Var], Any]:
-    """Parameters and module of the call legalized alone (DIST0401 when it cannot be)."""
-    params, alone = _alone(call, shape.ins)
-    try:
-        value = relax.BlockBuilder().normalize(alone)
-        result = relax.Var("result", value.ty)
-        block = relax.BindingBlock([relax.VarBinding(result, value)])
-        func = relax.Function(params, relax.SeqExpr([block], result), value.ty)
-        mod = ir.IRModule({"main": func.with_attr("global_symbol", "main")})
-        return params, relax.transform.LegalizeOps()(mod)
-    except Exception as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise _refuse(shape, f"it cannot be legalized ({lines[-1][:120]})") from error
-
-
-def derive_call(call: ir.Call, shape: CallShape) -> Rule:
-    """Derive the rule of an op call from the PrimFunc it legalizes to.
-
-    Factors whose terms the kernel processes further are left out: constants of that kernel may
-    depend on the extent that is cut. So are those the op itself cannot follow on local operands.
-
-    Raises
-    ------
-    PropagationError
-        DIST0401 when the call cannot be legalized alone.
-    """
-    params, mod = _legalized(call, shape)
-    kernels = [f for _, f in mod.functions.items() if isinstance(f, tirx.PrimFunc)]
-    calls = [
-        binding.value
-        for block in mod["main"].body.blocks
-        for binding in block.bindings
-        if isinstance(binding.value, ir.Call)
-    ]
-    if not kernels:
-        raise _refuse(shape, "it does not legalize to TIR")
-    draft = Draft(shape, "derived")
-    if len(kernels) > 1 or len(calls) > 1:
-        draft.default_why = "the op legalizes to several kernels"
-        draft.work(sum(count_flops(f.body) for f in kernels))
-        return draft.rule()
-    operands = list(calls[0].args[1].fields)
-    if len(operands) != len(params) or not all(a.same_as(b) for a, b in zip(operands, params)):
-        draft.default_why = "its kernel takes other operands than the op"
-        draft.work(count_flops(kernels[0].body))
-        return draft.rule()
-    return _analyse(kernels[0], shape, _shape_keeper(call, shape)).rule()
+    return analyse(func, shape).rule()

@@ -13,7 +13,8 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from ..errors import PropagationError
-from .derive import derive_call, derive_primfunc
+from .derive import derive_primfunc
+from .derive_op import derive_call
 from .dims import same
 from .draft import CallShape, Draft
 from .factor import Rule, Work

@@ -14,11 +14,7 @@ from .dims import plain
 from .draft import CallShape
 
 #: Ops whose first argument is a PrimFunc of the module and whose second is the operand tuple.
-TIR_CALLS = (
-    "relax.call_tir",
-    "relax.call_tir_with_grad",
-    "relax.dist.call_tir_local_view",
-)
+TIR_CALLS = ("relax.call_tir", "relax.call_tir_with_grad")
 
 
 def op_name(call: ir.Call) -> str:

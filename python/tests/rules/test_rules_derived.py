@@ -12,7 +12,7 @@ from tvm.script import tirx as T
 
 from tvm_distir.errors import PropagationError
 from tvm_distir.rules import describe_factor, rule_of
-from tvm_distir.rules.derive import derive_call
+from tvm_distir.rules.derive_op import derive_call
 from tvm_distir.rules.signature import call_shape
 
 
@@ -265,6 +265,21 @@ def test_a_mean_is_not_cut_over_the_mean_when_derived():
     call = relax.BlockBuilder().normalize(relax.op.mean(var(4, 6), axis=1))
     derived = derive_call(call, call_shape(call))
     assert {describe_factor(f) for f in derived.factors} == {"S(0) -> S(0)"}
+
+
+def test_groups_counted_by_an_attribute_are_not_cut_when_derived():
+    """group_norm of 2 groups on half the channels would still make 2 groups."""
+    call = relax.op.nn.group_norm(var(2, 8, 3), var(8), var(8), 2, 1, [2])
+    call = relax.BlockBuilder().normalize(call)
+    derived = derive_call(call, call_shape(call))
+    assert {describe_factor(f) for f in derived.factors} == {"S(0), R, R -> S(0)"}
+    assert "numbers" in derived.why_whole["in0.dim1"]
+
+
+def test_values_bound_inside_a_block_are_followed():
+    call = relax.BlockBuilder().normalize(relax.op.argmax(var(4, 6, 2), axis=1))
+    derived = derive_call(call, call_shape(call))
+    assert {describe_factor(f) for f in derived.factors} == {"S(0) -> S(0)", "S(2) -> S(1)"}
 
 
 @T.prim_func(s_tir=True)

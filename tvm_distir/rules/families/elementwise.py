@@ -19,7 +19,9 @@ BINARY = (
     "left_shift less less_equal log_add_exp logical_and logical_or logical_xor maximum minimum "
     "mod not_equal power right_shift ewise_fma"
 ).split()
-IDENTITY = "dist.annotate_sharding dist.redistribute builtin.stop_lift_params".split()
+IDENTITY = (
+    "dist.annotate_sharding dist.redistribute builtin.stop_lift_params hint_on_device to_vdevice"
+).split()
 
 
 def _names(words: list[str]) -> list[str]:
