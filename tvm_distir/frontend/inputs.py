@@ -46,7 +46,7 @@ _VIEWS: dict[str, tuple[int, ...]] = {
 _RECTIFIERS = tuple(
     f"relax.nn.{name}" for name in ("gelu", "gelu_tanh", "leakyrelu", "prelu", "relu", "silu")
 )
-# Ops that pass on operand 0, or the operand that is no parameter, of a weighted sum.
+# Ops that scale or shift a weighted sum by something smaller.
 _AFFINE = ("relax.add", "relax.divide", "relax.multiply", "relax.subtract")
 # Operands with a fixed role. A role of `_HINTS` counts only for what is known to be a weight.
 _ROLES: dict[str, dict[int, str]] = {
@@ -211,7 +211,7 @@ class _Walker:
                     sums[binding.var] = weighted
                 if isinstance(value, ir.Call):
                     self._call(value, roots, uses)
-                    _note_gains(value, roots, sums, uses)
+                    _note_gains(value, sums, uses)
 
     def _weights_of_sum(self, value: Any, roots: Roots, sums: Roots) -> tuple[int, ...]:
         """Return the weights of a matmul or convolution that a value is, up to scale and shift."""
@@ -228,9 +228,9 @@ class _Walker:
             return _known(value.args[0], sums)
         if name in _AFFINE:
             first, second = value.args
-            if not _is_activation(second, roots):
+            if _numel(second) < _numel(first):
                 return _known(first, sums)
-            return _known(second, sums) if not _is_activation(first, roots) else ()
+            return _known(second, sums) if _numel(first) < _numel(second) else ()
         return ()
 
     def _same_values(self, value: Any, roots: Roots) -> tuple[int, ...]:
@@ -273,19 +273,18 @@ def _known(expr: Any, facts: Roots) -> tuple[int, ...]:
     return facts.get(expr, ()) if isinstance(expr, relax.Var) else ()
 
 
-def _is_activation(expr: Any, roots: Roots) -> bool:
-    """Whether an operand is computed, neither a parameter (or a view of one) nor a constant."""
-    return isinstance(expr, relax.Var) and expr not in roots
+def _numel(expr: Any) -> int:
+    return math.prod(_shape(expr))
 
 
-def _note_gains(call: Any, roots: Roots, sums: Roots, uses: list[list[_Use]]) -> None:
-    """Note the gains of weights whose sums are rectified, or added to other computed values."""
+def _note_gains(call: Any, sums: Roots, uses: list[list[_Use]]) -> None:
+    """Note the gains of weights whose sums are rectified, or added to a value of their size."""
     if not isinstance(call.op, ir.Op):
         return
     if call.op.name in _RECTIFIERS:
         for root in _known(call.args[0], sums):
             uses[root].append(_Use(gain=_RELU_GAIN))
-    if call.op.name == "relax.add" and all(_is_activation(arg, roots) for arg in call.args):
+    if call.op.name == "relax.add" and _shape(call.args[0]) == _shape(call.args[1]):
         weighted = [_known(arg, sums) for arg in call.args]
         gain = _JOINT_GAIN if all(weighted) else _RESIDUAL_GAIN
         for root in [*weighted[0], *weighted[1]]:
