@@ -19,6 +19,7 @@ from tvm import ir
 from tvm.script.parser.core.error import ParserError
 
 from ..errors import ModelError, nearest
+from .quiet import drop_half_built
 
 _TVM_PACKAGES = ("tvm", "tvm.script", "tvm.script.parser")
 _MODULE_DECORATORS = ("ir_module",)
@@ -228,11 +229,13 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> 
     try:
         mod = tvm.script.from_source(program, names)
     except (tvm.error.DiagnosticError, ParserError, tvm.error.InternalError) as error:
+        drop_half_built(error)
         found = _LINE.search(str(error))
         line = int(found.group(1)) if found else first
         what = _first_line(error).removeprefix("error: ")
         raise ModelError("DIST0323", what, place=f"{place}:{line}", remedy=remedy) from error
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
+        drop_half_built(error)
         raise ModelError(
             "DIST0323", _first_line(error), place=f"{place}:{first}", remedy=remedy
         ) from error

@@ -418,7 +418,8 @@ def test_malformed_models_are_refused(make, code, word, capfd):
     assert caught.value.code == code
     assert word in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert capfd.readouterr().out == ""
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""
 
 
 def test_files_cut_short_or_of_another_kind(tmp_path):

@@ -115,13 +115,15 @@ def test_the_file_is_not_executed(tmp_path):
         ("metadata = tvm.ir.load_json(open('x'))\n" + PLAIN, "DIST0321", 1),
     ],
 )
-def test_malformed_files_name_the_line(tmp_path, text, code, line):
+def test_malformed_files_name_the_line(tmp_path, text, code, line, capfd):
     path = write(tmp_path, text)
     with pytest.raises(ModelError) as caught:
         from_tvmscript(path)
     assert caught.value.code == code
     assert caught.value.place == f"{path}:{line}"
     assert "\n" not in str(caught.value)
+    captured = capfd.readouterr()
+    assert captured.out == captured.err == ""
 
 
 def test_missing_empty_and_binary_files(tmp_path):

@@ -18,6 +18,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from ...errors import ModelError
 from ..attributes import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
+from ..quiet import drop_half_built
 from .batch import node_place
 from .resolve import resolve, static_shapes
 from .skeleton import Skeleton, check_complete, opset_version, read_model, strip_weights
@@ -126,6 +127,7 @@ def _import(skeleton: Skeleton, place: str) -> relax.Function:
             remedy="Rewrite the model with operators that TVM imports.",
         ) from error
     except _IMPORT_ERRORS as error:
+        drop_half_built(error)
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise ModelError(
             "DIST0312",

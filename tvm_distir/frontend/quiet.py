@@ -1,0 +1,36 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""One message for one error: TVM's complaint about a half-built function is not shown."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import traceback
+from collections.abc import Iterator
+
+
+def drop_half_built(error: BaseException) -> None:
+    """Release what the frames of a failed import or parse hold.
+
+    They hold a BlockBuilder that TVM's C++ side, when it is released, reports on standard error
+    as "destroyed with remaining blocks"; our own error says what is wrong.
+    """
+    with _muted_stderr():
+        traceback.clear_frames(error.__traceback__)
+
+
+@contextlib.contextmanager
+def _muted_stderr() -> Iterator[None]:
+    try:
+        saved = os.dup(2)
+    except OSError:  # standard error is closed
+        yield
+        return
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
