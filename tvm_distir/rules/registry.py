@@ -109,7 +109,10 @@ def _prim_func(call: ir.Call, name: str, mod: Any) -> Any:
     target = call.args[0]
     found = None
     if mod is not None and isinstance(target, ir.GlobalVar):
-        found = next((f for g, f in mod.functions.items() if g.name_hint == target.name_hint), None)
+        try:
+            found = mod[mod.get_global_var(target.name_hint)]
+        except ValueError:  # no function of that name: reported below
+            found = None
     if not isinstance(found, tirx.PrimFunc):
         raise PropagationError(
             "DIST0401",
@@ -185,14 +188,16 @@ def rule_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Rule:
         )
     _load_entry_points()
     func = _prim_func(call, name, mod) if name in TIR_CALLS else None
-    key: Any = None
-    if out_type is None:
-        key = (_hash(call, True), 0 if func is None else _hash(func, False))
-        found = _by_call.get(key)
-        if found is not None:
-            return found
+    key = (
+        _hash(call, True),
+        0 if func is None else _hash(func, False),
+        0 if out_type is None else _hash(out_type, True),
+    )
+    found = _by_call.get(key)
+    if found is not None:
+        return found
     shape = call_shape(call, out_type)
-    deep = (_shape_key(shape), 0 if func is None else _hash(func, False))
+    deep = (_shape_key(shape), key[1])
     entries = _by_shape.setdefault(deep, [])
     rule = next((e.rule for e in entries if _same_dims(e.shape, shape)), None)
     if rule is None:
@@ -202,7 +207,7 @@ def rule_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Rule:
             _by_shape[deep] = entries
         rule = _write(call, shape, func)
         entries.append(_Entry(shape, rule))
-    if key is not None and not _symbolic(shape):  # symbols differ between calls of equal hash
+    if not _symbolic(shape):  # symbols differ between calls of equal hash
         _by_call[key] = rule
     return rule
 

@@ -312,6 +312,35 @@ def scanned(a: T.Buffer((8,), "float32"), b: T.Buffer((8,), "float32")):
                 b[vi] = b[vi - 1] + a[vi]
 
 
+@T.prim_func(s_tir=True)
+def rotated(
+    x: T.Buffer((2, 16, 4, 8), "float16"),
+    cos: T.Buffer((64, 8), "float16"),
+    sin: T.Buffer((64, 8), "float16"),
+    start: T.int64,
+    y: T.Buffer((2, 16, 4, 8), "float16"),
+):
+    for b, s, h, d in T.grid(2, 16, 4, 8):
+        with T.sblock("rotated"):
+            vb, vs, vh, vd = T.axis.remap("SSSS", [b, s, h, d])
+            y[vb, vs, vh, vd] = cos[start + T.int64(vs), vd] * x[vb, vs, vh, vd] + sin[
+                start + T.int64(vs), vd
+            ] * T.Select(vd >= 4, x[vb, vs, vh, vd - 4], x[vb, vs, vh, vd + 4] * T.float16(-1))
+
+
+def test_a_rotary_embedding_is_cut_along_batch_and_heads():
+    """Positions index a table at an offset, features look at the other half of the head."""
+    ty = relax.TensorType([2, 16, 4, 8], "float16")
+    table = relax.TensorType([64, 8], "float16")
+    operands = [relax.Var("x", ty), relax.Var("cos", table), relax.Var("sin", table)]
+    rule = _rule(rotated, relax.Tuple([*operands, relax.prim_value(3)]), ty)
+    assert {describe_factor(f) for f in rule.factors} == {
+        "S(0), R, R -> S(0)",
+        "S(2), R, R -> S(2)",
+    }
+    assert set(rule.linear) == {(0,), (1, 2)}
+
+
 def _rule(func, args, out):
     mod = ir.IRModule({"kernel": func})
     return rule_of(relax.call_tir(mod.get_global_var("kernel"), args, out), mod)
