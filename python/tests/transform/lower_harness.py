@@ -9,9 +9,10 @@ import itertools
 import numpy as np
 import tvm
 import tvm_ffi
-import tvm_distir as td
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
+
+import tvm_distir as td
 from tvm_distir.ir import R, as_dtensor, flat_types, placement_of
 from tvm_distir.rules import rule_of
 from tvm_distir.runtime import Reference, VirtualEngine

@@ -9,6 +9,7 @@ import math
 
 import numpy as np
 import pytest
+
 from tvm_distir.errors import LoweringError
 from tvm_distir.ir import P, R
 from tvm_distir.transform.legalize import plan_steps

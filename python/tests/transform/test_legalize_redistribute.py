@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+
 from tvm_distir.errors import LevelError, LoweringError
 from tvm_distir.transform.legalize import LegalizeRedistribute
 from tvm_distir.transform.lower import LowerDistIR
 
 sys.path.insert(0, str(Path(__file__).parent))
-import lower_harness as h  # noqa: E402
+import lower_harness as h
 
 
 def parse(text, shape="(2, 2)", names='"a", "b"'):

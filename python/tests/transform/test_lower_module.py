@@ -14,13 +14,14 @@ import pytest
 import tvm
 import tvm_ffi
 from tvm import relax
+
 from tvm_distir.errors import LevelError, LoweringError
 from tvm_distir.ir import as_dtensor
 from tvm_distir.transform.legalize import LegalizeRedistribute
 from tvm_distir.transform.lower import LowerDistIR
 
 sys.path.insert(0, str(Path(__file__).parent))
-import lower_harness as h  # noqa: E402
+import lower_harness as h
 
 
 def D(shape, placement, dtype="float32", mesh=0):
@@ -156,7 +157,8 @@ def test_constants_are_sliced_once():
 def test_tuples_in_and_out():
     mod = parse(f"""
     @R.function
-    def main(xs: R.Tuple({D((8, 6), "S[0], R")}, {D((8, 4), "S[0], R")}), y: {D((8, 10), "S[0], R")}):
+    def main(xs: R.Tuple({D((8, 6), "S[0], R")}, {D((8, 4), "S[0], R")}),
+             y: {D((8, 10), "S[0], R")}):
         with R.dataflow():
             z = R.concat(xs, axis=1)
             s = R.split(z, 2, axis=1)

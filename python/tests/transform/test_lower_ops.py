@@ -10,10 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tvm import relax
+
 from tvm_distir.errors import LoweringError
 
 sys.path.insert(0, str(Path(__file__).parent))
-import lower_harness as h  # noqa: E402
+import lower_harness as h
 
 op = relax.op
 F = "float32"

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+
 from tvm_distir.transform.lower import LowerDistIR
 from tvm_distir.transform.optimize import OptimizeCollectives
 
 sys.path.insert(0, str(Path(__file__).parent))
-import lower_harness as h  # noqa: E402
+import lower_harness as h
 
 HEAD = """
 @I.ir_module

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+
 from tvm_distir.errors import LoweringError
 from tvm_distir.transform.legalize import LegalizeRedistribute
 from tvm_distir.transform.lower import LowerDistIR
 
 sys.path.insert(0, str(Path(__file__).parent))
-import lower_harness as h  # noqa: E402
+import lower_harness as h
 
 
 def D(shape, placement, dtype="float32"):
@@ -177,7 +178,10 @@ def test_a_shard_can_be_all_padding():
 def test_uneven_and_even_axes_together():
     mod = module(
         [f"x: {D((7, 6), 'S[0], S[1]')}", f"w: {D((6, 5), 'R, S[0]')}"],
-        [f"a: {D((7, 5), 'S[0], R')} = R.matmul(x, w)", f"d: {D((5,), 'R, R')} = R.sum(a, axis=[0])"],
+        [
+            f"a: {D((7, 5), 'S[0], R')} = R.matmul(x, w)",
+            f"d: {D((5,), 'R, R')} = R.sum(a, axis=[0])",
+        ],
         "d",
         shape="(2, 2)",
         axes='"a", "b"',

@@ -16,10 +16,11 @@ from ...ir.ops import dist_op_name
 from ...ir.types import relax_functions
 from .emit import bindings_of, op_name, place_of
 from .local_view import is_local_view, legalize_local_view
-from .rewrite import Counter, FunctionLegalizer, is_redistribute
+from .rewrite import FunctionLegalizer, is_redistribute
+from .values import Counter
 
 
-def LegalizeRedistribute() -> Any:  # noqa: N802 (a factory in TVM's naming)
+def LegalizeRedistribute() -> Any:
     """Make every movement of data explicit: level 3 to level 4.
 
     ``R.dist.redistribute`` becomes collectives along mesh axes (a cheapest sequence, see
@@ -41,7 +42,9 @@ def LegalizeRedistribute() -> Any:  # noqa: N802 (a factory in TVM's naming)
         DIST0501 to DIST0504, see :data:`tvm_distir.errors.CODES`.
     """
 
-    @tvm.transform.module_pass(opt_level=0, name="tvm_distir.LegalizeRedistribute")
+    @tvm.transform.module_pass(  # type: ignore[untyped-decorator]
+        opt_level=0, name="tvm_distir.LegalizeRedistribute"
+    )
     def legalize_redistribute(mod: ir.IRModule, _: Any) -> ir.IRModule:
         return legalize(mod)
 

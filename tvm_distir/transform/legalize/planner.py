@@ -121,7 +121,7 @@ def step_cost(shape: Sequence[int], labels: Labels, step: Step, mesh: Sequence[i
         return 0
     if step.kind in ("local_slice", "partial"):
         return SLICE
-    elements = math.prod(local_shape(shape, labels, mesh))
+    elements: int = math.prod(local_shape(shape, labels, mesh))
     if step.kind == "all_gather":
         return LAUNCH + elements * (k - 1)
     rounds = 2 if step.kind == "all_reduce" else 1

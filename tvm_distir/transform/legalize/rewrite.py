@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -14,8 +14,6 @@ from ...errors import LevelError, LoweringError
 from ...ir import (
     Labels,
     P,
-    R,
-    as_dtensor,
     flat_types,
     labels_of,
     mesh_key,
@@ -28,7 +26,6 @@ from ...ir.ops import dist_op_name
 from ...rules import rule_of
 from .emit import (
     BlockWriter,
-    bindings_of,
     is_tensors,
     leaves_of,
     op_name,
@@ -37,26 +34,11 @@ from .emit import (
     substitute,
     tensor_args,
     typed,
-    variables,
     with_body,
 )
 from .planner import Step, plan_steps
 from .terms import Terms, attribute_axes, axes_of, call_form, carried, sums, within, without
-
-Leaf = tuple[Any, int]
-REDUCERS = ("all_reduce", "reduce_scatter")
-
-
-class Counter:
-    """Numbers the transfers of a module."""
-
-    def __init__(self) -> None:
-        self.next = 0
-
-    def take(self) -> int:
-        """Return a number not given before."""
-        self.next += 1
-        return self.next - 1
+from .values import REDUCERS, Values
 
 
 def is_redistribute(value: Any) -> bool:
@@ -85,7 +67,7 @@ def step_call(x: Any, mesh: Any, step: Step) -> ir.Call:
     return ops.local_slice(x, mesh, axis, step.split_dim)
 
 
-class FunctionLegalizer:
+class FunctionLegalizer(Values):
     """Rewrites one function.
 
     Parameters
@@ -102,147 +84,6 @@ class FunctionLegalizer:
     tags : Counter
         Numbers for transfers.
     """
-
-    def __init__(
-        self,
-        mod: ir.IRModule,
-        name: str,
-        fn: relax.Function,
-        callees: Mapping[Any, Any],
-        impure: bool,
-        tags: Counter,
-    ) -> None:
-        self.mod, self.name, self.fn = mod, name, fn
-        self.impure, self.tags = impure, tags
-        self.builder = relax.BlockBuilder(mod)
-        self.env: dict[Any, Any] = dict(callees)
-        self.terms: dict[Leaf, Terms] = {}
-        self.finished: dict[tuple[Any, int, tuple[int, ...]], Any] = {}
-        self.raw: dict[Any, tuple[Any, tuple[int, ...]]] = {}
-        self.sources: dict[Any, ir.Call] = {}
-        self.readers: dict[Any, list[tuple[str, Any]]] = {}
-        self.writer = BlockWriter(self.builder, False)
-
-    # -- what is read by whom
-
-    def _collect(self) -> None:
-        for _, value in bindings_of(self.fn, self.name):
-            kind = dist_op_name(value)
-            for used in variables(value):
-                how = "wrap" if kind == "partial" else "reduce" if kind in REDUCERS else "use"
-                self.readers.setdefault(used, []).append((how, value))
-        for used in variables(self.fn.body.body):
-            self.readers.setdefault(used, []).append(("use", None))
-
-    def _fault(self, code: str, what: str, var: Any, value: Any, remedy: str) -> LoweringError:
-        return LoweringError(code, what, place=place_of(self.name, var, value), remedy=remedy)
-
-    # -- variables
-
-    def _own(self, var: Any) -> Any:
-        """Variable that takes the place of ``var`` (dataflow variables end with their block)."""
-        if self.impure and isinstance(var, relax.DataflowVar):
-            new = relax.Var(var.name, var.ty)
-            self.env[var] = new
-            return new
-        return var
-
-    def _alias(self, var: Any, value: Any) -> None:
-        """Let ``var`` be ``value``: by substitution, or by a binding if it leaves its block."""
-        known = [self.terms.get((value, i), ()) for i in range(len(flat_types(var.ty)))]
-        own = self._own(var)
-        if isinstance(own, relax.DataflowVar) or not isinstance(value, relax.DataflowVar):
-            self.env[var] = value
-        else:
-            self.writer.bind(own, value)
-            for i, terms in enumerate(known):
-                self.terms[(own, i)] = terms
-
-    def _bind(self, var: Any, value: Any, terms: Sequence[Terms] = ()) -> Any:
-        own = self._own(var)
-        self.writer.bind(own, value)
-        for i, found in enumerate(terms):
-            self.terms[(own, i)] = found
-        return own
-
-    def _terms(self, expr: Any, number: int) -> Terms:
-        return self.terms.get((expr, number), ()) if isinstance(expr, ir.Var) else ()
-
-    # -- completing
-
-    def _complete(self, expr: Any, number: int, keep: Sequence[int], name: str) -> Any:
-        """Leaf of an expression, finished along all axes but ``keep`` (a variable or constant)."""
-        terms = self._terms(expr, number)
-        due = without(terms, keep)
-        leaf = expr
-        if isinstance(expr.ty, relax.TupleType):
-            key = (expr, number, (-1,))
-            if key not in self.finished:
-                item = self.writer.emit(relax.TupleGetItem(expr, number), name)
-                self.terms[(item, 0)] = terms
-                self.finished[key] = item
-            leaf = self.finished[key]
-        if not due:
-            return leaf
-        key = (leaf, 0, axes_of(due))
-        if key not in self.finished:
-            mesh = leaf.ty.device_mesh
-            value = leaf
-            for op in sorted({op for _, op in due}):
-                axes = [a for a, o in due if o == op]
-                value = self.writer.emit(ops.all_reduce(value, mesh, axes, op), name)
-            self.terms[(value, 0)] = without(terms, axes_of(due))
-            self.finished[key] = value
-        return self.finished[key]
-
-    def _make_partial(self, leaf: Any, axes: Sequence[int], name: str, mesh: Any = None) -> Any:
-        if not axes:
-            return leaf
-        mesh = leaf.ty.device_mesh if mesh is None else mesh
-        if isinstance(leaf, ir.GenericConst) and not isinstance(leaf.ty, DTensorType):
-            leaf = ir.GenericConst(leaf.value, as_dtensor(leaf.ty, mesh, [R] * len(mesh.shape)))
-        terms = self._terms(leaf, 0)
-        value = self.writer.emit(ops.partial(leaf, mesh, sorted(axes), "sum"), name)
-        self.terms[(value, 0)] = tuple(sorted((*terms, *sums(axes))))
-        return value
-
-    def _demand(self, arg: Any, wanted: Sequence[tuple[int, ...]], mesh: Any = None) -> Any:
-        """Give an argument whose leaves are partial along exactly the wanted axes."""
-        leaves = list(leaves_of(arg))
-        new, changed = [], False
-        for (expr, number, _), axes in zip(leaves, wanted):
-            have = axes_of(self._terms(expr, number))
-            if have == tuple(axes):
-                new.append((expr, number, False))
-                continue
-            changed = True
-            name = getattr(expr, "name", "value")
-            leaf = self._complete(expr, number, axes, name)
-            leaf = self._make_partial(leaf, [a for a in axes if a not in have], name, mesh)
-            new.append((leaf, 0, True))
-        if not changed:
-            return arg
-        return self._assemble(arg, new, [0])
-
-    def _assemble(self, arg: Any, leaves: Sequence[Any], at: list[int]) -> Any:
-        """Put changed leaves back into the argument's structure."""
-        if isinstance(arg, relax.Tuple):
-            fields = [self._assemble(f, leaves, at) for f in arg.fields]
-            return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
-        count = len(flat_types(arg.ty))
-        mine = leaves[at[0] : at[0] + count]
-        at[0] += count
-        if not any(done for _, _, done in mine):
-            return arg
-        if not isinstance(arg.ty, relax.TupleType):
-            return mine[0][0]
-        fields = [
-            e if done else self._complete(e, n, axes_of(self._terms(e, n)), "item")
-            for e, n, done in mine
-        ]
-        return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
-
-    # -- bindings
 
     def _visit(self, var: Any, value: Any) -> None:
         kind = dist_op_name(value)
@@ -339,7 +180,9 @@ class FunctionLegalizer:
         handed: Terms = ()
         if any(have):
             rule = form.rule or rule_of(value, self.mod)
-            constants = [i for i, (e, _, _) in enumerate(operands) if isinstance(e, ir.GenericConst)]
+            constants = [
+                i for i, (e, _, _) in enumerate(operands) if isinstance(e, ir.GenericConst)
+            ]
             handed, needed = carried(rule, have, constants, form)
             mesh = outs[0].device_mesh
             at = 0
@@ -428,8 +271,6 @@ class FunctionLegalizer:
         call = self.builder.normalize(ops.partial(leaf, leaf.ty.device_mesh, missing, op))
         terms = tuple(sorted((*have.items(), *((a, op) for a in missing))))
         self._bind(var, call, [terms])
-
-    # -- redistribution
 
     def _redistribute(self, var: Any, value: ir.Call) -> None:
         readers = self.readers.get(var, [])
@@ -522,8 +363,6 @@ class FunctionLegalizer:
         call = self.builder.normalize(ops.partial(got, mesh, sorted(keep), "sum"))
         self._bind(var, call, [sums(keep)])
 
-    # -- the function
-
     def run(self) -> relax.Function:
         """Return the function at level 4."""
         fn = self.fn
@@ -547,6 +386,7 @@ class FunctionLegalizer:
         wanted = attribute_axes(fn, "results")
         result = substitute(fn.body.body, self.env)
         count = len(list(leaves_of(result)))
-        result = result if not count else self._demand(result, [wanted.get(i, ()) for i in range(count)])
+        if count:
+            result = self._demand(result, [wanted.get(i, ()) for i in range(count)])
         blocks.append(self.writer.block())
         return with_body(fn, fn.params, blocks, result, bool(fn.is_pure) and not self.impure)

@@ -261,8 +261,10 @@ def expected_mismatch(ty: Any, outs: Sequence[Shard]) -> str:
     if len(leaves) != len(outs):
         return f"{len(leaves)} results, expected {len(outs)}"
     for number, (leaf, want) in enumerate(zip(leaves, outs)):
-        tensor = tensor_type(leaf)
-        shape = None if tensor is None or tensor.shape is None else list(tensor.shape)
+        tensor: Any = tensor_type(leaf)
+        if tensor is None:
+            return f"result {number} is {leaf}, expected a tensor"
+        shape = None if tensor.shape is None else list(tensor.shape)
         try:
             got = None if shape is None else tuple(int(n) for n in shape)
         except TypeError:

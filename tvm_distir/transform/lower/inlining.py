@@ -27,7 +27,7 @@ class _Splicer:
         tags: dict[int, int] = {}
         for var, value in bindings_of(fn, name):
             new = substitute(value, env)
-            callee = str(new.op.name_hint) if _is_function_call(new) else None
+            callee = str(new.op.name_hint) if _is_function_call(new) else ""
             if callee in self.bodies:
                 body = self.bodies[callee]
                 new = self.copy(body, callee, dict(zip(body.params, new.args)), True)

@@ -17,22 +17,22 @@ from ...ir import (
     meshes,
     placement_text,
     static_shape,
-    tensor_type,
 )
 from ...ir.types import relax_functions
 from ..legalize.emit import bindings_of
 from ..legalize.local_view import has_local_view
 from ..legalize.passes import callees_of, has_dtensor, retyped
 from . import combining, shaping  # noqa: F401 (they register their handlers)
-from .function import Context, LocalFunction
+from .function import LocalFunction
 from .inlining import inline_functions
 from .local_view import lower_local_view
+from .values import Context
 
 IO_ATTR = "dist.io"
 DATA_ATTR = "dist.inputs"
 
 
-def LowerDistIR() -> Any:  # noqa: N802 (a factory in TVM's naming)
+def LowerDistIR() -> Any:
     """Give every device its own program: level 4 to level 5.
 
     Each DTensor becomes a Tensor of the shape of one (padded) shard, each public function one
@@ -54,7 +54,9 @@ def LowerDistIR() -> Any:  # noqa: N802 (a factory in TVM's naming)
         DIST0501 to DIST0508, see :data:`tvm_distir.errors.CODES`.
     """
 
-    @tvm.transform.module_pass(opt_level=0, name="tvm_distir.LowerDistIR")
+    @tvm.transform.module_pass(  # type: ignore[untyped-decorator]
+        opt_level=0, name="tvm_distir.LowerDistIR"
+    )
     def lower_dist_ir(mod: ir.IRModule, _: Any) -> ir.IRModule:
         return lower(mod)
 
@@ -181,9 +183,8 @@ def _entry(
         attrs["num_input"] = sum(1 for position, _, _ in lowered.param_leaves if position < first)
     attrs["global_symbol"] = entry
     attrs[IO_ATTR] = {"mesh": number, "inputs": inputs, "outputs": outputs}
-    new = relax.Function(
-        list(new.params), new.body, new.ret_ty, bool(new.is_pure), ir.make_node("ir.DictAttrs", **attrs)
-    )
+    dictionary = ir.make_node("ir.DictAttrs", **attrs)
+    new = relax.Function(list(new.params), new.body, new.ret_ty, bool(new.is_pure), dictionary)
     gv = ir.GlobalVar(entry)
     relax.expr._update_type(gv, _function_type(new))
     return gv, new
@@ -193,7 +194,7 @@ def _described(ty: Any) -> dict[str, Any]:
     shape = static_shape(ty)
     return {
         "shape": [int(n) for n in shape or ()],
-        "dtype": str(tensor_type(ty).dtype),
+        "dtype": str(ty.tensor_ty.dtype),
         "placement": placement_text(labels_of(ty.placement)),
     }
 

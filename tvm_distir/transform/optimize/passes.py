@@ -22,7 +22,7 @@ from ..legalize.passes import has_dtensor
 INVERSES = {"local_slice": "all_gather", "all_gather": "local_slice"}
 
 
-def OptimizeCollectives() -> Any:  # noqa: N802 (a factory in TVM's naming)
+def OptimizeCollectives() -> Any:
     """Remove collectives that need not be, level 4 to level 4.
 
     Within a block: identical ones are shared, an ``all_gather`` and a ``local_slice`` that undo
@@ -34,7 +34,9 @@ def OptimizeCollectives() -> Any:  # noqa: N802 (a factory in TVM's naming)
     pass : tvm.transform.Pass
     """
 
-    @tvm.transform.module_pass(opt_level=0, name="tvm_distir.OptimizeCollectives")
+    @tvm.transform.module_pass(  # type: ignore[untyped-decorator]
+        opt_level=0, name="tvm_distir.OptimizeCollectives"
+    )
     def optimize_collectives(mod: ir.IRModule, _: Any) -> ir.IRModule:
         functions = dict(mod.functions.items())
         for gv, fn in relax_functions(mod):
@@ -121,7 +123,7 @@ def _share(fn: relax.Function, _: str) -> relax.Function:
     def rewrite(scope: Scope, var: Any, value: Any) -> Any:
         if collective_kind(value) is None:
             return value
-        source = scope.known.get(value.args[0])
+        source: Any = scope.known.get(value.args[0])
         if dist_op_name(source) and undoes(value, source):
             return source.args[0]
         first = scope.seen.setdefault(signature(value), var)
@@ -144,7 +146,7 @@ def _fuse(fn: relax.Function, name: str) -> relax.Function:
         if dist_op_name(value) != "local_slice":
             return value
         source = value.args[0]
-        first = scope.known.get(source)
+        first: Any = scope.known.get(source)
         if dist_op_name(first) != "all_reduce" or readers[source] != 1:
             return value
         axis, axes = int(value.attrs["mesh_axis"]), [int(a) for a in first.attrs["mesh_axes"]]

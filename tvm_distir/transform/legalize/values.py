@@ -1,0 +1,181 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Variables of a function being legalized: what is unfinished, and completing it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from ...errors import LoweringError
+from ...ir import (
+    R,
+    as_dtensor,
+    flat_types,
+    ops,
+)
+from ...ir.ops import dist_op_name
+from .emit import (
+    BlockWriter,
+    bindings_of,
+    leaves_of,
+    place_of,
+    typed,
+    variables,
+)
+from .terms import Terms, axes_of, sums, without
+
+Leaf = tuple[Any, int]
+REDUCERS = ("all_reduce", "reduce_scatter")
+
+
+class Counter:
+    """Numbers the transfers of a module."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def take(self) -> int:
+        """Return a number not given before."""
+        self.next += 1
+        return self.next - 1
+
+
+class Values:
+    """What is known of a function's variables, see :class:`.rewrite.FunctionLegalizer`."""
+
+    def __init__(
+        self,
+        mod: ir.IRModule,
+        name: str,
+        fn: relax.Function,
+        callees: Mapping[Any, Any],
+        impure: bool,
+        tags: Counter,
+    ) -> None:
+        self.mod, self.name, self.fn = mod, name, fn
+        self.impure, self.tags = impure, tags
+        self.builder = relax.BlockBuilder(mod)
+        self.env: dict[Any, Any] = dict(callees)
+        self.terms: dict[Leaf, Terms] = {}
+        self.finished: dict[tuple[Any, int, tuple[int, ...]], Any] = {}
+        self.raw: dict[Any, tuple[Any, tuple[int, ...]]] = {}
+        self.sources: dict[Any, ir.Call] = {}
+        self.readers: dict[Any, list[tuple[str, Any]]] = {}
+        self.writer = BlockWriter(self.builder, False)
+
+    def _collect(self) -> None:
+        for _, value in bindings_of(self.fn, self.name):
+            kind = dist_op_name(value)
+            for used in variables(value):
+                how = "wrap" if kind == "partial" else "reduce" if kind in REDUCERS else "use"
+                self.readers.setdefault(used, []).append((how, value))
+        for used in variables(self.fn.body.body):
+            self.readers.setdefault(used, []).append(("use", None))
+
+    def _fault(self, code: str, what: str, var: Any, value: Any, remedy: str) -> LoweringError:
+        return LoweringError(code, what, place=place_of(self.name, var, value), remedy=remedy)
+
+    def _own(self, var: Any) -> Any:
+        """Variable that takes the place of ``var`` (dataflow variables end with their block)."""
+        if self.impure and isinstance(var, relax.DataflowVar):
+            new = relax.Var(var.name, var.ty)
+            self.env[var] = new
+            return new
+        return var
+
+    def _alias(self, var: Any, value: Any) -> None:
+        """Let ``var`` be ``value``: by substitution, or by a binding if it leaves its block."""
+        known = [self.terms.get((value, i), ()) for i in range(len(flat_types(var.ty)))]
+        own = self._own(var)
+        if isinstance(own, relax.DataflowVar) or not isinstance(value, relax.DataflowVar):
+            self.env[var] = value
+        else:
+            self.writer.bind(own, value)
+            for i, terms in enumerate(known):
+                self.terms[(own, i)] = terms
+
+    def _bind(self, var: Any, value: Any, terms: Sequence[Terms] = ()) -> Any:
+        own = self._own(var)
+        self.writer.bind(own, value)
+        for i, found in enumerate(terms):
+            self.terms[(own, i)] = found
+        return own
+
+    def _terms(self, expr: Any, number: int) -> Terms:
+        return self.terms.get((expr, number), ()) if isinstance(expr, ir.Var) else ()
+
+    def _complete(self, expr: Any, number: int, keep: Sequence[int], name: str) -> Any:
+        """Leaf of an expression, finished along all axes but ``keep`` (a variable or constant)."""
+        terms = self._terms(expr, number)
+        due = without(terms, keep)
+        leaf = expr
+        if isinstance(expr.ty, relax.TupleType):
+            item_key: Any = (expr, number, (-1,))
+            if item_key not in self.finished:
+                item = self.writer.emit(relax.TupleGetItem(expr, number), name)
+                self.terms[(item, 0)] = terms
+                self.finished[item_key] = item
+            leaf = self.finished[item_key]
+        if not due:
+            return leaf
+        key = (leaf, 0, axes_of(due))
+        if key not in self.finished:
+            mesh = leaf.ty.device_mesh
+            value = leaf
+            for op in sorted({op for _, op in due}):
+                axes = [a for a, o in due if o == op]
+                value = self.writer.emit(ops.all_reduce(value, mesh, axes, op), name)
+            self.terms[(value, 0)] = without(terms, axes_of(due))
+            self.finished[key] = value
+        return self.finished[key]
+
+    def _make_partial(self, leaf: Any, axes: Sequence[int], name: str, mesh: Any = None) -> Any:
+        if not axes:
+            return leaf
+        mesh = leaf.ty.device_mesh if mesh is None else mesh
+        if isinstance(leaf, ir.GenericConst) and not isinstance(leaf.ty, DTensorType):
+            leaf = ir.GenericConst(leaf.value, as_dtensor(leaf.ty, mesh, [R] * len(mesh.shape)))
+        terms = self._terms(leaf, 0)
+        value = self.writer.emit(ops.partial(leaf, mesh, sorted(axes), "sum"), name)
+        self.terms[(value, 0)] = tuple(sorted((*terms, *sums(axes))))
+        return value
+
+    def _demand(self, arg: Any, wanted: Sequence[tuple[int, ...]], mesh: Any = None) -> Any:
+        """Give an argument whose leaves are partial along exactly the wanted axes."""
+        leaves = list(leaves_of(arg))
+        new, changed = [], False
+        for (expr, number, _), axes in zip(leaves, wanted):
+            have = axes_of(self._terms(expr, number))
+            if have == tuple(axes):
+                new.append((expr, number, False))
+                continue
+            changed = True
+            name = getattr(expr, "name", "value")
+            leaf = self._complete(expr, number, axes, name)
+            leaf = self._make_partial(leaf, [a for a in axes if a not in have], name, mesh)
+            new.append((leaf, 0, True))
+        if not changed:
+            return arg
+        return self._assemble(arg, new, [0])
+
+    def _assemble(self, arg: Any, leaves: Sequence[Any], at: list[int]) -> Any:
+        """Put changed leaves back into the argument's structure."""
+        if isinstance(arg, relax.Tuple):
+            fields = [self._assemble(f, leaves, at) for f in arg.fields]
+            return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+        count = len(flat_types(arg.ty))
+        mine = leaves[at[0] : at[0] + count]
+        at[0] += count
+        if not any(done for _, _, done in mine):
+            return arg
+        if not isinstance(arg.ty, relax.TupleType):
+            return mine[0][0]
+        fields = [
+            e if done else self._complete(e, n, axes_of(self._terms(e, n)), "item")
+            for e, n, done in mine
+        ]
+        return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))

@@ -1,0 +1,238 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Local forms of types, constants and variables of one function on one mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from ...errors import LevelError, LoweringError
+from ...ir import (
+    Labels,
+    R,
+    flat_types,
+    labels_of,
+    mesh_key,
+    static_shape,
+)
+from ..legalize.emit import (
+    BlockWriter,
+    place_of,
+    substitute,
+    typed,
+)
+from ..legalize.planner import check_sharding
+from ..legalize.terms import (
+    Terms,
+)
+from .calls import Shard, shard
+from .collectives import sliced
+
+
+@dataclass
+class Context:
+    """What all functions of a module share.
+
+    Attributes
+    ----------
+    mod : IRModule
+        At level 4.
+    keys : list of mesh keys
+        Per mesh of the module.
+    callees : dict of GlobalVar to GlobalVar
+        Private functions lowered so far, and what takes their place.
+    known : list of (handle, position)
+        Mesh objects met so far, for speed only.
+    prim_funcs : dict
+        PrimFuncs cut to local shapes, see :mod:`.tir`.
+    """
+
+    mod: ir.IRModule
+    keys: list[Any]
+    callees: dict[Any, Any]
+    known: list[tuple[int, int]] = field(default_factory=list)
+    prim_funcs: dict[Any, Any] = field(default_factory=dict)
+
+    def mesh_number(self, mesh: Any) -> int:
+        """Position of a mesh in the module."""
+        for other, number in self.known:
+            if other == mesh.__chandle__():
+                return number
+        key = mesh_key(mesh)
+        if key not in self.keys:
+            raise LoweringError(
+                "DIST0503",
+                f"a mesh of shape {key[0]} is not among the module's global_infos",
+                remedy='Add it: mod.update_global_info("mesh", meshes).',
+            )
+        self.known.append((mesh.__chandle__(), self.keys.index(key)))
+        return self.known[-1][1]
+
+    def meshes_of(self, ty: Any) -> list[int]:
+        """Meshes a type's DTensors lie on, sorted."""
+        found = {
+            self.mesh_number(t.device_mesh) for t in flat_types(ty) if isinstance(t, DTensorType)
+        }
+        return sorted(found)
+
+
+class Values:
+    """What is known of a function's variables, see :class:`.function.LocalFunction`."""
+
+    def __init__(
+        self, context: Context, name: str, fn: relax.Function, number: int, entry: bool
+    ) -> None:
+        self.context, self.name, self.fn = context, name, fn
+        self.number, self.entry = number, entry
+        self.builder = relax.BlockBuilder()
+        self.env: dict[Any, Any] = {}
+        self.zero: dict[tuple[Any, int], bool] = {}
+        self.terms: dict[tuple[Any, int], Terms] = {}
+        self.tuples: dict[Any, list[Any]] = {}
+        self.constants: dict[Any, Any] = {}
+        self.caches: dict[Any, Any] = {}
+        self.shards: dict[Any, Shard] = {}
+        self.writer = BlockWriter(self.builder, False)
+        self.mesh: Any = None
+        self.sizes: tuple[int, ...] = ()
+
+    def _fault(self, code: str, what: str, var: Any, value: Any, remedy: str) -> LoweringError:
+        return LoweringError(code, what, place=place_of(self.name, var, value), remedy=remedy)
+
+    def _level(self, what: str, var: Any, value: Any) -> LevelError:
+        return LevelError(
+            "DIST0451",
+            what,
+            place=place_of(self.name, var, value),
+            remedy="Run LegalizeRedistribute first.",
+        )
+
+    def shard_of(self, ty: Any, place: str) -> Shard:
+        """Shard of a level-4 tensor type on this mesh."""
+        shape = static_shape(ty)
+        if shape is None or not all(isinstance(n, int) for n in shape):
+            raise LoweringError(
+                "DIST0502",
+                f"the shape {None if shape is None else [str(n) for n in shape]} is not constant",
+                place=place,
+                remedy="Bind its sizes before distributing.",
+            )
+        if isinstance(ty, DTensorType):
+            labels = labels_of(ty.placement)
+            key = (shape, labels, str(ty.tensor_ty.dtype))
+        else:
+            labels = (R,) * len(self.sizes)
+            key = (shape, labels, str(ty.dtype))
+        found = self.shards.get(key)
+        if found is None:
+            why = check_sharding(shape, labels, self.sizes)
+            if why:
+                raise LoweringError(
+                    "DIST0501", why, place=place, remedy="Pad the dim, or shard it by one axis."
+                )
+            found = self.shards[key] = shard(shape, labels, self.sizes, key[2])
+        return found
+
+    def local_type(self, ty: Any, place: str) -> Any:
+        """Level-5 type of a level-4 type."""
+        if isinstance(ty, relax.TupleType):
+            return relax.TupleType([self.local_type(t, place) for t in ty.fields])
+        if isinstance(ty, DTensorType):
+            own = self.shard_of(ty, place)
+            return relax.TensorType(list(own.local), ty.tensor_ty.dtype, ty.tensor_ty.vdevice)
+        if isinstance(ty, relax.TensorType):
+            raise LevelError(
+                "DIST0451",
+                f"a plain {ty} among DTensors",
+                place=place,
+                remedy="Run PropagateSharding first: every tensor must have a mesh.",
+            )
+        return ty
+
+    # -- variables
+
+    def _declare(self, var: Any) -> Any:
+        ty = self.local_type(var.ty, f"{self.name}/{var.name}")
+        new = type(var)(var.name, ty)
+        self.env[var] = new
+        return new
+
+    def _bind(self, var: Any, value: Any, terms: Sequence[Terms], zero: bool) -> None:
+        """Bind a local value, or let the variable be an existing one."""
+        self._note(var, terms, zero)
+        if isinstance(value, ir.Var):
+            leaves = isinstance(value, relax.DataflowVar) and not isinstance(
+                var, relax.DataflowVar
+            )
+            if not leaves:
+                self.env[var] = value
+                return
+        new = type(var)(var.name, value.ty)
+        self.env[var] = new
+        self.writer.bind(new, value)
+
+    def _note(self, var: Any, terms: Sequence[Terms], zero: bool) -> None:
+        for i, found in enumerate(terms):
+            if found:
+                self.terms[(var, i)] = found
+        for i in range(len(flat_types(var.ty))):
+            if zero:
+                self.zero[(var, i)] = True
+
+    def _terms_of(self, expr: Any, number: int) -> Terms:
+        return self.terms.get((expr, number), ()) if isinstance(expr, ir.Var) else ()
+
+    def _zero_of(self, expr: Any, number: int) -> bool:
+        if isinstance(expr, ir.GenericConst):
+            return True
+        return self.zero.get((expr, number), False)
+
+    def _constant(self, expr: Any, labels: Labels) -> Any:
+        """Local form of a constant: itself, or my slice of it."""
+        shape = static_shape(expr.ty)
+        if shape is None:
+            raise LoweringError(
+                "DIST0502", "a constant of unknown shape", place=self.name, remedy="Give it one."
+            )
+        cut = tuple(x if x >= 0 and self.sizes[a] > 1 else R for a, x in enumerate(labels))
+        key = (expr, cut)
+        if key not in self.constants:
+            local: Any = expr
+            if isinstance(expr.ty, DTensorType):
+                local = ir.GenericConst(expr.value, expr.ty.tensor_ty)
+            if any(x != R for x in cut):
+                local = sliced(self.writer, local, self.mesh, cut, shape, "constant")
+            self.constants[key] = local
+        return self.constants[key]
+
+    def _local(self, expr: Any) -> Any:
+        """Local form of an expression in normal form whose constants are whole."""
+        if isinstance(expr, ir.GenericConst):
+            labels = (R,) * len(self.sizes)
+            if isinstance(expr.ty, DTensorType):
+                labels = labels_of(expr.ty.placement)
+            return self._constant(expr, labels)
+        if isinstance(expr, relax.Tuple):
+            fields = [self._local(f) for f in expr.fields]
+            return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+        if isinstance(expr, ir.Var):
+            return self._variable(expr)
+        return substitute(expr, self.env)
+
+    def _variable(self, var: Any) -> Any:
+        if var in self.env:
+            return self.env[var]
+        if var in self.tuples:
+            return self._local(relax.Tuple(self.tuples[var]))
+        raise LoweringError(
+            "DIST0503",
+            f'"{var.name}" lies on another mesh than its reader',
+            place=self.name,
+            remedy="Redistribute it to the reader's mesh.",
+        )
+
