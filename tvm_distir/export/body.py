@@ -17,6 +17,7 @@ from ..rules import work_of
 from ..rules.dims import size_bytes
 from ..runtime.calls import Transfer, call_axes, decode_transfer
 from .program import COLLECTIVES, TRANSFERS, Function, Op, Value
+from .transposes import transposed_operands
 
 VIEWS = frozenset(
     {
@@ -60,6 +61,7 @@ class FunctionExporter:
         self.values: list[Value] = []
         self.ops: list[Op] = []
         self.env: dict[Any, Tree] = {}
+        self.transposed = transposed_operands(fn)
 
     def run(self, mesh: int, roles: Sequence[Mapping[str, Any]] | None) -> Function:
         """Export; ``roles`` describes the parameters of an entry."""
@@ -134,12 +136,12 @@ class FunctionExporter:
                 name, "If", inputs, var.ty, "a branch: which side runs is not known"
             )
         elif isinstance(value, ir.Call):
-            self.env[var] = self.call(name, value, var.ty)
+            self.env[var] = self.call(name, value, var.ty, var in self.transposed)
         else:
             self.env[var] = self.tree(value, name)
 
-    def call(self, name: str, call: ir.Call, ty: Any) -> Tree:
-        """Export a call bound to ``name``, of type ``ty``."""
+    def call(self, name: str, call: ir.Call, ty: Any, in_place: bool) -> Tree:
+        """Export a call bound to ``name``, of type ``ty``; ``in_place``: it moves no data."""
         inputs = [leaf for arg in call.args for leaf in _leaves(self.tree(arg, name))]
         if isinstance(call.op, ir.GlobalVar):
             return self.call_function(name, call, inputs, ty)
@@ -162,7 +164,7 @@ class FunctionExporter:
         if not any(tensor_type(leaf) is not None for leaf in flat_types(ty)):
             return self.no_tensor(name, op, inputs, ty)
         shown, view = self.what_is_called(call, op)
-        if view and len(inputs) == 1:
+        if (view or in_place) and len(inputs) == 1:
             out = self.declare(ty, name)
             self.ops.append(Op(name, "view", shown, tuple(inputs), tuple(_leaves(out))))
             return out

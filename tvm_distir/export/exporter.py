@@ -23,8 +23,9 @@ def export(mod: ir.IRModule) -> Program:
     """Make the simulator's input of a level-5 module.
 
     Functions and calls are kept, repeated layers not unrolled. Tuples are flattened. Reshapes
-    that TVM turns into views cost nothing; every other op gets its FLOPs and bytes from its
-    sharding rule. An op without a rule is kept, with ``modelled`` false and the reason.
+    that TVM turns into views cost nothing, nor do transposes that only matrix products read;
+    every other op gets its FLOPs and bytes from its sharding rule. An op without a rule is kept,
+    with ``modelled`` false and the reason.
 
     The inputs of an entry that are *weights*: where an item of ``dist.io`` has a ``"role"``, it
     decides; else the attribute ``num_input`` of the entry, which counts the data parameters of

@@ -15,6 +15,9 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
+FOREVER = (1 << 63) - 1
+"""When buffers are freed that nobody frees."""
+
 
 def live_memory(
     resident_bytes: int,
@@ -37,9 +40,10 @@ def live_memory(
         ``live[i]`` bytes from ``time[i]`` to ``time[i + 1]``; the first time is 0.
     """
     real = (free > alloc) & (buffer_bytes > 0)
-    when = np.concatenate((np.zeros(1, np.int64), alloc[real], free[real]))
+    freed = real & (free < FOREVER)
+    when = np.concatenate((np.zeros(1, np.int64), alloc[real], free[freed]))
     change = np.concatenate(
-        (np.array([resident_bytes], np.int64), buffer_bytes[real], -buffer_bytes[real])
+        (np.array([resident_bytes], np.int64), buffer_bytes[real], -buffer_bytes[freed])
     )
     time, slot = np.unique(when, return_inverse=True)
     delta = np.zeros(time.size, np.int64)
@@ -54,7 +58,6 @@ def lifetimes(
     use_task: Ints,
     use_buffer: Ints,
     kept: Ints,
-    finish: int,
 ) -> tuple[Ints, Ints]:
     """When each buffer is allocated and freed.
 
@@ -65,11 +68,9 @@ def lifetimes(
         The producer.
     use_task, use_buffer : int64 arrays (uses,)
     kept : int64 array
-        Buffers that live until ``finish``.
-    finish : int
-        When the program ends.
+        Buffers that live to the end (:data:`FOREVER`).
     """
     alloc, free = task_start[buffer_task], task_end[buffer_task].copy()
     np.maximum.at(free, use_buffer, task_end[use_task])
-    free[kept] = finish
+    free[kept] = FOREVER
     return alloc, free

@@ -135,7 +135,6 @@ def _account(
         flat.use_task[inside],
         flat.use_ref[inside],
         flat.results[flat.results >= 0],
-        finish,
     )
     resident, params = _resident_bytes(program, entry.function)
     when, live = live_memory(resident, flat.buffer_bytes, alloc, free)

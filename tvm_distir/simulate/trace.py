@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
-from .costs import STREAMS
-from .result import Lane, Result
+from .costs import RECV, STREAMS
+from .result import Event, Lane, Result
 
 
 def write_trace(result: Result, path: str | Path) -> None:
@@ -75,11 +75,11 @@ def _pieces(result: Result) -> Iterator[str]:
 def _events(result: Result) -> Iterator[dict[str, Any]]:
     correlation = 0
     for lane in result.lanes:
-        yield from _names(lane)
+        threads = _Threads()
         pid = lane.devices[0]
         for event in lane.events():
             correlation += 1
-            tid = STREAMS.index(event.stream)
+            tid = threads.of(event)
             yield {
                 "ph": "X",
                 "cat": "kernel",
@@ -95,6 +95,7 @@ def _events(result: Result) -> Iterator[dict[str, Any]]:
                     "correlation": correlation,
                 },
             }
+        yield from _names(lane, threads.names)
         for time_s, live_bytes in lane.memory:
             yield {
                 "ph": "C",
@@ -105,17 +106,41 @@ def _events(result: Result) -> Iterator[dict[str, Any]]:
             }
 
 
-def _names(lane: Lane) -> Iterator[dict[str, Any]]:
+class _Threads:
+    """Threads of one process: one per stream, and as many as it takes for receives.
+
+    Receives of different peers may overlap, which spans of one thread must not.
+    """
+
+    def __init__(self) -> None:
+        self.names: dict[int, str] = {}
+        self._free_at_s: list[float] = []
+
+    def of(self, event: Event) -> int:
+        """Thread of an event."""
+        tid = STREAMS.index(event.stream)
+        name = event.stream
+        if tid == RECV:
+            ends = self._free_at_s
+            free = [i for i, end_s in enumerate(ends) if end_s <= event.start_s]
+            number = free[0] if free else len(ends)
+            if number == len(ends):
+                ends.append(0.0)
+            ends[number] = event.start_s + event.duration_s
+            tid, name = tid + number, f"{name} {number}" if number else name
+        self.names[tid] = name
+        return tid
+
+
+def _names(lane: Lane, threads: dict[int, str]) -> Iterator[dict[str, Any]]:
     """Names of the process (devices) and its threads (streams), in order."""
     pid, count = lane.devices[0], len(lane.devices)
     others = f" and {count - 1} alike" if count > 1 else ""
     yield _metadata("process_name", pid, 0, {"name": f"{lane.mesh}: device {pid}{others}"})
     yield _metadata("process_sort_index", pid, 0, {"sort_index": pid})
-    used = {event.stream for event in lane.events()}
-    for tid, stream in enumerate(STREAMS):
-        if stream in used:
-            yield _metadata("thread_name", pid, tid, {"name": stream})
-            yield _metadata("thread_sort_index", pid, tid, {"sort_index": tid})
+    for tid, name in sorted(threads.items()):
+        yield _metadata("thread_name", pid, tid, {"name": name})
+        yield _metadata("thread_sort_index", pid, tid, {"sort_index": tid})
 
 
 def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:

@@ -156,3 +156,46 @@ def program(*meshes, **functions):
     entries = tuple(Entry(i, name) for i, name in enumerate(names))
     found = Program(tuple(made), functions, entries)
     return Program.from_json(found.to_json())
+
+
+def random_program(rng):
+    """Two meshes of 2 x 2 devices with calls, collectives and transfers, all in a random order."""
+
+    def body(build, names, count, callable_=True):
+        for number in range(count):
+            name = f"v{len(build.values)}"
+            ins = " ".join(rng.choice(names, int(rng.integers(1, 3))))
+            choice = rng.random()
+            if choice < 0.5:
+                build.compute(name, ins, int(rng.integers(0, 30)), int(rng.integers(0, 5000)))
+            elif choice < 0.7:
+                axes, size = [((0,), 2), ((1,), 2), ((0, 1), 4)][int(rng.integers(3))]
+                kind = str(rng.choice(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]))
+                build.collective(name, ins.split()[0], kind, int(rng.integers(1, 9000)), size, axes)
+            elif choice < 0.8 or not callable_:
+                build.view(name, ins.split()[0])
+            else:
+                build.call(name, ins.split()[0], f"f{build.mesh}", int(rng.integers(0, 5000)))
+            names.append(name)
+        return build
+
+    functions = {}
+    mains = [Build(0), Build(1)]
+    for mesh, main in enumerate(mains):
+        inner = Build(mesh).param("p")
+        names = ["p"]
+        functions[f"f{mesh}"] = body(inner, names, 4, False).done(names[-1])
+        main.param("x", 100)
+        names = ["x"]
+        body(main, names, 5)
+        for k in range(2):
+            size = 1000 * (k + 1)
+            if mesh == 0:
+                main.transfer(f"t{k}", str(rng.choice(names)), "send", size, 1, tag=k)
+            else:
+                main.transfer(f"t{k}", "", "recv", size, 0, tag=k)
+            names.append(f"t{k}")
+        body(main, names, 8)
+        functions[f"main_mesh{mesh}"] = main.done(" ".join(names[-2:]))
+    mesh = (("dp", "tp"), (2, 2))
+    return program(mesh, mesh, **functions)

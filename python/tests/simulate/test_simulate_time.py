@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hand_programs import MICRO, SYSTEM, Build, program, round_system
+from hand_programs import MICRO, SYSTEM, Build, program, random_program, round_system
 
 from tvm_distir.errors import SimulationError
 from tvm_distir.export import Program
@@ -67,7 +67,7 @@ def test_collective_overlaps_independent_compute(engine):
 
 
 def test_collectives_queue_on_one_stream():
-    """Two all-gathers of 4000 bytes (10 + 3 + 3 us each), ready at once, run one after the other."""
+    """Two all-gathers of 4000 bytes (10 + 3 + 3 us), ready at once, run one after the other."""
     fn = (
         Build().param("x")
         .collective("g", "x", "all_gather", 4000, 4)
@@ -262,51 +262,6 @@ def test_unmodelled_ops_are_named():
     result = simulate(program(ONE, main=fn), SYSTEM)
     assert result.unmodelled_ops == ("relax.ape", "relax.zebra")
     assert result.to_dict()["unmodelled_ops"] == ["relax.ape", "relax.zebra"]
-
-
-def random_program(rng):
-    """Two meshes of 2 x 2 devices with calls, collectives and transfers, all in a random order."""
-
-    def body(build, names, count, callable_=True):
-        for number in range(count):
-            name = f"v{len(build.values)}"
-            ins = " ".join(rng.choice(names, int(rng.integers(1, 3))))
-            choice = rng.random()
-            if choice < 0.5:
-                build.compute(name, ins, int(rng.integers(0, 30)), int(rng.integers(0, 5000)))
-            elif choice < 0.7:
-                axes, size = [((0,), 2), ((1,), 2), ((0, 1), 4)][int(rng.integers(3))]
-                kind = str(rng.choice(["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]))
-                build.collective(
-                    name, ins.split()[0], kind, int(rng.integers(1, 9000)), size, axes
-                )
-            elif choice < 0.8 or not callable_:
-                build.view(name, ins.split()[0])
-            else:
-                build.call(name, ins.split()[0], f"f{build.mesh}", int(rng.integers(0, 5000)))
-            names.append(name)
-        return build
-
-    functions = {}
-    mains = [Build(0), Build(1)]
-    for mesh, main in enumerate(mains):
-        inner = Build(mesh).param("p")
-        names = ["p"]
-        functions[f"f{mesh}"] = body(inner, names, 4, False).done(names[-1])
-        main.param("x", 100)
-        names = ["x"]
-        body(main, names, 5)
-        for k in range(2):
-            size = 1000 * (k + 1)
-            if mesh == 0:
-                main.transfer(f"t{k}", str(rng.choice(names)), "send", size, 1, tag=k)
-            else:
-                main.transfer(f"t{k}", "", "recv", size, 0, tag=k)
-            names.append(f"t{k}")
-        body(main, names, 8)
-        functions[f"main_mesh{mesh}"] = main.done(" ".join(names[-2:]))
-    mesh = (("dp", "tp"), (2, 2))
-    return program(mesh, mesh, **functions)
 
 
 @pytest.mark.parametrize("seed", range(25))
