@@ -100,7 +100,8 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
         The mesh axis; other axes stay open.
     sequence : bool
         Cut the residual stream along the sequence, dim 1 of (batch, seq, hidden), between the
-        blocks.
+        blocks, inside private functions too: each all-reduce becomes a reduce-scatter and an
+        all-gather.
 
     Returns
     -------
@@ -135,7 +136,7 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
             rules.append(parameter_rule(parameter, spec, number, label, stationary))
         if sequence:
             rows = [w for w in known.values() if w.role == "row" and not w.is_bias]
-            rules.extend(_sequence_rules(rows, consumers, name, rule_name, spec, axis))
+            rules.extend(_sequence_rules(rows, consumers, rule_name, spec, axis))
     return Plan((spec,), tuple(rules))
 
 
@@ -254,7 +255,6 @@ def _refuse_heads(weight: _Weight, heads: int, count: int, axis: str, what: str)
 def _sequence_rules(
     rows: Sequence[_Weight],
     consumers: Consumers,
-    entry: str,
     rule_name: str | None,
     mesh: MeshSpec,
     axis: str,
@@ -276,25 +276,18 @@ def _sequence_rules(
                 )
             _check_sequence(found.total, mesh.axes[axis], axis, place)
             fn = consumers.functions[found.function]
-            parameters = list(fn.params)
-            outside = is_private(fn)
-            if outside and found.before in parameters:
-                rule = Rule(
-                    "call",
-                    found.function,
-                    placement,
-                    mesh=mesh.name,
-                    function=rule_name,
-                    arg=parameters.index(found.before),
+            where = found.function if is_private(fn) else rule_name
+            if is_private(fn) and found.before in list(fn.params):
+                arg = list(fn.params).index(found.before)
+                rules[found.function, arg] = Rule(
+                    "call", found.function, placement, mesh.name, function=rule_name, arg=arg
                 )
-                rules[("call", found.function, rule.arg)] = rule
-            elif found.function == entry:
-                for value in (found.before, found.total):
-                    if isinstance(value, relax.Var) and value not in parameters:
-                        name = str(value.name)
-                        rules[("value", name)] = Rule(
-                            "value", name, placement, mesh=mesh.name, function=rule_name
-                        )
+            for value in (found.before, found.total):
+                if isinstance(value, relax.Var) and value not in list(fn.params):
+                    name = str(value.name)
+                    rules[found.function, name] = Rule(
+                        "value", name, placement, mesh.name, function=where
+                    )
     return list(rules.values())
 
 

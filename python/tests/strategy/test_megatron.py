@@ -21,7 +21,7 @@ from tvm_distir.ir import R as WHOLE
 from tvm_distir.ir import is_private, shard_slices
 from tvm_distir.plan import Plan, labels_text, match_name
 from tvm_distir.strategy.megatron import role_of
-from tvm_distir.transform.annotate import AnnotateSharding
+from tvm_distir.transform import AnnotateSharding, LegalizeRedistribute, PropagateSharding
 
 
 def placements(plan: Plan) -> dict[str, str]:
@@ -68,11 +68,14 @@ def test_llama_of_the_zoo(nested: int) -> None:
 
 
 def onnx_gpt2(path: Path, fused_qkv: bool) -> ir.IRModule:
+    """Two layers, four heads, batch 4."""
     onnx = pytest.importorskip("onnx")
     from tvm_distir.frontend import from_onnx
     from tvm_distir.frontend.onnx_gpt2 import build
 
-    onnx.save(build(hidden=64, heads=4, vocab=503, positions=64, fused_qkv=fused_qkv), path)
+    onnx.save(
+        build(hidden=64, heads=4, vocab=503, positions=64, batch=4, fused_qkv=fused_qkv), path
+    )
     return from_onnx(path)
 
 
@@ -166,18 +169,70 @@ def test_shards_computed_apart_add_up_to_the_whole() -> None:
     np.testing.assert_array_equal(total, whole)
 
 
-def test_sequence_parallel_cuts_what_enters_a_layer() -> None:
-    plan = strategy.megatron(zoo.gpt(size="tiny"), {"tp": 2}, sequence=True)
+def test_sequence_parallel_cuts_what_enters_a_layer_and_what_goes_on_inside() -> None:
+    mod = zoo.gpt(size="tiny")
+    plan = strategy.megatron(mod, {"tp": 2}, sequence=True)
     extra = [rule for rule in plan.rules if rule.kind != "param"]
-    assert [(r.kind, r.name, r.index, r.arg, r.placement) for r in extra] == [
-        ("call", "layer", None, 0, (1,))
-    ]
+    assert {rule.placement for rule in extra} == {(1,)}
+    found = {(r.kind, r.name, r.function, r.index, r.arg) for r in extra}
+    inside = [("value", n, "layer", None, None) for n in _adds_of_whole_activations(mod, "layer")]
+    assert found == {("call", "layer", None, None, 0), *inside}
+    assert len(inside) == 2
 
 
-def _adds_of_whole_activations(mod: ir.IRModule) -> list[str]:
+def _collectives(mod: ir.IRModule, name: str = "main") -> dict[str, int]:
+    """How often each collective runs, calls of private functions counted each time."""
+    counts: dict[str, int] = {}
+    for binding in (b for block in mod[name].body.blocks for b in block.bindings):
+        call = binding.value
+        if not isinstance(call, ir.Call):
+            continue
+        if isinstance(call.op, ir.GlobalVar):
+            for op, n in _collectives(mod, str(call.op.name_hint)).items():
+                counts[op] = counts.get(op, 0) + n
+        elif call.op.name in [f"relax.dist.{op}" for op in COLLECTIVES]:
+            op = str(call.op.name).removeprefix("relax.dist.")
+            counts[op] = counts.get(op, 0) + 1
+    return counts
+
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
+
+
+def _legalized(mod: ir.IRModule, text: str) -> ir.IRModule:
+    plan = strategy.make_plan(mod, text, {"dp": 2, "tp": 2})
+    return LegalizeRedistribute()(PropagateSharding()(AnnotateSharding(plan)(mod)))
+
+
+@pytest.mark.parametrize("nested", [0, 1])
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_two_all_reduces_per_layer_and_one_for_the_token_table(name: str, nested: int) -> None:
+    mod = getattr(zoo, name)(size="tiny", layers=3, nested=nested)
+    assert _collectives(_legalized(mod, "data_parallel+megatron")) == {"all_reduce": 2 * 3 + 1}
+    out = _legalized(mod, "data_parallel+megatron:sequence=1")
+    assert _collectives(out) == {"all_gather": 2 * 3 + 1, "reduce_scatter": 2 * 3 + 1}
+
+
+@pytest.mark.parametrize("fused_qkv", [False, True])
+def test_two_all_reduces_per_layer_from_onnx(fused_qkv: bool, tmp_path: Path) -> None:
+    mod = onnx_gpt2(tmp_path / "g.onnx", fused_qkv)
+    assert _collectives(_legalized(mod, "data_parallel+megatron")) == {"all_reduce": 2 * 2 + 1}
+
+
+def test_a_distributed_model_computes_the_same() -> None:
+    from tvm_distir.runtime import verify
+
+    mod = zoo.llama(
+        size="tiny", layers=1, hidden=8, heads=4, kv_heads=2, ffn=12, vocab=11, batch=4, seq=4
+    )
+    plan = strategy.make_plan(mod, "data_parallel+megatron:sequence=1", {"dp": 2, "tp": 2})
+    assert verify(mod, plan, engine="virtual", seed=0).equal
+
+
+def _adds_of_whole_activations(mod: ir.IRModule, function: str = "main") -> list[str]:
     """Residual additions: both operands of the same three dims, counted by hand."""
     names = []
-    for binding in mod["main"].body.blocks[0].bindings:
+    for binding in mod[function].body.blocks[0].bindings:
         call = binding.value
         if isinstance(call, ir.Call) and call.op == ir.Op.get("relax.add"):
             shapes = [[int(n) for n in a.ty.shape] for a in call.args]
