@@ -108,7 +108,8 @@ class PartialState:
     def _dist(self, where: str, short: str, call: ir.Call) -> list[Axes]:
         have = self.of(call.args[0])[0] if len(call.args) else NONE
         if short == "partial":
-            return [frozenset(int(a) for a in call.attrs["mesh_axes"])]
+            named = frozenset(int(a) for a in call.attrs["mesh_axes"])
+            return [have | named if self.legalized else named]
         if short in ("redistribute", "recv"):
             return [NONE]
         if short in ("all_reduce", "reduce_scatter"):
