@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from ..errors import SimulationError, nearest
 from .program import Entry, Function, Mesh, Op, Program
 
-MOST_STEPS = 20_000_000
-"""Steps of one device that the simulator takes on."""
+MOST_STEPS = 5_000_000
+"""Steps, one device per entry, that the simulator takes on."""
 
 
 def _broken(place: str, what: str, remedy: str = "Export the program again.") -> SimulationError:
@@ -36,10 +36,10 @@ def check_program(program: Program, place: str = "program") -> None:
     for name in order:
         ops = program.functions[name].ops
         steps[name] = sum(steps[op.callee] if op.kind == "call" else 1 for op in ops)
-    most = max((steps[entry.function] for entry in program.entries), default=0)
-    if most > MOST_STEPS:
+    total = sum(steps[entry.function] for entry in program.entries)
+    if total > MOST_STEPS:
         raise _broken(
-            place, f"a device would take {most} steps", f"At most {MOST_STEPS} can be simulated."
+            place, f"the program makes {total} steps", f"At most {MOST_STEPS} can be simulated."
         )
 
 
