@@ -26,6 +26,8 @@ from ..errors import DistIRError, RuntimeError_
 _SPATIAL, _REDUCTION = 0, 2
 _LANES = (64, 32, 16, 8)
 _ROWS = (4, 2)
+_PLANE = 2048
+"""Elements of a plane of results that stay in the first-level cache."""
 _MIN_WORK = 1 << 15
 _CACHE_SIZE = 256
 
@@ -69,6 +71,12 @@ def _divisor(size: int, wanted: tuple[int, ...]) -> int | None:
     return next((n for n in wanted if size % n == 0), None)
 
 
+def _small_plane(sch: Any, rv: Any, spatial: list[Any], reduction: list[Any]) -> None:
+    """Rows of few columns, as in the late layers of a convolutional network: both innermost."""
+    sch.reorder(*spatial[:-2], *reduction, *spatial[-2:])
+    sch.decompose_reduction(rv, reduction[0])
+
+
 def _tile(sch: Any, rv: Any, spatial: int) -> None:
     """Order the loops (columns, other spatial ones, reduction): rows and columns innermost."""
     loops = sch.get_loops(rv)
@@ -101,6 +109,11 @@ def _order_block(sch: Any, rv: Any) -> None:
     spatial = [loop for loop, kind in zip(loops, kinds) if kind == _SPATIAL]
     reduction = [loop for loop, kind in zip(loops, kinds) if kind == _REDUCTION]
     columns = extents[len(kinds) - 1 - kinds[::-1].index(_SPATIAL)]
+    if _divisor(columns, _LANES) is None and columns < _LANES[1] and len(spatial) > 1:
+        plane = math.prod(n for n in _extents(sch, spatial[-2:]) or [])
+        if _LANES[1] <= plane <= _PLANE:
+            _small_plane(sch, rv, spatial, reduction)
+            return
     if columns < _LANES[-1]:
         return
     sch.reorder(spatial[-1], *spatial[:-1], *reduction)

@@ -8,7 +8,7 @@ do itself stands between two segments.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -202,20 +202,36 @@ def _segment(
     return Segment(ir.IRModule(functions), tuple(inputs), tuple(outputs), place)
 
 
+def _runs(
+    mod: ir.IRModule, name: str, body: relax.SeqExpr
+) -> Iterator[tuple[Step | None, list[Any]]]:
+    """Runs of bindings without a step of the engine, each with the step that ends it."""
+    run: list[Any] = []
+    for block in body.blocks:
+        for binding in block.bindings:
+            step = _step(mod, name, binding)
+            if step is None or isinstance(step, AliasStep):
+                run.append(binding)
+            else:
+                yield step, run
+                run = []
+    yield None, run
+
+
 def make_program(mod: ir.IRModule, name: str) -> Program:
     """Cut the function ``name`` of a level-5 module (without dataflow blocks) into steps."""
     fn = mod[name]
     body = fn.body
     groups: list[Step | list[Any]] = []
-    for block in body.blocks:
-        for binding in block.bindings:
-            step = _step(mod, name, binding)
-            if step is not None:
-                groups.append(step)
-            elif groups and isinstance(groups[-1], list):
-                groups[-1].append(binding)
-            else:
-                groups.append([binding])
+    for step, run in _runs(mod, name, body):
+        # Tuples and items ride inside a segment; alone they need no kernel.
+        aliases = [_step(mod, name, binding) for binding in run]
+        if run and None in aliases:
+            groups.append(run)
+        else:
+            groups.extend(alias for alias in aliases if alias is not None)
+        if step is not None:
+            groups.append(step)
     needed = set(leaf_vars(body.body))
     if not needed and not _is_alias(body.body):
         raise _cannot(name, "the result is not a variable or a tuple", "Normalise the module.")

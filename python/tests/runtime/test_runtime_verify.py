@@ -204,6 +204,7 @@ KERNELS = {
     "odd rows": ((7, 96), (96, 128), lambda x, w: relax.op.matmul(x, w)),
     "batched": ((3, 8, 40), (3, 40, 72), lambda x, w: relax.op.matmul(x, w)),
     "convolution": ((2, 8, 14, 14), (16, 8, 3, 3), lambda x, w: relax.op.nn.conv2d(x, w)),
+    "small plane": ((2, 32, 9, 9), (16, 32, 3, 3), lambda x, w: relax.op.nn.conv2d(x, w)),
     "strided": ((2, 8, 18, 18), (16, 8, 3, 3), lambda x, w: relax.op.nn.conv2d(x, w, strides=2)),
     "sum": ((64, 1024), (1,), lambda x, w: relax.op.sum(x, 1)),
 }

@@ -93,6 +93,26 @@ def test_a_private_function_called_many_times_compiles_once():
     assert engine.collectives[0].count == 3
 
 
+def test_tuple_items_do_not_cut_a_segment():
+    mesh = td.device_mesh({"tp": 2})
+    build = Level5(mesh)
+
+    def body(bb, x):
+        for _ in range(3):
+            halves = bb.emit(relax.op.split(x, 2, axis=1))
+            a, b = (bb.emit(relax.TupleGetItem(halves, i)) for i in range(2))
+            x = bb.emit(relax.op.concat(bb.emit(relax.Tuple([b, a])), axis=1))
+        return x
+
+    port = ("x", (4, 4), "float32", "S[0]")
+    build.entry([port], [port], body)
+    x = draw(R(7), (4, 4), "float32")
+    kernels = KernelCache()
+    (y,) = VirtualEngine(kernels).run(build.get(), [x])
+    assert np.array_equal(y, np.concatenate([x[:, 2:], x[:, :2]], 1))
+    assert kernels.compiled == 1
+
+
 def ops_sum(bb, x, mesh):
     """All-reduce over axis 0."""
     return bb.emit(ops.all_reduce(x, mesh, [0], "sum"))
