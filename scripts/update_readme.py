@@ -9,8 +9,8 @@ block whose lines ``$ command`` are run, each followed by what it printed::
     .venv/bin/python scripts/update_readme.py           # rewrite the slots
     .venv/bin/python scripts/update_readme.py --check   # exit 1 where a slot is out of date
 
-Wall-clock times differ from run to run: ``--check`` ignores every number that stands before a unit
-of time on a line that begins with ``timings``.
+Wall-clock times differ from run to run: ``--check`` ignores the seconds in the block that a command
+ends with (``This took``, ``This analysis took``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ FILES = ("README.md", "docs/quickstart.md", "docs/forum_example.md")
 COMMAND_LIMIT_S = 600.0
 
 _SLOT = re.compile(r"(?<=<!-- example:start -->\n)(.*?)(?=<!-- example:end -->)", re.DOTALL)
-_TIMINGS = re.compile(r"^(\s*timings\b.*)$", re.MULTILINE | re.IGNORECASE)
+_TIMINGS = re.compile(r"^This (?:\w+ )?took\n(?:  .*\n)+", re.MULTILINE)
+_SECONDS = re.compile(r" +[\d.]+ s$", re.MULTILINE)
 
 
 def run(command: str) -> str:
@@ -82,8 +83,9 @@ def regenerate(text: str) -> str:
     return _SLOT.sub(rewrite, text)
 
 
-def _without_timings(text: str) -> str:
-    return _TIMINGS.sub(lambda match: re.sub(r"\d[\d.]* *[mun]?s\b", "_", match[1]), text)
+def without_timings(text: str) -> str:
+    """Return a text with the seconds of its timing blocks blanked."""
+    return _TIMINGS.sub(lambda match: _SECONDS.sub(" _ s", match[0]), text)
 
 
 def main() -> int:
@@ -96,7 +98,7 @@ def main() -> int:
         path = ROOT / name
         old = path.read_text(encoding="utf-8")
         new = regenerate(old)
-        if _without_timings(old) == _without_timings(new):
+        if without_timings(old) == without_timings(new):
             continue
         stale.append(name)
         if not check:
