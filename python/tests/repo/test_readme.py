@@ -43,9 +43,10 @@ def test_example_prints_what_the_readme_shows(text: str, writer: ModuleType) -> 
 
 
 def test_slots_are_run_line_by_line(writer: ModuleType) -> None:
-    old = "a\n<!-- example:start -->\n```console\n$ echo one\nstale\n\n$ printf 't%s' \\\nwo\n```\n"
-    new = "a\n<!-- example:start -->\n```console\n$ echo one\none\n\n$ printf 't%s' \\\nwo\ntwo\n```\n"
-    assert writer.regenerate(old + "<!-- example:end -->\nb") == new + "<!-- example:end -->\nb"
+    head, tail = "a\n<!-- example:start -->\n", "<!-- example:end -->\nb"
+    old = "```console\n$ echo one\nstale\n\n$ printf 't%s' \\\nwo\n```\n"
+    new = "```console\n$ echo one\none\n\n$ printf 't%s' \\\nwo\ntwo\n```\n"
+    assert writer.regenerate(head + old + tail) == head + new + tail
 
 
 def test_a_failing_command_is_no_output(writer: ModuleType) -> None:
