@@ -10,9 +10,9 @@ import numpy as np
 import tvm
 import tvm_ffi
 from tvm import ir, relax
-from tvm.relax.distributed import DTensorType
 
 import tvm_distir as td
+from tvm_distir.analysis import check_level
 from tvm_distir.ir import R, as_dtensor, flat_types, placement_of
 from tvm_distir.rules import rule_of
 from tvm_distir.runtime import Reference, VirtualEngine
@@ -60,6 +60,17 @@ def distributed(specs, call, mesh, factors, gather=True):
     at = itertools.count()
     params, env = [], {}
 
+    bindings = []
+
+    def moved(item, labels, name):
+        """Bind a redistribute."""
+        call = relax.op.distributed.redistribute(item, mesh, placement_of(labels))
+        ty = as_dtensor(item.ty, mesh, labels)
+        relax.expr._update_type(call, ty)
+        var = relax.Var(name, ty)
+        bindings.append(relax.VarBinding(var, call))
+        return var
+
     def convert(arg):
         if isinstance(arg, relax.Tuple) and any(
             isinstance(t, relax.TensorType) for t in flat_types(arg.ty)
@@ -70,7 +81,8 @@ def distributed(specs, call, mesh, factors, gather=True):
         number = next(at)
         labels = [R if f is None or f.ins[number] is None else f.ins[number] for f in factors]
         if isinstance(arg, ir.GenericConst):
-            return ir.GenericConst(arg.value, as_dtensor(arg.ty, mesh, [R] * len(sizes)))
+            whole = ir.GenericConst(arg.value, as_dtensor(arg.ty, mesh, [R] * len(sizes)))
+            return whole if max(labels) < 0 else moved(whole, labels, "constant")
         if arg not in env:
             env[arg] = relax.Var(arg.name, as_dtensor(arg.ty, mesh, labels))
             params.append((arg.name, env[arg]))
@@ -90,7 +102,7 @@ def distributed(specs, call, mesh, factors, gather=True):
     new = ir.Call(call.op, args, call.attrs, list(call.ty_args))
     relax.expr._update_type(new, ty)
     value = relax.Var("value", ty)
-    bindings = [relax.VarBinding(value, new)]
+    bindings.append(relax.VarBinding(value, new))
     results = []
     for i in range(len(outs)):
         item = value
@@ -98,12 +110,7 @@ def distributed(specs, call, mesh, factors, gather=True):
             item = relax.Var(f"item{i}", outs[i])
             bindings.append(relax.VarBinding(item, relax.TupleGetItem(value, i)))
         if gather:
-            whole = placement_of([R] * len(sizes))
-            moved = relax.op.distributed.redistribute(item, mesh, whole)
-            target = DTensorType(outs[i].tensor_ty, mesh, whole)
-            relax.expr._update_type(moved, target)
-            item = relax.Var(f"result{i}", target)
-            bindings.append(relax.VarBinding(item, moved))
+            item = moved(item, [R] * len(sizes), f"result{i}")
         results.append(item)
     result = results[0] if len(results) == 1 else relax.Tuple(results)
     body = relax.SeqExpr([relax.BindingBlock(bindings)], result)
@@ -128,12 +135,13 @@ def fits(factor, count):
 
 def lower(mod, check_legalized=True):
     """Legalize and lower, checking form, round trip and that the input stays as it is."""
-    for step in (LegalizeRedistribute(), LowerDistIR()):
+    for level, step in ((4, LegalizeRedistribute()), (5, LowerDistIR())):
         before = tvm_ffi.structural_hash(mod)
         mod, given = step(mod), mod
         assert tvm_ffi.structural_hash(given) == before
         if check_legalized or "dist.io" in mod.script():
             check_module(mod)
+        check_level(mod, level)
     return mod
 
 
