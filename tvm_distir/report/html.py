@@ -40,7 +40,7 @@ def render(analysis: Analysis) -> str:
         parts.system(analysis),
     ]
     data = _script_data(analysis, groups)
-    title = f"{analysis.model} on {analysis.hardware.name}"
+    title = f"{analysis.title} on {analysis.hardware.name}"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'

@@ -53,6 +53,11 @@ class Collective:
     wire_bytes_per_device: int
     time_s: float | None = None
 
+    def axis_words(self, several_meshes: bool) -> str:
+        """The axis, with its mesh where there are several; of a transfer, both its ends."""
+        alone = not several_meshes or "->" in self.mesh_axis
+        return self.mesh_axis if alone else f"{self.mesh}: {self.mesh_axis}"
+
 
 @dataclass(frozen=True)
 class Event:
@@ -158,6 +163,11 @@ class Analysis:
     batch: int | None = None
     assumptions: tuple[str, ...] = ()
     timings_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The model without the folders of its path."""
+        return self.model if self.model.startswith("zoo:") else self.model.rpartition("/")[2]
 
     @property
     def capacity_bytes(self) -> int | None:

@@ -37,6 +37,8 @@ def op_colours(analysis: Analysis) -> dict[str, int]:
             kinds.append(one.kind)
     for i, kind in enumerate(kinds):
         colours[kind] = 100 + min(i, COMM_PALETTE - 1)
+    if "send" in colours:
+        colours["recv"] = colours["send"]  # counted once, as a send; drawn at both ends
     return colours
 
 
@@ -93,7 +95,7 @@ def header(analysis: Analysis) -> str:
     what = f"strategy <b>{esc(analysis.strategy)}</b>" if analysis.strategy else "a given plan"
     batch = f", batch {analysis.batch}" if analysis.batch else ""
     return (
-        f'<header><p class="kicker">tvm-distir report</p><h1>{esc(analysis.model)}</h1>'
+        f'<header><p class="kicker">tvm-distir report</p><h1>{esc(analysis.title)}</h1>'
         f'<p class="sub">on <b>{esc(analysis.hardware.name)}</b>, mesh '
         f"<b>{esc(mesh_words(analysis))}</b>, {what}{esc(batch)}</p>"
         f'<p class="verdict">{badge}<span class="badge {_bound_class(analysis)}">bound by '
@@ -257,11 +259,10 @@ def collectives(analysis: Analysis) -> str:
     many = len(analysis.meshes) > 1
     rows = []
     for one in ordered:
-        axis = f"{one.mesh}: {one.mesh_axis}" if many else one.mesh_axis
         colour = colours[one.kind]
         cells = [
             f"{swatch(colour)}{esc(one.kind)}",
-            esc(axis),
+            esc(one.axis_words(many)),
             str(one.group_size),
             str(one.count),
             units.size(one.bytes_per_device),

@@ -128,7 +128,7 @@ def _verdict(analysis: Analysis, paint: Painter) -> list[str]:
         )
     plan = f"strategy {analysis.strategy}" if analysis.strategy else "a given plan"
     return [
-        paint("bold", f"{printable(analysis.model)} on {printable(analysis.hardware.name)}"),
+        paint("bold", f"{printable(analysis.title)} on {printable(analysis.hardware.name)}"),
         f"  {mesh_words(analysis)}, {printable(plan)}",
         f"  {paint('bold', units.duration(analysis.time_s))} per step, mostly "
         f"{analysis.bound_by}; {fit}",
@@ -208,7 +208,7 @@ def _collectives(analysis: Analysis, paint: Painter) -> list[str]:
     for one in analysis.collectives:
         row = [
             one.kind,
-            one.mesh_axis if len(analysis.meshes) == 1 else f"{one.mesh}: {one.mesh_axis}",
+            one.axis_words(len(analysis.meshes) > 1),
             str(one.group_size),
             str(one.count),
             units.size(one.bytes_per_device),

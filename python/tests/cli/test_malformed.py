@@ -87,6 +87,12 @@ CASES = [
         "analyze unknown_op.onnx --system dgx-a100 --plan plan.json",
     ),
     ("batch of a script", 1, "DIST0314", f"{MLP} {STRATEGY} --mesh dp=2 --batch 4"),
+    (
+        "batch of a model that cannot",
+        1,
+        "DIST0314",
+        f"analyze pinned.onnx --system dgx-a100 {STRATEGY} --mesh dp=2 --batch 4",
+    ),
     ("no Python", 1, "DIST0320", "analyze syntax.py --system dgx-a100 --plan plan.json"),
     ("no text", 1, "DIST0320", "analyze latin.py --system dgx-a100 --plan plan.json"),
     ("no module", 1, "DIST0322", "analyze nomodule.py --system dgx-a100 --plan plan.json"),
