@@ -26,7 +26,7 @@ def _scaled(value: float, step: float, units: tuple[str, ...]) -> str:
     while at < len(units) - 1 and size >= step * 0.9995:
         size /= step
         at += 1
-    text = f"{size:.0f}" if at == 0 else _three(size)
+    text = f"{size:.0f}" if at == 0 and size == int(size) else _three(size)
     return f"{sign}{text} {units[at]}".rstrip()
 
 

@@ -50,6 +50,7 @@ def test_count() -> None:
     assert units.count(312e12, "FLOP/s") == "312 TFLOP/s"
     assert units.count(0, "FLOP") == "0 FLOP"
     assert units.count(1500) == "1.50k"
+    assert units.count(25.72) == "25.7"
 
 
 def test_ranges() -> None:
