@@ -50,11 +50,11 @@ def operand_leaves(call):
     return [t for a in call.args for t in flat_types(a.ty) if isinstance(t, relax.TensorType)]
 
 
-def distributed(specs, call, mesh, factors, gather=True):
+def distributed(specs, call, mesh, factors, gather=True, functions=None):
     """Level-3 module in which the call follows ``factors[axis]`` along each mesh axis.
 
     Inputs are the call's variables in order; constants stay. Results are redistributed to R
-    when ``gather``.
+    when ``gather``. ``functions`` holds the PrimFuncs called.
     """
     sizes = [int(n) for n in mesh.shape]
     at = itertools.count()
@@ -88,7 +88,7 @@ def distributed(specs, call, mesh, factors, gather=True):
             params.append((arg.name, env[arg]))
         return env[arg]
 
-    args = [convert(a) for a in call.args]
+    args = [a if isinstance(a, ir.GlobalVar) else convert(a) for a in call.args]
     order = [n for n, *_ in specs]
     params = [v for _, v in sorted(params, key=lambda p: order.index(p[0]))]
     outs = []
@@ -99,7 +99,7 @@ def distributed(specs, call, mesh, factors, gather=True):
         ]
         outs.append(as_dtensor(ty, mesh, labels))
     ty = relax.TupleType(outs) if isinstance(call.ty, relax.TupleType) else outs[0]
-    new = ir.Call(call.op, args, call.attrs, list(call.ty_args))
+    new = ir.Call(call.op, args, call.attrs, [ty] if call.ty_args else [])
     relax.expr._update_type(new, ty)
     value = relax.Var("value", ty)
     bindings.append(relax.VarBinding(value, new))
@@ -121,8 +121,9 @@ def distributed(specs, call, mesh, factors, gather=True):
     fn = relax.Function(params, body, result_ty, True, tvm.ir.make_node(
         "ir.DictAttrs", global_symbol="main"))
     names = [str(i) for i in range(len(sizes))]
+    others = {} if functions is None else functions.functions
     return ir.IRModule(
-        {ir.GlobalVar("main"): fn},
+        {ir.GlobalVar("main"): fn, **{g: f for g, f in others.items() if g.name_hint != "main"}},
         attrs={"mesh_axes": [names]},
         global_infos={"mesh": [mesh]},
     )

@@ -8,7 +8,10 @@ from typing import Any
 
 from tvm import ir, relax
 
+from ...rules.tir_block import NotUnderstood
+from ..legalize.passes import retyped
 from .calls import LocalCall
+from .tir_cut import cut_prim_func
 
 
 def call_tir(cx: LocalCall, mod: ir.IRModule, made: dict[Any, Any]) -> ir.Call:
@@ -20,17 +23,41 @@ def call_tir(cx: LocalCall, mod: ir.IRModule, made: dict[Any, Any]) -> ir.Call:
     mod : IRModule
         Holds the PrimFunc.
     made : dict
-        PrimFuncs cut so far: (name, local shapes) to (GlobalVar, PrimFunc). Extended.
+        PrimFuncs cut so far: (name, counts) to (GlobalVar, PrimFunc). Extended.
+
+    Raises
+    ------
+    LoweringError
+        DIST0508 when the PrimFunc cannot be cut.
     """
     target = cx.call.args[0]
-    if any(own.shard.counts != (1,) * len(own.shard.counts) for own in cx.ins) or any(
-        out.counts != (1,) * len(out.counts) for out in cx.outs
-    ):
-        raise cx.fault(
-            "DIST0508",
-            "a PrimFunc with static shapes cannot be cut yet",
-            "Distribute before LegalizeOps, or replicate its operands.",
-        )
+    shards = [*(own.shard for own in cx.ins), *cx.outs]
+    counts = {
+        (i, d): n for i, own in enumerate(shards) for d, n in enumerate(own.counts) if n > 1
+    }
+    if counts:
+        target = _cut(cx, mod, made, counts)
     types = [relax.TensorType(list(out.local), out.dtype) for out in cx.outs]
-    args = cx.arguments()
-    return relax.op.call_tir(target, args[1], types if len(types) > 1 else types[0])
+    operands = cx.arguments()[1]
+    return relax.op.call_tir(target, operands, types if len(types) > 1 else types[0])
+
+
+def _cut(cx: LocalCall, mod: ir.IRModule, made: dict[Any, Any], counts: dict[Any, int]) -> Any:
+    target = cx.call.args[0]
+    key = (str(target.name_hint), tuple(sorted(counts.items())))
+    if key not in made:
+        try:
+            func = cut_prim_func(mod[target], counts)
+        except NotUnderstood as error:
+            raise cx.fault(
+                "DIST0508",
+                f"the PrimFunc cannot be cut: {error}",
+                "Distribute before LegalizeOps, or replicate its operands.",
+            ) from error
+        taken = {str(gv.name_hint) for gv in mod.functions}
+        taken |= {str(gv.name_hint) for gv, _ in made.values()}
+        number = 1
+        while f"{target.name_hint}_shard{number}" in taken:
+            number += 1
+        made[key] = (retyped(ir.GlobalVar(f"{target.name_hint}_shard{number}"), func.ty), func)
+    return made[key][0]

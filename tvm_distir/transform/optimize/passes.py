@@ -63,7 +63,10 @@ def signature(value: ir.Call) -> Any:
         (str(k), mesh_key(v) if str(k).endswith("mesh") else str(v))
         for k, v in value.attrs.items()
     ]
-    return (str(value.op.name), value.args[0], tuple(sorted(attrs)))
+    operand = value.args[0]
+    if isinstance(operand, ir.GenericConst):  # equal when they share their data
+        operand = (operand.value, str(operand.ty))
+    return (str(value.op.name), operand, tuple(sorted(attrs)))
 
 
 def undoes(second: ir.Call, first: ir.Call) -> bool:
