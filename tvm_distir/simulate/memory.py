@@ -37,7 +37,7 @@ def live_memory(
     Returns
     -------
     time, live : int64 arrays
-        ``live[i]`` bytes from ``time[i]`` to ``time[i + 1]``; the first time is 0.
+        ``live[i]`` bytes from ``time[i]`` to ``time[i + 1]``, which differ; the first time is 0.
     """
     real = (free > alloc) & (buffer_bytes > 0)
     freed = real & (free < FOREVER)
@@ -48,7 +48,9 @@ def live_memory(
     time, slot = np.unique(when, return_inverse=True)
     delta = np.zeros(time.size, np.int64)
     np.add.at(delta, slot, change)
-    return time, np.cumsum(delta)
+    changes = delta != 0
+    changes[0] = True
+    return time[changes], np.cumsum(delta[changes])
 
 
 def lifetimes(
