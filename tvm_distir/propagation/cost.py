@@ -5,12 +5,15 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..ir import P, R
 
-INFINITE = 1 << 50
-"""Cost of what may not be; far above any sum of real costs, far below overflow."""
+INFINITE = 1 << 60
+"""Cost of what may not be. Sums of tables saturate at it; two of it still fit in an int64."""
+
+HEADROOM_BITS = 46
+"""Costs of one op are scaled to at most this many bits, so that sums over a model stay finite."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class Costs:
         Per byte of a free parameter of a public function: shards it where nothing else decides.
     move : int
         Factor on converting an annotated value away from where the plan put it.
+    shift : int
+        Right shift of all costs but the tie-breaks: coarser units for huge models.
     """
 
     wire: int = 1024
@@ -45,6 +50,16 @@ class Costs:
     partial: int = 16
     hold: int = 1
     move: int = 2
+    shift: int = 0
+
+    def scaled(self, cost: int) -> int:
+        """A cost in the units of ``shift``; one that is not zero stays so."""
+        return max(cost >> self.shift, 1) if cost > 0 else 0
+
+    def for_ops(self, flops: int, moved_bytes: int) -> Costs:
+        """The same weights, scaled for a model whose largest op does that much."""
+        largest = self.flop * flops + (self.memory + 4 * self.wire) * moved_bytes
+        return replace(self, shift=max(0, largest.bit_length() - HEADROOM_BITS))
 
 
 Step = tuple[int, int]
@@ -86,10 +101,11 @@ class Conversions:
         if held:
             return INFINITE
         if have == P:
-            return (2 * unit if want == R else unit) + c.launch
+            return c.scaled((2 * unit if want == R else unit) + c.launch)
         if want == R:
-            return unit + c.launch
-        return (unit // ranks if want >= 0 else unit + c.partial) + c.launch
+            return c.scaled(unit + c.launch)
+        price = c.scaled((unit // ranks if want >= 0 else unit) + c.launch)
+        return price if want >= 0 else price + c.partial
 
     def supply(
         self, have: int, needs: frozenset[int], size_bytes: int, ranks: int, held: bool = False

@@ -36,6 +36,7 @@ class Model:
     domains: list[int] = field(default_factory=list)
     factors: dict[Scope, int] = field(default_factory=dict)
     constant: int = 0
+    feasible: bool = True
     producers: list[tuple[End, ...]] = field(default_factory=list)
     consumers: list[tuple[End, ...]] = field(default_factory=list)
     spliced: dict[int, range] = field(default_factory=dict)
@@ -51,6 +52,7 @@ class Summary:
     domains: list[int]
     factors: list[tuple[Scope, int]]
     constant: int
+    feasible: bool
     params: list[End]
     rets: list[End]
 
@@ -210,7 +212,9 @@ class Workshop:
             elif f.kind in ("max", "min", "prod"):
                 sent = 2 * sum(sizes[len(rule.in_bytes) :]) * (ranks - 1) // ranks
                 launches = 1
-        return c.flop * flops + c.memory * sum(sizes) + c.wire * sent + c.launch * launches
+        return c.scaled(
+            c.flop * flops + c.memory * sum(sizes) + c.wire * sent + c.launch * launches
+        )
 
 
 class Builder:
@@ -254,6 +258,8 @@ class Builder:
                 number, low = self.shop.tables.add(m.factors[key], number)
                 m.constant += low
             m.factors[key] = number
+        elif self.shop.tables.arrays[number] >= INFINITE:
+            m.feasible = False
 
     def _put_edge(self, table: tuple[int, int], first: int, second: int) -> None:
         """A table laid out (first, second), put over sorted variables."""
@@ -342,8 +348,8 @@ class Builder:
             alternatives = self.shop.forms.intern([Alternative((R,), (x,), None) for x in labels])
             variable = self._add(alternatives, node)
             if variable >= 0:
-                n, b, wire = self.axis.size, self.bytes[target], self.shop.costs.wire
-                rows = [wire * (b // n if x >= 0 else b) for x in labels]
+                n, b, costs = self.axis.size, self.bytes[target], self.shop.costs
+                rows = [costs.scaled(costs.wire * (b // n if x >= 0 else b)) for x in labels]
                 self._put((variable,), self.shop.tables.table(rows))
         else:
             self._trivial(node)
@@ -377,8 +383,8 @@ class Builder:
         alternatives = self.shop.forms.ends(labels, needs=False)
         variable = self._add(alternatives, node)
         if variable >= 0 and self.g.public:
-            hold, n, b = self.shop.costs.hold, self.axis.size, self.bytes[v]
-            rows = [hold * b // (n if x >= 0 else 1) for x in labels]
+            costs, n, b = self.shop.costs, self.axis.size, self.bytes[v]
+            rows = [costs.scaled(costs.hold * b // (n if x >= 0 else 1)) for x in labels]
             self._put((variable,), self.shop.tables.table(rows))
 
     def _ret(self, k: int, node: Node) -> None:
@@ -396,6 +402,7 @@ class Builder:
         for scope, table in summary.factors:
             self._put([base[u] for u in scope], (table, 0))
         m.constant += summary.constant
+        m.feasible = m.feasible and summary.feasible
         m.spliced[k] = base
         m.producers.append(tuple((alts, base[u] if u >= 0 else -1) for alts, u in summary.rets))
         m.consumers.append(tuple((alts, base[u] if u >= 0 else -1) for alts, u in summary.params))

@@ -11,7 +11,7 @@ from tvm import ir, relax
 from ..errors import PropagationError
 from ..ir import is_private, mesh_axes, mesh_shape, meshes
 from ..ir.types import relax_functions
-from .cost import INFINITE, Costs
+from .cost import Costs
 from .decision import Decision, Instance
 from .extract import Extractor
 from .forms import Alternative
@@ -69,7 +69,6 @@ class _Propagator:
 
     def __init__(self, mod: ir.IRModule, costs: Costs) -> None:
         self.axes = module_axes(mod)
-        self.shop = Workshop(costs, self.axes)
         placer = Placer(Extractor(mod))
         self.entries = {
             str(gv.name_hint): placer.place(str(gv.name_hint))
@@ -77,6 +76,7 @@ class _Propagator:
             if isinstance(fn, relax.Function) and not is_private(fn)
         }
         self.graphs = placer.graphs
+        self.shop = Workshop(costs.for_ops(*self._largest()), self.axes)
         self.reach: dict[str, Reach] = Reacher(self.graphs, placer.order, self.axes).run()
         self.order = placer.order
         self._instances: dict[object, Instance] = {}
@@ -101,6 +101,14 @@ class _Propagator:
             cost,
             self.shop.conversions,
             lambda inst, a: self._sizes(inst, a)[0],
+        )
+
+    def _largest(self) -> tuple[int, int]:
+        """FLOPs and bytes of the largest op."""
+        rules = [n.rule for g in self.graphs.values() for n in g.nodes if n.rule is not None]
+        return (
+            max((r.flops for r in rules), default=0),
+            max((sum(r.in_bytes + r.out_bytes) for r in rules), default=0),
         )
 
     def _solve(self, inst: Instance) -> tuple[Instance, int]:
@@ -134,14 +142,12 @@ class _Propagator:
                 remedy="Annotate some values in the middle of the model.",
             )
         tables.decode(done.trace, values)
-        cost = model.constant + tables.value(model.factors, values)
-        if cost >= INFINITE:
-            raise self._infeasible(g, a, model, values)
-        return values, cost
+        feasible = model.feasible and done.feasible
+        if not feasible or tables.forbids(model.factors, values):
+            raise self._infeasible(g, a)
+        return values, model.constant + tables.value(model.factors, values)
 
-    def _infeasible(
-        self, g: Graph, a: int, model: Model, values: Sequence[int]
-    ) -> PropagationError:
+    def _infeasible(self, g: Graph, a: int) -> PropagationError:
         """Name a stationary parameter that some op cannot take as it is."""
         axis = self.axes[a]
         for graph in [g, *[self.graphs[k] for k in self.order if self.graphs[k] is not g]]:
@@ -265,6 +271,7 @@ class _Propagator:
             [model.domains[v] for v in kept],
             sorted((tuple(at[v] for v in scope), t) for scope, t in done.factors.items()),
             model.constant + done.constant,
+            model.feasible and done.feasible,
             outside[: len(g.params)],
             outside[len(g.params) :],
         )

@@ -37,11 +37,15 @@ class Eliminated:
 
 @dataclass
 class Elimination:
-    """Outcome: the trace for decoding, the tables that stay, and the constant taken out."""
+    """Outcome: the trace for decoding, the tables that stay, the constant taken out.
+
+    ``feasible`` is false when some variable has no value its neighbours allow.
+    """
 
     trace: list[Eliminated]
     factors: Factors
     constant: int
+    feasible: bool = True
 
 
 class Tables:
@@ -56,8 +60,12 @@ class Tables:
         self.joins = 0
 
     def intern(self, array: Array) -> tuple[int, int]:
-        """Number of a table with its minimum taken out, and that minimum."""
+        """Number of a table with its minimum taken out, and that minimum.
+
+        A table without a finite entry keeps its entries.
+        """
         low = int(array.min())
+        low = 0 if low >= INFINITE else low
         array = np.where(array >= INFINITE, INFINITE, array - low)
         key = (array.shape, array.tobytes())
         if key not in self._ids:
@@ -75,8 +83,16 @@ class Tables:
         key = (first, second)
         hit = self._sums.get(key)
         if hit is None:
-            hit = self._sums[key] = self.intern(self.arrays[first] + self.arrays[second])
+            total = np.minimum(self.arrays[first] + self.arrays[second], INFINITE)
+            hit = self._sums[key] = self.intern(total)
         return hit
+
+    def forbids(self, factors: Factors, values: Sequence[int]) -> bool:
+        """Whether an assignment hits an infinite entry."""
+        return any(
+            self.arrays[t][tuple(values[v] for v in scope)] >= INFINITE
+            for scope, t in factors.items()
+        )
 
     def value(self, factors: Factors, values: Sequence[int]) -> int:
         """Sum of the tables at an assignment."""
@@ -133,6 +149,7 @@ class Tables:
             for p, n in zip(at, self.arrays[number].shape):
                 full[p] = n
             total += self.arrays[number].transpose(order).reshape(full)
+            np.minimum(total, INFINITE, out=total)
         best = total.argmin(axis=-1)  # the first minimum: alternatives are listed by preference
         strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
         hit = self.intern(total.min(axis=-1)), best.ravel().tolist(), strides
@@ -162,6 +179,7 @@ class _Eliminator:
         for v, near in enumerate(self.near):
             near.discard(v)
         self.constant = 0
+        self.feasible = True
         self.trace: list[Eliminated] = []
 
     def bucket(self, v: int) -> int:
@@ -200,7 +218,7 @@ class _Eliminator:
                     if smaller < queued[u]:
                         queued[u] = smaller
                         heapq.heappush(heap, (smaller, u))
-        return Elimination(self.trace, self.factors, self.constant)
+        return Elimination(self.trace, self.factors, self.constant, self.feasible)
 
     def remove(self, v: int) -> list[int]:
         """Eliminate one variable; return its neighbours."""
@@ -228,6 +246,8 @@ class _Eliminator:
                     self.near[u].update(union)
                     self.near[u].discard(u)
             self.factors[scope] = number
+        elif self.tables.arrays[number] >= INFINITE:
+            self.feasible = False
         for u in union:
             self.near[u].discard(v)
         return union
