@@ -9,15 +9,24 @@ stages load when they are first used.
 from __future__ import annotations
 
 import importlib
+import sys
+from pathlib import Path
 from typing import Any
 
 from ._versions import check_versions as _check_versions
+from .errors import DistIRError as _DistIRError
 
-_check_versions()
+try:
+    _check_versions()
+except _DistIRError as _error:
+    if Path(sys.argv[0]).name != "tvm-distir":
+        raise
+    sys.exit(str(_error))  # the command prints one message and exits 1, without a traceback
 
-from .errors.tree import register_with_ffi as _register_errors  # noqa: E402
-from .ir import device_mesh, ops as _ops  # noqa: E402
-from .rules.inference import register_inference as _register_inference  # noqa: E402
+from .errors.tree import register_with_ffi as _register_errors
+from .ir import device_mesh
+from .ir import ops as _ops
+from .rules.inference import register_inference as _register_inference
 
 _register_errors()
 _ops.register()
@@ -31,15 +40,15 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "Plan": "plan",
-    "Program": "export",
+    "Program": "program",
     "System": "system",
     "distribute": "transform",
-    "export": "export",
+    "export": "program",
     "from_onnx": "frontend",
     "from_tvmscript": "frontend",
     "load_model": "frontend",
     "run": "runtime",
-    "simulate": "simulate",
+    "simulate": "simulation",
     "verify": "runtime",
     "zoo": "frontend",
 }

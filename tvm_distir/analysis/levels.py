@@ -21,6 +21,7 @@ from ..ir import (
     meshes,
     tensor_type,
 )
+from ..ir.attributes import IO_ATTR
 from ..ir.types import relax_functions
 from .partial import PartialState
 
@@ -44,8 +45,6 @@ ALLOWED: dict[int, tuple[str, ...]] = {
     5: ("partial", "axis_index", *COLLECTIVES),
 }
 """``relax.dist.*`` ops each level may hold."""
-
-IO_ATTR = "dist.io"
 
 
 def check_level(mod: ir.IRModule, level: int | str) -> None:

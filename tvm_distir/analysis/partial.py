@@ -15,10 +15,10 @@ from tvm.relax.distributed import DTensorType
 
 from ..errors import LevelError
 from ..ir import P, R, is_private, labels_of
+from ..ir.attributes import PARTIAL_ATTR
 from ..ir.types import value_types
 from ..rules import match_factor, rule_of
 
-PARTIAL_ATTR = "dist.partial"
 Axes = frozenset[int]
 NONE: Axes = frozenset()
 

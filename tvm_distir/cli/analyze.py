@@ -67,11 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
     work = load_work(arguments, axes, watch)
     local = run_passes(work, watch, keep=folder is not None)
     with watch.stage("export"):
-        from ..export import export
+        from ..program import export
 
         program = export(local)
     with watch.stage("simulate"):
-        from ..simulate import simulate
+        from ..simulation import simulate
 
         result = simulate(program, system)
     from ..report import to_dict, to_html, to_json, to_text

@@ -37,10 +37,10 @@ def run(arguments: argparse.Namespace) -> int:
     trace = outputs.promise(arguments.trace, "--trace")
     watch = Stopwatch()
     with watch.stage("load"):
-        from ..export import Program
+        from ..program import Program
         from ..report import to_dict, to_json, to_text
         from ..report.collect import analysis_of
-        from ..simulate import simulate
+        from ..simulation import simulate
         from ..system import System
 
         system = System.load(arguments.system)

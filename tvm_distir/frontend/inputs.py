@@ -16,7 +16,7 @@ from tvm import ir, relax
 
 from ..errors import ModelError
 from ..ir import static_shape, tensor_type
-from .attributes import num_input, param_names
+from ..ir.attributes import num_input, param_names
 
 # Which role wins when the consumers of one parameter disagree, strongest first.
 ROLES = ("weight", "variance", "scale", "mean", "bias", "data")

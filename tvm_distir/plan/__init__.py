@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from .matching import FunctionTargets, match_name, param_names, plain_name, resolve
+from .matching import FunctionTargets, match_name, plain_name, resolve
 from .schema import (
     SCHEMA_VERSION,
     MeshSpec,
@@ -24,7 +24,6 @@ __all__ = [
     "Rule",
     "labels_text",
     "match_name",
-    "param_names",
     "parse_open_placement",
     "plain_name",
     "resolve",

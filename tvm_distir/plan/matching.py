@@ -14,9 +14,9 @@ from tvm import ir, relax
 
 from ..errors import MeshError, PlanError, nearest
 from ..ir import check_placement, is_private, static_shape, tensor_type
+from ..ir.attributes import param_names
 from .schema import MeshSpec, Plan, Rule, labels_text
 
-PARAM_NAMES_ATTR = "dist.param_names"
 MAIN = "main"
 
 
@@ -58,21 +58,6 @@ def match_name(pattern: str, name: str) -> bool:
         return True
     printed = re.sub(r"[^\w*?!\[\]-]", "_", pattern)
     return fnmatch.fnmatchcase(plain_name(name), printed)
-
-
-def param_names(fn: relax.Function) -> list[str]:
-    """Names of the parameters as the model's author wrote them.
-
-    TVMScript cannot print the dots of ``h.0.attn.q_proj.weight``, so frontends note the names
-    in the function attribute ``dist.param_names``.
-    """
-    names = [str(p.name) for p in fn.params]
-    attrs: Any = fn.attrs or {}
-    if PARAM_NAMES_ATTR in attrs:
-        noted = [str(n) for n in attrs[PARAM_NAMES_ATTR]]
-        if len(noted) == len(names):
-            return noted
-    return names
 
 
 def bindings_of(expr: Any) -> Iterator[Any]:

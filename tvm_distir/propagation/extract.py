@@ -18,14 +18,13 @@ from ..ir import (
     meshes,
     tensor_type,
 )
+from ..ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR
 from ..ir.types import static_shape, value_types
 from ..rules import rule_of
 from .graph import CONST, Graph, Node, PinLabels
 from .packed import cache_rule
 
 ANNOTATE = "relax.dist.annotate_sharding"
-OPEN_ATTR = "dist.open_axes"
-STATIONARY_ATTR = "dist.stationary"
 
 
 def item_bytes(ty: Any) -> int:
@@ -59,7 +58,7 @@ class _Function:
     def __init__(self, owner: Extractor, name: str) -> None:
         self.owner, self.fn = owner, owner.mod[name]
         self.g = Graph(name, name, public=not is_private(self.fn))
-        opened = self._attr(OPEN_ATTR) or {}
+        opened = self._attr(OPEN_AXES_ATTR) or {}
         self.open = {str(k): {int(a) for a in v} for k, v in opened.items()}
         self.stationary = {str(n) for n in self._attr(STATIONARY_ATTR) or []}
         self.param_pins = self._annotated_params()

@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from .. import simulate as sim
-from ..export import Op, Program
+from .. import simulation as sim
+from ..program import Op, Program
 from ..system import System
 from . import units
 from .model import (

@@ -26,9 +26,9 @@ from ..ir import (
     placement_text,
     shard_slices,
 )
+from ..ir.attributes import IO_ATTR
 
 Array = npt.NDArray[Any]
-IO_ATTR = "dist.io"
 _CHUNK = 1 << 20
 
 

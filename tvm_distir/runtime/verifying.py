@@ -33,7 +33,7 @@ def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list
 
 def file_weights(mod: ir.IRModule) -> dict[str, Any]:
     """Weights of the file a module came from, by name; none for modules without a file."""
-    from ..frontend.attributes import FRONTEND_ATTR
+    from ..ir.attributes import FRONTEND_ATTR
 
     attrs: Any = mod.attrs or {}
     if FRONTEND_ATTR not in attrs or not str(attrs[FRONTEND_ATTR]["source"]):

@@ -14,12 +14,11 @@ from tvm.relax.distributed import DeviceMesh
 
 from ..errors import MeshError, PlanError
 from ..ir import is_private, mesh_devices, mesh_shape, static_shape, tensor_type
-from ..plan import MeshSpec, Rule, param_names, plain_name
+from ..ir.attributes import INPUTS_ATTR, NUM_INPUT_ATTR, param_names
+from ..plan import MeshSpec, Rule, plain_name
 from ..plan.matching import MAIN
 from ..plan.schema import DEFAULT_MESH
 
-INPUTS_ATTR = "dist.inputs"
-NUM_INPUT_ATTR = "num_input"
 DATA_NAMES = (
     "x",
     "input",

@@ -30,12 +30,11 @@ from tvm import ir, relax
 
 from ..errors import LevelError
 from ..ir import mesh_axes, mesh_devices, mesh_key, mesh_names, meshes, placement_of
+from ..ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR, param_names
 from ..ir.mesh import AXES_ATTR, MESH_INFO, NAMES_ATTR
-from ..plan import FunctionTargets, Plan, Rule, param_names, plain_name, resolve
+from ..plan import FunctionTargets, Plan, Rule, plain_name, resolve
 from ..plan.matching import bindings_of
 
-STATIONARY_ATTR = "dist.stationary"
-OPEN_AXES_ATTR = "dist.open_axes"
 DEVICE_NUM_ATTR = "device_num"
 SUFFIX = "_placed"
 

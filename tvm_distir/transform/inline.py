@@ -36,9 +36,9 @@ from tvm.relax.distributed import DTensorType
 
 from ..errors import LevelError, PlanError, PropagationError, nearest
 from ..ir import is_private
+from ..ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR
 from ..plan import plain_name
 from ..plan.matching import bindings_of
-from .annotate import OPEN_AXES_ATTR, STATIONARY_ATTR
 
 
 def InlinePrivateFunctions(names: Sequence[str] | None = None) -> tvm.transform.Pass:

@@ -9,12 +9,10 @@ from typing import Any
 import tvm
 from tvm import ir, relax
 
+from ..ir.attributes import OPEN_AXES_ATTR, PARTIAL_ATTR, STATIONARY_ATTR
 from ..ir.types import relax_functions
 from ..propagation import Costs, Decision, Instance, propagate
-from ..propagation.extract import OPEN_ATTR, STATIONARY_ATTR
 from .retype import FunctionRewriter
-
-PARTIAL_ATTR = "dist.partial"
 
 
 def PropagateSharding(costs: Costs | None = None) -> tvm.transform.Pass:
@@ -39,7 +37,9 @@ def PropagateSharding(costs: Costs | None = None) -> tvm.transform.Pass:
         DIST04xx, naming the binding.
     """
 
-    @tvm.transform.module_pass(opt_level=0, name="tvm_distir.PropagateSharding")
+    @tvm.transform.module_pass(  # type: ignore[untyped-decorator]
+        opt_level=0, name="tvm_distir.PropagateSharding"
+    )
     def run(mod: ir.IRModule, _: Any) -> ir.IRModule:
         return ModuleRewriter(mod, propagate(mod, costs)).run()
 
@@ -103,7 +103,7 @@ class ModuleRewriter:
         attrs = {
             str(k): v
             for k, v in (old.attrs or {}).items()
-            if str(k) not in (OPEN_ATTR, STATIONARY_ATTR)
+            if str(k) not in (OPEN_AXES_ATTR, STATIONARY_ATTR)
         }
         partial = self._partial(inst)
         if not inst.graph.public and (partial["params"] or partial["results"]):

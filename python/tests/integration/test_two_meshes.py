@@ -84,9 +84,7 @@ def test_propagation_specialises_the_private_function(annotated):
     assert meshes == [0, 0, 0, 1, 1]
     bindings = [b for block in out["main"].body.blocks for b in block.bindings]
     moves = [
-        b
-        for b in bindings
-        if isinstance(b.value, ir.Call) and "redistribute" in str(b.value.op)
+        b for b in bindings if isinstance(b.value, ir.Call) and "redistribute" in str(b.value.op)
     ]
     assert len(moves) == 1
     assert mesh_index(out, moves[0].value.args[0].ty.device_mesh) == 0

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_distir.export import Entry, Function, Mesh, Op, Program, Value
+from tvm_distir.program import Entry, Function, Mesh, Op, Program, Value
 from tvm_distir.report import Analysis, to_html, to_text
 from tvm_distir.report.collect import analysis_of, batch_of, main_dtype, parameters_of
-from tvm_distir.simulate import simulate
+from tvm_distir.simulation import simulate
 from tvm_distir.system import System
 
 ROWS, INNER, COLS = 4, 8, 16

@@ -118,8 +118,9 @@ def distributed(specs, call, mesh, factors, gather=True, functions=None):
     if type(result.ty) is ir.Type:
         relax.expr._update_type(result, result_ty)
     relax.expr._update_type(body, result_ty)
-    fn = relax.Function(params, body, result_ty, True, tvm.ir.make_node(
-        "ir.DictAttrs", global_symbol="main"))
+    fn = relax.Function(
+        params, body, result_ty, True, tvm.ir.make_node("ir.DictAttrs", global_symbol="main")
+    )
     names = [str(i) for i in range(len(sizes))]
     others = {} if functions is None else functions.functions
     return ir.IRModule(

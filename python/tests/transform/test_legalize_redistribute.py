@@ -60,7 +60,8 @@ def test_every_pair_of_placements(shape):
     """One module with all redistributions on a 2-D mesh; each result is the whole input."""
     words = ["R", "S[0]", "S[1]"]
     places = [
-        ", ".join(p) for p in itertools.product(words, repeat=2)
+        ", ".join(p)
+        for p in itertools.product(words, repeat=2)
         if not (p == ("S[0]", "S[0]") and shape[0] % 4)
     ]
     body, outs = [], []
@@ -247,7 +248,9 @@ LAYER = f"""
 
 
 def test_partial_sums_cross_function_boundaries():
-    mod = parse(LAYER + f"""
+    mod = parse(
+        LAYER
+        + f"""
     @R.function
     def main(x: {T((8, 8), "R, R")}, w: {T((8, 8), "R, S[0]")}):
         cls = Module
@@ -256,7 +259,8 @@ def test_partial_sums_cross_function_boundaries():
             b = cls.layer(a, w)
             R.output(b)
         return b
-""")
+"""
+    )
     x, w = draw((8, 8), (8, 8))
     legal, (got,) = run(mod, x, w)
     assert calls(legal, "layer") == ["reduce_scatter"]
@@ -338,7 +342,9 @@ def test_transfer_between_meshes():
 
 def test_callers_of_transferring_functions_become_impure():
     text = TWO.replace("@R.function\n    def main", "@R.function(private=True)\n    def part")
-    mod = tvm.script.from_source(text + """
+    mod = tvm.script.from_source(
+        text
+        + """
     @R.function
     def main(
         x: R.DTensor((8, 7), "float32", "mesh[0]", "S[1]"),
@@ -351,7 +357,8 @@ def test_callers_of_transferring_functions_become_impure():
             a = y[0]
             R.output(a)
         return a
-""")
+"""
+    )
     legal = LegalizeRedistribute()(mod)
     h.check_module(legal)
     assert not legal["main"].is_pure
@@ -408,8 +415,9 @@ def test_control_flow_is_refused():
     relax.expr._update_type(value, y.ty)
     body = relax.SeqExpr([relax.BindingBlock([relax.VarBinding(y, value)])], y)
     relax.expr._update_type(body, y.ty)
-    fn = relax.Function([cond], body, y.ty, True, tvm.ir.make_node(
-        "ir.DictAttrs", global_symbol="main"))
+    fn = relax.Function(
+        [cond], body, y.ty, True, tvm.ir.make_node("ir.DictAttrs", global_symbol="main")
+    )
     with pytest.raises(LoweringError) as caught:
         LegalizeRedistribute()(tvm.IRModule({tvm.ir.GlobalVar("main"): fn}))
     assert caught.value.code == "DIST0504"

@@ -62,18 +62,21 @@ MAIN = f"""
 
 
 def test_interface_of_an_entry():
-    """Names, order, whole shapes, roles; unused inputs and dead code are gone."""
+    """Names, order, whole shapes, roles; unused inputs stay, dead code is gone."""
     mod = parse(MAIN)
     before = tvm_ffi.structural_hash(mod)
     local = lower(mod)
     h.check_module(local)
     assert tvm_ffi.structural_hash(mod) == before
     fn = local["main"]
-    assert [p.name for p in fn.params] == ["ids", "table", "w"]
+    assert [p.name for p in fn.params] == ["ids", "table", "unused", "w"]
     io = fn.attrs["dist.io"]
     assert int(io["mesh"]) == 0
     assert [(int(i["index"]), str(i["name"]), str(i["role"])) for i in io["inputs"]] == [
-        (0, "ids", "data"), (1, "table", "weight"), (3, "w", "weight"),
+        (0, "ids", "data"),
+        (1, "table", "weight"),
+        (2, "unused", "weight"),
+        (3, "w", "weight"),
     ]
     table = io["inputs"][1]
     assert [int(n) for n in table["shape"]] == [10, 4]
@@ -85,7 +88,8 @@ def test_interface_of_an_entry():
     assert "R.negative" not in local.script()
     ids = np.arange(8, dtype="int32")
     table_value, w = draw((10, 4), (4, 6))
-    got = h.run(local, {"ids": ids, "table": table_value, "w": w})
+    unused = np.zeros((4, 4), "float32")
+    got = h.run(local, {"ids": ids, "table": table_value, "unused": unused, "w": w})
     np.testing.assert_array_equal(got[0], table_value[ids] @ w)
 
 
@@ -171,7 +175,9 @@ def test_tuples_in_and_out():
     h.check_module(local)
     io = local["main"].attrs["dist.io"]
     assert [(int(i["index"]), str(i["name"])) for i in io["inputs"]] == [
-        (0, "xs_0"), (0, "xs_1"), (1, "y"),
+        (0, "xs_0"),
+        (0, "xs_1"),
+        (1, "y"),
     ]
     assert [int(o["index"]) for o in io["outputs"]] == [0, 1, 2, 3]
     machine_shapes = [[int(n) for n in t.shape] for t in local["main"].ret_ty.fields]
@@ -305,12 +311,16 @@ def test_a_reduction_of_a_complete_value_is_refused():
 
 
 def test_plain_modules_are_refused():
-    refuses("""
+    refuses(
+        """
     @R.function
     def main(x: R.Tensor((8, 8), "float32")):
         y = R.nn.relu(x)
         return y
-""", "DIST0451", "LowerDistIR")
+""",
+        "DIST0451",
+        "LowerDistIR",
+    )
 
 
 def test_symbolic_shapes_are_refused():
@@ -389,8 +399,9 @@ def test_five_thousand_bindings_take_seconds():
             bindings.append(relax.VarBinding(value, call))
     body = relax.SeqExpr([relax.BindingBlock(bindings)], value)
     relax.expr._update_type(body, value.ty)
-    fn = relax.Function([x, w], body, value.ty, True, tvm.ir.make_node(
-        "ir.DictAttrs", global_symbol="main"))
+    fn = relax.Function(
+        [x, w], body, value.ty, True, tvm.ir.make_node("ir.DictAttrs", global_symbol="main")
+    )
     mod = tvm.IRModule({tvm.ir.GlobalVar("main"): fn}, global_infos={"mesh": [mesh]})
     start = time.process_time()
     local = lower(mod)

@@ -47,9 +47,10 @@ def module(params, body, outs):
 
 def collectives(mod):
     """Names of the collectives, in order."""
-    return re.findall(r"R\.dist\.(\w+)\(", "\n".join(
-        line for line in mod.script().splitlines() if "DTensor" in line and "=" in line
-    ))
+    return re.findall(
+        r"R\.dist\.(\w+)\(",
+        "\n".join(line for line in mod.script().splitlines() if "DTensor" in line and "=" in line),
+    )
 
 
 def called(mod):

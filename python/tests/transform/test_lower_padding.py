@@ -56,8 +56,12 @@ def test_sum_over_padding_that_an_op_filled():
     """exp(0) = 1 in the padding must not be counted."""
     mod = module(
         [f"x: {D((7, 3), 'S[0]')}"],
-        ["a = R.nn.softplus(x)", "b = R.equal(a, a)", 'c = R.astype(b, "float32")',
-         f"d: {D((3,), 'R')} = R.sum(c, axis=[0])"],
+        [
+            "a = R.nn.softplus(x)",
+            "b = R.equal(a, a)",
+            'c = R.astype(b, "float32")',
+            f"d: {D((3,), 'R')} = R.sum(c, axis=[0])",
+        ],
         "d",
     )
     local, got = run(mod, *draw((7, 3)))
@@ -94,8 +98,10 @@ def test_contraction_over_infinite_padding():
 def test_other_reductions(op, fn):
     mod = module(
         [f"x: {D((6, 3), 'S[0]')}"],
-        ["a = R.subtract(x, R.dist.const(5.0, R.DTensor((), 'float32', 'mesh[0]', 'R')))".replace(
-            "'", '"'), f"d: {D((3,), 'R')} = R.{op}(a, axis=[0])"],
+        [
+            'a = R.subtract(x, R.dist.const(5.0, R.DTensor((), "float32", "mesh[0]", "R")))',
+            f"d: {D((3,), 'R')} = R.{op}(a, axis=[0])",
+        ],
         "d",
     )
     (x,) = draw((6, 3))
@@ -129,8 +135,12 @@ def test_indices_in_the_padding():
     one = 'R.dist.const(9, R.DTensor((), "int32", "mesh[0]", "R"))'
     mod = module(
         [f"t: {D((10, 2), 'R')}", f"i: {D((6,), 'S[0]', 'int32')}"],
-        [f"j = R.subtract({one}, i)", f"k = R.multiply(j, {one})", f"m = R.floor_divide(k, {one})",
-         f"d: {D((6, 2), 'S[0]')} = R.take(t, m, axis=0)"],
+        [
+            f"j = R.subtract({one}, i)",
+            f"k = R.multiply(j, {one})",
+            f"m = R.floor_divide(k, {one})",
+            f"d: {D((6, 2), 'S[0]')} = R.take(t, m, axis=0)",
+        ],
         "d",
     )
     (t,) = draw((10, 2))

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import tvm
 from tvm import relax
+
 from tvm_distir.rules import rule_of
 from tvm_distir.transform.legalize import LegalizeRedistribute
 from tvm_distir.transform.lower import LowerDistIR
 
 sys.path.insert(0, str(Path(__file__).parent))
-import lower_harness as h  # noqa: E402
+import lower_harness as h
 
 op = relax.op
 F = "float32"
@@ -48,7 +49,9 @@ def test_cut_prim_funcs(name):
     whole, _ = h.whole_module(specs, make)
     tir = relax.transform.LegalizeOps()(whole)
     call = next(
-        b.value for block in tir["main"].body.blocks for b in block.bindings
+        b.value
+        for block in tir["main"].body.blocks
+        for b in block.bindings
         if isinstance(b.value, tvm.ir.Call) and "call_tir" in str(b.value.op.name)
     )
     factors = rule_of(call, tir).factors

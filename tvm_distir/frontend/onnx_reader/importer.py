@@ -17,7 +17,7 @@ from tvm import ir, relax
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from ...errors import ModelError
-from ..attributes import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
+from ...ir.attributes import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
 from ..quiet import drop_half_built
 from .batch import node_place
 from .resolve import resolve, static_shapes

@@ -13,7 +13,7 @@ import onnx
 from tvm import ir
 
 from ...errors import ModelError
-from ..attributes import FRONTEND_ATTR
+from ...ir.attributes import FRONTEND_ATTR
 from .skeleton import check_complete, read_model, strip_weights
 
 

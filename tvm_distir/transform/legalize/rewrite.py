@@ -101,8 +101,10 @@ class FunctionLegalizer(Values):
             self._creation(var, value)
         elif isinstance(value, relax.TupleGetItem):
             new = substitute(value, self.env)
-            terms = [self._terms(new.tuple_value, self._first_leaf(new) + i)
-                     for i in range(len(flat_types(var.ty)))]
+            terms = [
+                self._terms(new.tuple_value, self._first_leaf(new) + i)
+                for i in range(len(flat_types(var.ty)))
+            ]
             self._bind(var, new, terms)
         elif isinstance(value, ir.Var):
             # A plain alias stays, under its own name.
@@ -229,9 +231,7 @@ class FunctionLegalizer(Values):
             last = self.builder.normalize(ops.all_reduce(value, mesh, axes, op))
             self._bind(var, last, [handed])
             return
-        leaves = [
-            self._complete(raw, i, axes_of(handed), var.name) for i in range(len(outs))
-        ]
+        leaves = [self._complete(raw, i, axes_of(handed), var.name) for i in range(len(outs))]
         self._bind(var, typed(relax.Tuple(leaves), var.ty), [handed] * len(outs))
 
     def _wrap(self, var: Any, value: ir.Call) -> None:
@@ -242,7 +242,10 @@ class FunctionLegalizer(Values):
         if source in self.sources:
             if op != "sum":
                 raise self._fault(
-                    "DIST0504", f'a redistribute cannot end in terms of "{op}"', var, value,
+                    "DIST0504",
+                    f'a redistribute cannot end in terms of "{op}"',
+                    var,
+                    value,
                     "Use op sum.",
                 )
             self._move(var, self.sources[source], axes)
@@ -262,7 +265,9 @@ class FunctionLegalizer(Values):
             raise self._fault(
                 "DIST0504",
                 f'the operand holds terms of "{have[axes[0]]}", the wrap says "{op}"',
-                var, value, "Name the same op.",
+                var,
+                value,
+                "Name the same op.",
             )
         missing = [a for a in axes if a not in have]
         if not missing:

@@ -71,9 +71,9 @@ class Bindings(Values):
         if not self._here(var, value):
             return
         kind = dist_op_name(value)
-        name = str(value.op.name) if isinstance(value, ir.Call) and isinstance(
-            value.op, ir.Op
-        ) else ""
+        name = (
+            str(value.op.name) if isinstance(value, ir.Call) and isinstance(value.op, ir.Op) else ""
+        )
         if name in ("relax.dist.redistribute", "relax.dist.annotate_sharding"):
             raise self._level("the module is not legalized yet", var, value)
         if kind in ("send", "recv"):
@@ -82,7 +82,9 @@ class Bindings(Values):
             self._collective(var, value, kind)
         elif name == REPLICA_TO_SHARD:
             attrs = {
-                "device_mesh": var.ty.device_mesh, "mesh_axis": 0, "dim": int(value.attrs.axis)
+                "device_mesh": var.ty.device_mesh,
+                "mesh_axis": 0,
+                "dim": int(value.attrs.axis),
             }
             self._move(var, value, "local_slice", attrs)
         elif isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
@@ -91,7 +93,10 @@ class Bindings(Values):
             self._op_call(var, value)
         elif isinstance(value, ir.Call):
             raise self._fault(
-                "DIST0506", "what it does on shards is not known", var, value,
+                "DIST0506",
+                "what it does on shards is not known",
+                var,
+                value,
                 "Call a Relax op or a PrimFunc instead.",
             )
         elif isinstance(value, relax.TupleGetItem):
@@ -113,8 +118,15 @@ class Bindings(Values):
 
     def _transfer(self, var: Any, value: ir.Call, kind: str) -> None:
         if kind == "recv":
-            names = ("device_mesh", "peer_mesh", "placement", "peer_placement", "shape", "dtype",
-                     "tag")
+            names = (
+                "device_mesh",
+                "peer_mesh",
+                "placement",
+                "peer_placement",
+                "shape",
+                "dtype",
+                "tag",
+            )
             call = ops.recv(**{n: value.attrs[n] for n in names})
             self._bind(var, self.builder.normalize(call), [()], False)
             return
@@ -133,16 +145,20 @@ class Bindings(Values):
         source = value.args[0]
         terms = self._terms_of(source, 0)
         if kind in REDUCERS:
-            axes = [int(a) for a in attrs["mesh_axes"]] if kind == "all_reduce" else [
-                int(attrs["mesh_axis"])
-            ]
+            axes = (
+                [int(a) for a in attrs["mesh_axes"]]
+                if kind == "all_reduce"
+                else [int(attrs["mesh_axis"])]
+            )
             known = dict(terms)
             if any(known.get(a) != str(attrs["op"]) for a in axes):
                 raise self._fault(
                     "DIST0503",
-                    f'it reduces ({attrs["op"]}) along the mesh axes {axes}, where its operand '
+                    f"it reduces ({attrs['op']}) along the mesh axes {axes}, where its operand "
                     f"is {'unfinished: ' + str(terms) if terms else 'complete'}",
-                    var, value, "Reduce each unfinished axis once, with its own op.",
+                    var,
+                    value,
+                    "Reduce each unfinished axis once, with its own op.",
                 )
             terms = without(terms, axes)
         elif kind == "partial":
@@ -151,9 +167,7 @@ class Bindings(Values):
                 raise self._level("it wraps a value that is unfinished already", var, value)
             terms = tuple(sorted((*terms, *((a, str(attrs["op"])) for a in axes))))
         want = self.shard_of(var.ty, place_of(self.name, var, value))
-        local = collective(
-            self.writer, kind, attrs, self._local(source), want.local, str(var.name)
-        )
+        local = collective(self.writer, kind, attrs, self._local(source), want.local, str(var.name))
         local = self.builder.normalize(local)
         self._check(local.ty, [want], var, value)
         self._bind(var, local, [terms], self._zero_of(source, 0) and _sum_like(kind, attrs))
@@ -169,7 +183,8 @@ class Bindings(Values):
                         f"argument {at} is partial along "
                         f"{list(axes_of(self._terms_of(expr, number)))}, the callee expects "
                         f"{list(params.get(at, ()))}",
-                        var, value,
+                        var,
+                        value,
                     )
                 at += 1
         args = [self._local(a) for a in value.args]
@@ -194,11 +209,15 @@ class Bindings(Values):
                 own = shard(shape, labels, self.sizes, str(plain.dtype))
                 ins.append(Operand(self._constant(expr, labels), None, own, True))
                 continue
-            if isinstance(ty, DTensorType) and self.context.mesh_number(
-                ty.device_mesh
-            ) != self.number:
+            if (
+                isinstance(ty, DTensorType)
+                and self.context.mesh_number(ty.device_mesh) != self.number
+            ):
                 raise self._fault(
-                    "DIST0503", "an operand lies on another mesh than the result", var, value,
+                    "DIST0503",
+                    "an operand lies on another mesh than the result",
+                    var,
+                    value,
                     "Redistribute it to the mesh of the result.",
                 )
             at = number if isinstance(expr.ty, relax.TupleType) else None
@@ -206,7 +225,15 @@ class Bindings(Values):
             ins.append(Operand(self._local(expr), at, own, self._zero_of(expr, number)))
         wanted = [self.shard_of(t, place) for t in outs]
         cx = LocalCall(
-            value, form, value.args, ins, wanted, self.mesh, self.writer, self.name, var,
+            value,
+            form,
+            value.args,
+            ins,
+            wanted,
+            self.mesh,
+            self.writer,
+            self.name,
+            var,
             self.caches,
         )
         protect(cx)
@@ -233,7 +260,9 @@ class Bindings(Values):
             raise self._fault(
                 "DIST0505",
                 f"the op refuses shards: {lines[-1].strip() if lines else type(error).__name__}",
-                var, value, "Replicate its operands, or register_local a form for shards.",
+                var,
+                value,
+                "Replicate its operands, or register_local a form for shards.",
             ) from error
 
     def _handed(self, var: Any, value: ir.Call, form: Any, operands: Sequence[Any]) -> Terms:
@@ -252,7 +281,10 @@ class Bindings(Values):
         wrong = expected_mismatch(ty, wanted)
         if wrong:
             raise self._fault(
-                "DIST0505", wrong, var, value,
+                "DIST0505",
+                wrong,
+                var,
+                value,
                 "Replicate its operands, or register_local a form for shards.",
             )
 

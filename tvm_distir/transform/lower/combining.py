@@ -44,7 +44,8 @@ def cross_entropy(cx: LocalCall) -> Any:
 def take(cx: LocalCall) -> Any:
     """Rows of the table on several devices: each looks up its own, zeros stand for the rest."""
     axes = tuple(
-        a for a, f in enumerate(cx.form.factors)
+        a
+        for a, f in enumerate(cx.form.factors)
         if f is not None and f.reduces and int(cx.mesh.shape[a]) > 1
     )
     if not axes:
@@ -60,9 +61,7 @@ def take(cx: LocalCall) -> Any:
         places = cx.emit(relax.op.clip(places, 0, whole - 1), "places")
     elif mode == "wrap":
         places = cx.emit(relax.op.floor_mod(places, relax.const(whole, "int64")), "places")
-    start = cx.emit(
-        relax.op.multiply(cx.position(axes), relax.const(rows, "int64")), "start"
-    )
+    start = cx.emit(relax.op.multiply(cx.position(axes), relax.const(rows, "int64")), "start")
     own = cx.emit(relax.op.subtract(places, start), "own")
     above = cx.emit(relax.op.greater_equal(own, relax.const(0, "int64")), "above")
     below = cx.emit(relax.op.less(own, relax.const(rows, "int64")), "below")

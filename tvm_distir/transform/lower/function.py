@@ -149,8 +149,10 @@ class LocalFunction(Bindings):
         for i, part_ty in enumerate(value.ty.fields):
             count = len(flat_types(part_ty))
             if number < count:
-                part = value.fields[i] if isinstance(value, relax.Tuple) else self.writer.emit(
-                    relax.TupleGetItem(value, i), "result"
+                part = (
+                    value.fields[i]
+                    if isinstance(value, relax.Tuple)
+                    else self.writer.emit(relax.TupleGetItem(value, i), "result")
                 )
                 return self._item(part, number) if isinstance(part_ty, relax.TupleType) else part
             number -= count
@@ -185,11 +187,6 @@ class LocalFunction(Bindings):
         self.constants.clear()
         result = self._result()
         blocks.append(self.writer.block())
-        kept, read, pure = pruned(blocks, result)
-        if self.entry:
-            used = [i for i, p in enumerate(self.params) if p in read]
-            self.params = [self.params[i] for i in used]
-            self.param_leaves = [self.param_leaves[i] for i in used]
+        # Inputs that nothing reads stay: callers give all inputs of the original function.
+        kept, pure = pruned(blocks, result)
         return with_body(self.fn, self.params, kept, result, pure)
-
-

@@ -98,7 +98,9 @@ class _Lowering:
             return ir.Call(op, args, value.attrs, [_shard_type(var.ty, place)])
         if str(getattr(value.op, "name", "")) == "relax.call_tir":
             raise LoweringError(
-                "DIST0504", "a call_tir in global view", place=place,
+                "DIST0504",
+                "a call_tir in global view",
+                place=place,
                 remedy="Run LowerGlobalViewToLocalView first.",
             )
         if name == "reshape":
@@ -120,9 +122,10 @@ class _Lowering:
             self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
             if number == 0:
                 # The spread inputs are read in later blocks too.
-                inner, self.writer.dataflow = self.writer.dataflow, len(
-                    self.fn.body.blocks
-                ) == 1 and self.writer.dataflow
+                inner, self.writer.dataflow = (
+                    self.writer.dataflow,
+                    len(self.fn.body.blocks) == 1 and self.writer.dataflow,
+                )
                 self._inputs(params)
                 self.writer.dataflow = inner
             for binding in block.bindings:

@@ -109,10 +109,14 @@ def protect(cx: LocalCall) -> None:
 
 def _check_uneven(cx: LocalCall) -> None:
     """Every padded dim must be walked by a factor that allows padding."""
-    rows = [(f"operand {i}", own.shard, [f and f.ins[i] for f in cx.form.factors])
-            for i, own in enumerate(cx.ins)]
-    rows += [(f"result {i}", out, [f and f.outs[i] for f in cx.form.factors])
-             for i, out in enumerate(cx.outs)]
+    rows = [
+        (f"operand {i}", own.shard, [f and f.ins[i] for f in cx.form.factors])
+        for i, own in enumerate(cx.ins)
+    ]
+    rows += [
+        (f"result {i}", out, [f and f.outs[i] for f in cx.form.factors])
+        for i, out in enumerate(cx.outs)
+    ]
     for what, own, dims in rows:
         for axis, (factor, dim) in enumerate(zip(cx.form.factors, dims)):
             if factor is None or dim is None or dim not in own.padded_dims or factor.uneven:

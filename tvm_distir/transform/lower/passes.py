@@ -18,6 +18,7 @@ from ...ir import (
     placement_text,
     static_shape,
 )
+from ...ir.attributes import INPUTS_ATTR, IO_ATTR
 from ...ir.types import relax_functions
 from ..legalize.emit import bindings_of
 from ..legalize.local_view import has_local_view
@@ -27,9 +28,6 @@ from .function import LocalFunction
 from .inlining import inline_functions
 from .local_view import lower_local_view
 from .values import Context
-
-IO_ATTR = "dist.io"
-DATA_ATTR = "dist.inputs"
 
 
 def LowerDistIR() -> Any:
@@ -170,7 +168,7 @@ def _entry(
     lowered = LocalFunction(context, name, fn, number, entry=True)
     new = lowered.run(mesh)
     attrs = {k: v for k, v in (fn.attrs or {}).items() if k not in ("global_symbol", "num_input")}
-    data = [str(n) for n in attrs[DATA_ATTR]] if DATA_ATTR in attrs else None
+    data = [str(n) for n in attrs[INPUTS_ATTR]] if INPUTS_ATTR in attrs else None
     inputs = []
     for position, label, ty in lowered.param_leaves:
         item = {"index": position, "name": label, **_described(ty)}

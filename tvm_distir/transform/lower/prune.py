@@ -25,7 +25,7 @@ def is_pure(value: Any) -> bool:
     return False
 
 
-def pruned(blocks: Sequence[Any], result: Any) -> tuple[list[Any], set[Any], bool]:
+def pruned(blocks: Sequence[Any], result: Any) -> tuple[list[Any], bool]:
     """Drop pure bindings that nothing reads.
 
     Parameters
@@ -38,8 +38,6 @@ def pruned(blocks: Sequence[Any], result: Any) -> tuple[list[Any], set[Any], boo
     -------
     blocks : list of BindingBlock
         Without empty ones.
-    read : set of variables
-        All variables that are read.
     pure : bool
         Whether all that is left is pure.
     """
@@ -59,4 +57,4 @@ def pruned(blocks: Sequence[Any], result: Any) -> tuple[list[Any], set[Any], boo
             kept.reverse()
             dataflow = isinstance(block, relax.DataflowBlock)
             out.append((relax.DataflowBlock if dataflow else relax.BindingBlock)(kept))
-    return out[::-1], read, pure
+    return out[::-1], pure

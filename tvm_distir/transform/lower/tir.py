@@ -32,9 +32,7 @@ def call_tir(cx: LocalCall, mod: ir.IRModule, made: dict[Any, Any]) -> ir.Call:
     """
     target = cx.call.args[0]
     shards = [*(own.shard for own in cx.ins), *cx.outs]
-    counts = {
-        (i, d): n for i, own in enumerate(shards) for d, n in enumerate(own.counts) if n > 1
-    }
+    counts = {(i, d): n for i, own in enumerate(shards) for d, n in enumerate(own.counts) if n > 1}
     if counts:
         target = _cut(cx, mod, made, counts)
     types = [relax.TensorType(list(out.local), out.dtype) for out in cx.outs]

@@ -102,8 +102,14 @@ class Cutter:
             if stmt.loop_var in self.loops:
                 extent = _imm(extent, self.loops[stmt.loop_var])
             return tirx.For(
-                stmt.loop_var, stmt.min, extent, stmt.kind, body, stmt.thread_binding,
-                stmt.annotations, stmt.step,
+                stmt.loop_var,
+                stmt.min,
+                extent,
+                stmt.kind,
+                body,
+                stmt.thread_binding,
+                stmt.annotations,
+                stmt.step,
             )
         if kind == "SBlockRealize":
             block = self._block(stmt)

@@ -166,9 +166,7 @@ class Values:
         """Bind a local value, or let the variable be an existing one."""
         self._note(var, terms, zero)
         if isinstance(value, ir.Var):
-            leaves = isinstance(value, relax.DataflowVar) and not isinstance(
-                var, relax.DataflowVar
-            )
+            leaves = isinstance(value, relax.DataflowVar) and not isinstance(var, relax.DataflowVar)
             if not leaves:
                 self.env[var] = value
                 return
@@ -235,4 +233,3 @@ class Values:
             place=self.name,
             remedy="Redistribute it to the reader's mesh.",
         )
-

@@ -60,8 +60,7 @@ def collective_kind(value: Any) -> str | None:
 def signature(value: ir.Call) -> Any:
     """What two equal collectives have in common: op, operand, attributes."""
     attrs = [
-        (str(k), mesh_key(v) if str(k).endswith("mesh") else str(v))
-        for k, v in value.attrs.items()
+        (str(k), mesh_key(v) if str(k).endswith("mesh") else str(v)) for k, v in value.attrs.items()
     ]
     operand = value.args[0]
     if isinstance(operand, ir.GenericConst):  # equal when they share their data
@@ -110,9 +109,7 @@ def _rewritten(fn: relax.Function, rewrite: Rewrite) -> relax.Function:
         for binding in block.bindings:
             var, old = binding.var, substitute(binding.value, env)
             new = rewrite(scope, var, old)
-            hidden = isinstance(new, relax.DataflowVar) and not isinstance(
-                var, relax.DataflowVar
-            )
+            hidden = isinstance(new, relax.DataflowVar) and not isinstance(var, relax.DataflowVar)
             if isinstance(new, ir.Var) and not new.same_as(old) and not hidden:
                 env[var] = new
                 continue

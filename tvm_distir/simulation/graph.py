@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SimulationError
-from ..export import Mesh, Program
 from ..native import Tasks
+from ..program import Mesh, Program
 from .costs import RECV, SEND, OpCosts, OpRow
 from .flat import Flat
 

@@ -9,8 +9,8 @@ import pytest
 from hand_programs import MICRO, SYSTEM, Build, program, random_program, round_system
 
 from tvm_distir.errors import SimulationError
-from tvm_distir.export import Program
-from tvm_distir.simulate import simulate
+from tvm_distir.program import Program
+from tvm_distir.simulation import simulate
 
 ONE = (("x",), (1,))
 FOUR = (("tp",), (4,))

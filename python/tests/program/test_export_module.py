@@ -10,8 +10,8 @@ from tvm import ir, relax, tirx
 
 import tvm_distir
 from tvm_distir.errors import SimulationError
-from tvm_distir.export import Program, export
 from tvm_distir.ir import local_shape, mesh_shape, ops, parse_placement
+from tvm_distir.program import Program, export
 
 
 class Module:

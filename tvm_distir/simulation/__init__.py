@@ -4,10 +4,6 @@
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-from typing import Any
-
 from .result import Collective, DeviceResult, Event, FunctionTime, Lane, OpTime, Result
 from .simulator import simulate
 
@@ -21,17 +17,3 @@ __all__ = [
     "Result",
     "simulate",
 ]
-
-
-class _Callable(ModuleType):
-    """Lets ``tvm_distir.simulate`` be called.
-
-    The name means the function, but Python binds the folder to it whenever someone imports from
-    here; so the folder does what the function does.
-    """
-
-    def __call__(self, *args: Any, **options: Any) -> Any:
-        return simulate(*args, **options)
-
-
-sys.modules[__name__].__class__ = _Callable

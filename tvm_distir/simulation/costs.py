@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import SimulationError
-from ..export import Op, Program
+from ..program import Op, Program
 from ..system import System, wire_bytes
 
 PICOSECONDS = 10**12

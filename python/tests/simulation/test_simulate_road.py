@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from tvm_distir.export import export
 from tvm_distir.frontend import load_model
 from tvm_distir.frontend.draw import draw_inputs
+from tvm_distir.program import export
 from tvm_distir.runtime.virtual import VirtualEngine
-from tvm_distir.simulate import simulate
+from tvm_distir.simulation import simulate
 from tvm_distir.strategy import make_plan
 from tvm_distir.system import System
 from tvm_distir.transform.pipeline import distribute
@@ -90,9 +90,9 @@ def test_llama_70b_is_simulated_quickly():
 def test_public_names_can_be_called_in_any_order_of_imports(order):
     """``td.export`` is a function; importing from the folder of that name must not break it."""
     folders = (
-        "import tvm_distir.export, tvm_distir.simulate\n"
-        "from tvm_distir.export import Program\n"
-        "from tvm_distir.simulate import Result\n"
+        "import tvm_distir.program, tvm_distir.simulation\n"
+        "from tvm_distir.program import Program\n"
+        "from tvm_distir.simulation import Result\n"
     )
     names = "import tvm_distir as td\ntd.export, td.simulate\n"
     code = (

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hand_programs import MICRO, SYSTEM, Build, program, random_program, round_system
 
-from tvm_distir.simulate import simulate
-from tvm_distir.simulate.intervals import measure, overlap, union
+from tvm_distir.simulation import simulate
+from tvm_distir.simulation.intervals import measure, overlap, union
 
 ONE = (("x",), (1,))
 

@@ -14,8 +14,8 @@ import pytest
 from hand_programs import SYSTEM, Build, program, random_program
 
 from tvm_distir.errors import UsageError
-from tvm_distir.simulate import simulate
-from tvm_distir.simulate.trace import write_trace
+from tvm_distir.simulation import simulate
+from tvm_distir.simulation.trace import write_trace
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..export import Function, Program
-from ..export.checks import call_order
+from ..program import Function, Program
+from ..program.checks import call_order
 from .costs import OpCosts, OpRow
 
 Ints = npt.NDArray[np.int64]

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..export import Mesh, Program
 from ..native import schedule
+from ..program import Mesh, Program
 from ..system import System
 from .costs import COMPUTE, SEND, OpCosts, OpRow
 from .flat import Flat, Flattener

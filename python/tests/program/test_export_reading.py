@@ -10,7 +10,7 @@ import json
 import pytest
 
 from tvm_distir.errors import SimulationError
-from tvm_distir.export import Program
+from tvm_distir.program import Program
 
 
 def good():

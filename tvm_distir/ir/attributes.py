@@ -1,19 +1,34 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What frontends write on a module, so that it survives a trip through TVMScript."""
+"""Names of the attributes by which stages tell each other things, on modules and functions."""
 
 from __future__ import annotations
 
 from tvm import relax
 
-FRONTEND_ATTR = "dist.frontend"
-"""Module attribute: ``{"format": "onnx", "source": path, "batch": n}``; batch 0 is the file's."""
+IO_ATTR = "dist.io"
+"""Level-5 entry: index, whole shape, mesh and placement of every input and output."""
+
+PARTIAL_ATTR = "dist.partial"
+"""Private function, levels 3 and 4: which parameters and results are partial sums."""
+
+STATIONARY_ATTR = "dist.stationary"
+"""Level 2: annotated variables that may not be communicated."""
+
+OPEN_AXES_ATTR = "dist.open_axes"
+"""Level 2: per annotated variable the mesh axes its annotation leaves open."""
+
+INPUTS_ATTR = "dist.inputs"
+"""Names of the parameters that are data, not weights."""
 
 PARAM_NAMES_ATTR = "dist.param_names"
-"""Attribute of ``main``: its parameters' names as the model has them, dots included."""
+"""The model's own names of the parameters, dots kept."""
 
 NUM_INPUT_ATTR = "num_input"
-"""TVM's attribute of ``main``: how many of its first parameters are data."""
+"""How many leading parameters are data (TVM's name)."""
+
+FRONTEND_ATTR = "dist.frontend"
+"""Module: where it was imported from."""
 
 
 def param_names(fn: relax.Function) -> list[str]:

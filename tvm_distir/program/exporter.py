@@ -11,12 +11,10 @@ from tvm import ir, relax
 
 from ..errors import SimulationError
 from ..ir import mesh_axes, mesh_devices, mesh_names, mesh_shape, meshes
+from ..ir.attributes import IO_ATTR, NUM_INPUT_ATTR
 from .body import FunctionExporter
 from .checks import check_program
 from .program import Entry, Function, Mesh, Program
-
-IO_ATTR = "dist.io"
-NUM_INPUT_ATTR = "num_input"
 
 
 def export(mod: ir.IRModule) -> Program:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from tvm_distir.export import Entry, Function, Mesh, Op, Program, Value
+from tvm_distir.program import Entry, Function, Mesh, Op, Program, Value
 from tvm_distir.system import System
 
 MICRO = 1e-6
