@@ -71,6 +71,8 @@ CODES: dict[str, str] = {
     "DIST0413": "control flow cannot be distributed",
     "DIST0414": "a kernel is called directly, not through call_tir",
     "DIST0415": "an annotation names a mesh the module does not have",
+    "DIST0416": "several mesh axes cut one dim into parts that are not equal",
+    "DIST0417": "a tensor made from nothing has no DTensor form",
     # 045x: levels
     "DIST0451": "a module is not at the IR level that a pass needs",
     "DIST0452": "a partial sum is not completed, or not where it is declared",

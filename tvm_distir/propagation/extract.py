@@ -10,18 +10,20 @@ from tvm import DataType, ir, relax
 
 from ..errors import InternalError, PropagationError
 from ..ir import (
+    ceil_div,
     check_placement,
     is_private,
     labels_of,
     mesh_key,
     mesh_shape,
     meshes,
+    shard_counts,
     tensor_type,
 )
 from ..ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR
 from ..ir.types import static_shape, value_types
 from ..rules import rule_of
-from .graph import CONST, Graph, Node, PinLabels
+from .graph import CONST, Graph, Node, PinLabels, divisible
 from .packed import cache_rule
 
 ANNOTATE = "relax.dist.annotate_sharding"
@@ -226,9 +228,24 @@ class _Function:
         ndim = int(call.args[0].ty.ndim) if tensor_type(call.args[0].ty) is not None else 0
         place = f"{self.g.name}/{var.name} (annotate_sharding)"
         check_placement(labels, self.owner.mesh_shapes[number], ndim, place)
+        self._check_uneven(labels, number, call, place)
         opened = self.open.get(var.name, set())
         pin = tuple(None if a in opened else x for a, x in enumerate(labels))
         return pin, number, var.name in self.stationary
+
+    def _check_uneven(self, labels: tuple[int, ...], mesh: int, call: ir.Call, place: str) -> None:
+        """A dim that does not divide is padded along one axis only."""
+        shape = static_shape(call.args[0].ty) or ()
+        counts = shard_counts(labels, self.owner.mesh_shapes[mesh], len(shape))
+        for d, (size, count) in enumerate(zip(shape, counts)):
+            if labels.count(d) > 1 and not divisible(size, count):
+                raise PropagationError(
+                    "DIST0416",
+                    f"dim {d} of size {size} is cut by several mesh axes into {count} parts, "
+                    "which are not equal",
+                    place=place,
+                    remedy=f"Shard it over one axis, or pad it to {ceil_div(size, count) * count}.",
+                )
 
     def _annotation(self, var: Any, call: ir.Call) -> None:
         source = self._flat(call.args[0], var.name)

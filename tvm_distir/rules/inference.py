@@ -3,8 +3,9 @@
 """DTensor type inference for the ops TVM gives none: the plain type, placed by the op's rule.
 
 Without it a module that shards a convolution could be built but not parsed back. TVM's own
-inference functions stay; the few ops that take a tuple of tensors, which TVM asks for their
-plain inference even on DTensors, get one that answers as before on plain tensors.
+inference functions stay. Two kinds answer as before wherever they answered at all: the few ops
+that take a tuple of tensors, which TVM asks for their plain inference even on DTensors; and
+float ops whose DTensor inference refuses bfloat16.
 """
 
 from __future__ import annotations
@@ -22,6 +23,15 @@ from .match import follows
 from .registry import rule_of
 
 TUPLE_OPS = ("relax.concat", "relax.stack", "relax.einsum", "relax.meshgrid")
+NO_BFLOAT16 = tuple(
+    f"relax.{name}"
+    for name in (
+        "acos acosh asin asinh atan atanh cos cosh erf exp log rsqrt sigmoid sin sinh sqrt tan "
+        "tanh nn.gelu nn.gelu_tanh nn.silu nn.softmax nn.log_softmax"
+    ).split()
+)
+"""Ops whose DTensor inference in TVM 0.27 calls bfloat16 no float."""
+
 PLAIN, DIST = "FInferType", "dist.FInferType"
 
 
@@ -105,6 +115,17 @@ def _on_tensors(plain_infer: Callable[..., Any]) -> Callable[[ir.Call, Any], Any
     return lambda call, context: infer_dtensor(call, context, plain_infer)
 
 
+def _on_bfloat16(
+    stock: Callable[..., Any], plain_infer: Callable[..., Any]
+) -> Callable[[ir.Call, Any], Any]:
+    def infer(call: ir.Call, context: Any) -> Any:
+        if any(str(tensor_type(t).dtype) == "bfloat16" for t in _leaves(call.args)):
+            return infer_dtensor(call, context, plain_infer)
+        return stock(call, context)
+
+    return infer
+
+
 def register_inference() -> None:
     """Register inference where TVM has none. Called once, when the package is imported."""
     for name in sorted(ir.Op.list_op_names()):
@@ -116,3 +137,6 @@ def register_inference() -> None:
             ir.register_op_attr(name, PLAIN, _on_tuples(plain_infer), level=11)
         elif op.get_attr(DIST) is None:
             ir.register_op_attr(name, DIST, _on_tensors(plain_infer))
+        elif name in NO_BFLOAT16:
+            stock = op.get_attr(DIST)
+            ir.register_op_attr(name, DIST, _on_bfloat16(stock, plain_infer), level=11)

@@ -7,17 +7,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax
 from tvm.relax.distributed import DeviceMesh
 from tvm.relax.op.distributed import redistribute
 from tvm.relax.script.builder.distributed.ir import call_tir as dist_call_tir
 
+from ..errors import PropagationError
 from ..ir import P, R, as_dtensor, meshes, ops, placement_of, tensor_type
 from ..ir.types import carries_value, value_types
 from ..propagation import Decision, Instance
 from ..propagation.graph import CONST
 from ..propagation.packed import distributed_name
 from ..propagation.routes import Form, Route
+
+CREATED = {"relax.zeros": 0, "relax.ones": 1}
+"""Ops without a tensor operand, and what they fill with."""
 
 
 class FunctionRewriter:
@@ -326,16 +331,44 @@ class FunctionRewriter:
 
     # results ---------------------------------------------------------------------------
 
-    def _op(self, k: int, old: ir.Call) -> ir.Call:
+    def _op(self, k: int, old: ir.Call) -> Any:
         args = self._arguments(k, old.args)
         if isinstance(old.op, relax.ExternFunc):
             types = [self._field_type(k, j, t) for j, t in enumerate(old.ty_args)]
             return ir.Call(distributed_name(old.op), args, old.attrs, types)
+        if isinstance(old.op, ir.Op) and not self.g.nodes[k].operands:
+            return self._created(k, old)
         if isinstance(old.op, ir.Op) and str(old.op.name) == "relax.call_tir":
             count = len(self.g.nodes[k].results)
             types = [self._raw_type(k, j) for j in range(count)]
             return dist_call_tir(args[0], args[1], types)
         return ir.Call(old.op, args, old.attrs, old.ty_args)
+
+    def _created(self, k: int, old: ir.Call) -> Any:
+        """A tensor made from nothing, from a placed constant.
+
+        TVM gives a call without a tensor operand a plain type: as a DTensor it could not be
+        parsed back. ``zeros`` and ``ones`` become ``full``, ``arange`` a constant.
+        """
+        name, mesh = str(old.op.name), self.g.nodes[k].mesh
+        if name in CREATED:
+            value = np.array(CREATED[name], dtype=str(old.attrs.dtype))
+            placed = self._constant(relax.const(value, str(old.attrs.dtype)), mesh)
+            return ir.Call(ir.Op.get("relax.full"), [old.args[0], placed], old.attrs)
+        bounds: list[Any] = [getattr(a, "value", None) for a in old.args]
+        if name != "relax.arange" or any(not isinstance(b, int | float) for b in bounds):
+            raise PropagationError(
+                "DIST0417",
+                f"{name} makes a tensor from nothing, which has no DTensor form",
+                place=self.g.place(k),
+                remedy="Fold it into a constant first (relax.transform.FoldConstant).",
+            )
+        dtype = str(old.attrs.dtype)
+        placed = self._constant(relax.const(np.arange(*bounds).astype(dtype), dtype), mesh)
+        form = self.decision.gives(self.inst, k, 0, mesh)
+        if all(x == R for x in form):
+            return placed
+        return redistribute(placed, self.meshes[mesh], placement_of(form))
 
     def _field_type(self, k: int, j: int, plain: Any) -> Any:
         return plain if tensor_type(plain) is None else self._raw_type(k, j)
@@ -344,7 +377,7 @@ class FunctionRewriter:
         v = self.g.nodes[k].results[j]
         return self._type(v, self.decision.value_form(self.inst, v))
 
-    def _result_of(self, k: int, var: Any, call: ir.Call) -> None:
+    def _result_of(self, k: int, var: Any, call: Any) -> None:
         """Bind a call; wrap results whose pending reduction must wait."""
         node, name = self.g.nodes[k], var.name
         types = [

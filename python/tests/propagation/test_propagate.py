@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import tvm
 import tvm_ffi
@@ -20,7 +21,12 @@ from tvm_distir.errors import PropagationError
 from tvm_distir.frontend import zoo
 from tvm_distir.ir import labels_of
 from tvm_distir.plan import Plan
-from tvm_distir.transform import AnnotateSharding, PropagateSharding
+from tvm_distir.transform import (
+    AnnotateSharding,
+    LegalizeRedistribute,
+    LowerDistIR,
+    PropagateSharding,
+)
 
 F32 = "float32"
 SMALL = {"layers": 2, "hidden": 256, "heads": 16, "vocab": 512, "seq": 64, "batch": 16}
@@ -215,7 +221,6 @@ def test_symbolic_batch():
 def test_nested_tuples_and_constants():
     """Tuples are followed through, constants are sliced where a shard is wanted."""
     x, y = relax.Var("x", tensor(8, 4)), relax.Var("y", tensor(8, 4))
-    import numpy as np
 
     table = relax.const(np.arange(32, dtype=F32).reshape(8, 4))
 
@@ -279,7 +284,12 @@ SCRIPT = """
 import hashlib
 from tvm_distir.frontend import zoo
 from tvm_distir.plan import Plan
-from tvm_distir.transform import AnnotateSharding, PropagateSharding
+from tvm_distir.transform import (
+    AnnotateSharding,
+    LegalizeRedistribute,
+    LowerDistIR,
+    PropagateSharding,
+)
 rules = [{"param": "*", "placement": "?, ?"}, {"param": "input_ids", "placement": "S[0], R"},
          {"param": "*_proj.weight", "placement": "R, S[0]"}]
 plan = Plan.from_dict({"schema_version": 1, "mesh": {"dp": 2, "tp": 2}, "rules": rules})
@@ -329,3 +339,49 @@ class Module:
     check_level(out, 3)
     assert tvm_ffi.structural_equal(tvm.script.from_source(out.script(show_meta=True)), out)
     assert moves(out).count(((0,), (-1,))) == 1
+
+
+def test_tensors_made_from_nothing():
+    """zeros, ones and arange are placed, and computed right on every device."""
+    x = relax.Var("x", tensor(8, 4))
+
+    def body(e, _):
+        count = e(R_.astype(e(R_.broadcast_to(e(R_.arange(0, 4)), (8, 4))), F32))
+        filled = e(R_.add(e(R_.zeros((8, 4), F32)), e(R_.ones((8, 4), F32))))
+        return e(R_.add(x, e(R_.add(count, filled))))
+
+    out = distribute(build([x], body), [{"param": "x", "placement": "S[0]"}], a=2)
+    assert labels_of(out["main"].ret_ty.placement) == (0,)
+    lowered = LowerDistIR()(LegalizeRedistribute()(out))
+    (found,) = td.run(lowered, [np.zeros((8, 4), F32)], engine="virtual")
+    assert np.array_equal(found, np.tile(np.arange(4) + 1, (8, 1)))
+
+
+def test_bfloat16_float_ops_parse_back():
+    """Ops whose stock DTensor inference refuses bfloat16."""
+    x = relax.Var("x", relax.TensorType((8, 4), "bfloat16"))
+    mod = build([x], lambda e, _: e(R_.nn.silu(e(R_.exp(x)))))
+    out = distribute(mod, [{"param": "x", "placement": "S[0]"}], a=2)
+    assert labels_of(out["main"].ret_ty.placement) == (0,)
+
+
+def test_an_uneven_dim_over_two_axes_is_refused():
+    """An annotation of the user's own that cuts 4 rows into 3 x 2 parts."""
+    text = """
+@I.ir_module
+class Module:
+    I.module_global_infos({"mesh": [R.device_mesh((3, 2), I.Range(0, 6))]})
+    @R.function
+    def main(x: R.Tensor((4, 4), "float32")):
+        y = R.dist.annotate_sharding(x, device_mesh="mesh[0]", placement="S[0], S[0]")
+        return y
+"""
+    with pytest.raises(PropagationError, match=r"DIST0416.*dim 0 of size 4.*6 parts"):
+        PropagateSharding()(tvm.script.from_source(text))
+
+
+def test_costs_of_huge_models_stay_finite():
+    """A stationary plan of a 405B model at a batch of 2048 is feasible."""
+    mod = zoo.llama(size="405b", batch=2048, seq=8192, layers=4)
+    plan = td.strategy.make_plan(mod, "data_parallel+megatron", {"dp": 8, "tp": 8})
+    assert moves(PropagateSharding()(AnnotateSharding(plan)(mod))) == []
