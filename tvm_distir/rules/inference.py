@@ -119,7 +119,8 @@ def _on_bfloat16(
     stock: Callable[..., Any], plain_infer: Callable[..., Any]
 ) -> Callable[[ir.Call, Any], Any]:
     def infer(call: ir.Call, context: Any) -> Any:
-        if any(str(tensor_type(t).dtype) == "bfloat16" for t in _leaves(call.args)):
+        dtypes = [str(getattr(tensor_type(t), "dtype", "")) for t in _leaves(call.args)]
+        if "bfloat16" in dtypes:
             return infer_dtensor(call, context, plain_infer)
         return stock(call, context)
 
