@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..ir import R
+from ..ir import P, R
 from .cost import Conversions
 from .forms import Alternative
 from .graph import Axis, Graph
@@ -85,6 +85,9 @@ class Decision:
         mesh = inst.graph.values[value].mesh
         node, _ = inst.graph.producer[value]
         produced, axes = self.value_form(inst, value), self.mesh_axes(mesh)
+        wanted = self.wants(inst, value)
+        if P not in produced and all(form == produced for form in wanted):
+            return Route.at_home(produced)
         rule, pending = inst.graph.nodes[node].rule, []
         if rule is not None:
             factors = self.factors(inst, node, mesh)
@@ -94,7 +97,7 @@ class Decision:
         return Route(
             self.conversions,
             produced,
-            self.wants(inst, value),
+            wanted,
             pending,
             [self.sizes(inst, a)[value] for a in axes],
             [self.axes[a].size for a in axes],

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import tvm_ffi
 from tvm import DataType, ir, relax
 
 from ..errors import InternalError, PropagationError
@@ -48,10 +49,18 @@ class Extractor:
         self.mod = mod
         self.mesh_shapes = [mesh_shape(m) for m in meshes(mod)]
         self.mesh_numbers = {mesh_key(m): i for i, m in enumerate(meshes(mod))}
+        self.shapes: dict[int, tuple[tuple[Any, ...] | None, int]] = {}
 
     def graph(self, name: str) -> Graph:
         """Graph of the function called ``name``."""
         return _Function(self, name).run()
+
+    def shape(self, tensor: Any) -> tuple[tuple[Any, ...] | None, int]:
+        """Dims and bytes per element of a tensor type, read once per distinct type."""
+        key = tvm_ffi.structural_hash(tensor)
+        if key not in self.shapes:
+            self.shapes[key] = (static_shape(tensor), item_bytes(tensor))
+        return self.shapes[key]
 
 
 class _Function:
@@ -121,17 +130,17 @@ class _Function:
         tensor = tensor_type(ty)
         if tensor is None:
             return self.g.add_value(name, (), 0)
-        shape = static_shape(tensor)
+        shape, size_bytes = self.owner.shape(tensor)
         if shape is None:
             if isinstance(ty, relax.TensorType) and int(ty.ndim) == 0:
-                return self.g.add_value(name, (), item_bytes(tensor))
+                return self.g.add_value(name, (), size_bytes)
             raise self._error(
                 "DIST0402",
                 name,
                 f"the shape of {ty} is not known",
                 "Give it one (symbolic dims are fine), or fold the op that computes it.",
             )
-        return self.g.add_value(name, shape, item_bytes(tensor))
+        return self.g.add_value(name, shape, size_bytes)
 
     def _flat(self, expr: Any, label: str) -> tuple[int, ...]:
         """Flat value numbers of an expression; nothing for shapes and scalars."""

@@ -55,6 +55,14 @@ class Route:
         self.root: Form = tuple(complete)
         self.forms = self._with_waypoints(dict.fromkeys([self.root, *wanted]))
 
+    @classmethod
+    def at_home(cls, produced: Form) -> Route:
+        """Route of a value that every consumer wants as it is produced."""
+        route = cls.__new__(cls)
+        route.parents = [{} for _ in produced]
+        route.root, route.forms = produced, [produced]
+        return route
+
     def _chain(self, axis: int, label: int) -> list[int]:
         chain, parents = [label], self.parents[axis]
         while label in parents and label != self.root[axis]:

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
 from typing import Any
 
 import tvm
@@ -41,9 +44,22 @@ def PropagateSharding(costs: Costs | None = None) -> tvm.transform.Pass:
         opt_level=0, name="tvm_distir.PropagateSharding"
     )
     def run(mod: ir.IRModule, _: Any) -> ir.IRModule:
-        return ModuleRewriter(mod, propagate(mod, costs)).run()
+        with collector_paused():
+            return ModuleRewriter(mod, propagate(mod, costs)).run()
 
     return run
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Pause Python's cycle collector: the pass makes many small objects and no cycles."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class ModuleRewriter:
