@@ -58,7 +58,8 @@ class Costs:
 
     def for_ops(self, flops: int, moved_bytes: int) -> Costs:
         """The same weights, scaled for a model whose largest op does that much."""
-        largest = self.flop * flops + (self.memory + 4 * self.wire) * moved_bytes
+        each_byte = self.memory + self.hold + 4 * self.wire
+        largest = self.flop * flops + each_byte * moved_bytes
         return replace(self, shift=max(0, largest.bit_length() - HEADROOM_BITS))
 
 

@@ -416,9 +416,8 @@ class Builder:
         node = self.g.nodes[k]
         if node.kind == "param":
             pinned = node.pin_on(self.axis) or self.reach.fixed[self.a].get(k) is not None
-            if self.g.public:
-                return pinned, pinned and node.stationary
-            return pinned, self.reach.held[self.a].get(k, False)
+            held = self.reach.held[self.a].get(k, False)
+            return pinned, held or (self.g.public and pinned and node.stationary)
         if node.kind == "pin":
             pinned = node.pin_on(self.axis)
             return pinned, pinned and node.stationary

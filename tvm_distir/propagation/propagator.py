@@ -61,14 +61,14 @@ def propagate(mod: ir.IRModule, costs: Costs | None = None) -> Decision:
             place="module",
             remedy="Run AnnotateSharding(plan), or set global_infos (mesh) yourself.",
         )
-    return _Propagator(mod, costs or Costs()).run()
+    return Propagator(mod, costs or Costs()).run()
 
 
-class _Propagator:
+class Propagator:
     """State of one propagation."""
 
-    def __init__(self, mod: ir.IRModule, costs: Costs) -> None:
-        self.axes = module_axes(mod)
+    def __init__(self, mod: ir.IRModule, costs: Costs, axes: Sequence[Axis] | None = None) -> None:
+        self.axes = module_axes(mod) if axes is None else tuple(axes)
         placer = Placer(Extractor(mod))
         self.entries = {
             str(gv.name_hint): placer.place(str(gv.name_hint))
@@ -76,9 +76,16 @@ class _Propagator:
             if isinstance(fn, relax.Function) and not is_private(fn)
         }
         self.graphs = placer.graphs
-        self.shop = Workshop(costs.for_ops(*self._largest()), self.axes)
-        self.reach: dict[str, Reach] = Reacher(self.graphs, placer.order, self.axes).run()
         self.order = placer.order
+        self.reach: dict[str, Reach] = self._reacher().run()
+        self.weigh(costs)
+
+    def _reacher(self) -> Reacher:
+        return Reacher(self.graphs, self.order, self.axes)
+
+    def weigh(self, costs: Costs) -> None:
+        """Start afresh with other weights."""
+        self.shop = Workshop(costs.for_ops(*self._largest()), self.axes)
         self._instances: dict[object, Instance] = {}
         self._summaries: dict[tuple[int, int], Summary] = {}
         self._specialised: dict[tuple[int, int, tuple[int, ...]], Instance] = {}
