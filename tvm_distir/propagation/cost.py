@@ -38,6 +38,9 @@ class Costs:
         Per byte of a free parameter of a public function: shards it where nothing else decides.
     move : int
         Factor on converting an annotated value away from where the plan put it.
+    clone : int
+        Per specialisation of a private function beyond the first; with 0 specialising is free
+        and calls are never made to share one.
     shift : int
         Right shift of all costs but the tie-breaks: coarser units for huge models.
     """
@@ -50,6 +53,7 @@ class Costs:
     partial: int = 16
     hold: int = 1
     move: int = 2
+    clone: int = 0
     shift: int = 0
 
     def scaled(self, cost: int) -> int:

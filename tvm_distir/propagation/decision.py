@@ -13,6 +13,9 @@ from .forms import Alternative
 from .graph import Axis, Graph
 from .routes import Route
 
+Signature = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
+"""Per axis, the labels of all parameters and of all results of a function."""
+
 
 @dataclass
 class Instance:
@@ -27,6 +30,17 @@ class Instance:
     choice: dict[int, tuple[Alternative, ...]]
     kids: dict[int, Instance]
     local: dict[int, tuple[list[int], dict[int, dict[int, int]]]] = field(default_factory=dict)
+
+    def signature(self) -> Signature:
+        """Labels at the function's boundary."""
+        g = self.graph
+        return tuple(
+            (
+                tuple(self.choice[a][k].gives[0] for k in g.params),
+                tuple(self.choice[a][k].needs[0] for k in g.rets),
+            )
+            for a in sorted(self.choice)
+        )
 
 
 @dataclass(frozen=True)

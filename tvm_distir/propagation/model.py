@@ -19,9 +19,9 @@ from typing import Any
 from ..ir import P, R
 from ..rules import Rule
 from .cost import INFINITE, Conversions, Costs
-from .decision import Instance
+from .decision import Instance, Signature
 from .forms import Alternative, Alternatives, Forms, fits
-from .graph import Axis, Node
+from .graph import Axis, Graph, Node
 from .reach import Reach
 from .tables import Eliminated, Scope, Tables
 
@@ -217,6 +217,23 @@ class Workshop:
         )
 
 
+def hold_on(g: Graph, reach: Reach, axis: Axis, a: int, k: int) -> tuple[bool, bool]:
+    """(pinned by the user, stationary) along axis ``a``, for the value that node k produces.
+
+    A layout op hands on what its operand is: a transposed weight is the weight.
+    """
+    k = g.origin(k)
+    node = g.nodes[k]
+    if node.kind == "param":
+        pinned = node.pin_on(axis) or reach.fixed[a].get(k) is not None
+        held = reach.held[a].get(k, False)
+        return pinned, held or (g.public and pinned and node.stationary)
+    if node.kind == "pin":
+        pinned = node.pin_on(axis)
+        return pinned, pinned and node.stationary
+    return False, False
+
+
 class Builder:
     """Builds the model of one instance along one axis."""
 
@@ -228,11 +245,13 @@ class Builder:
         reach: Reach,
         sizes: tuple[list[int], dict[int, dict[int, int]]],
         summary_of: Callable[[int], Summary],
+        forced: Signature | None = None,
     ) -> None:
         self.shop, self.inst, self.g, self.a, self.reach = shop, inst, inst.graph, a, reach
         self.axis = shop.axes[a]
         self.bytes, self.cut = sizes
         self.summary_of = summary_of
+        self.forced = None if forced is None else forced[a]
         self.model = Model()
         siblings = [b for b, axis in enumerate(shop.axes) if axis.mesh == self.axis.mesh and b != a]
         self.decided = [(shop.axes[b].size, inst.choice[b]) for b in siblings if b in inst.choice]
@@ -374,6 +393,8 @@ class Builder:
         on_mesh = self.g.values[v].mesh == self.axis.mesh
         if self.g.public and node.pin is not None and on_mesh:
             label = node.pin[self.axis.index]
+        if self.forced is not None:
+            label = self.forced[0][self.g.params.index(k)]
         if not on_mesh:
             labels = [R]
         elif label is not None:
@@ -391,6 +412,8 @@ class Builder:
         v = node.operands[0]
         if v < 0 or self.g.values[v].mesh != self.axis.mesh:
             labels = [R]
+        elif self.forced is not None:
+            labels = [self.forced[1][k - self.g.rets[0]]]
         else:
             labels = self._labels(v, self._may_be_partial(v) and not self.g.public)
         self._add(self.shop.forms.ends(labels, needs=True), node)
@@ -406,22 +429,6 @@ class Builder:
         m.spliced[k] = base
         m.producers.append(tuple((alts, base[u] if u >= 0 else -1) for alts, u in summary.rets))
         m.consumers.append(tuple((alts, base[u] if u >= 0 else -1) for alts, u in summary.params))
-
-    def _held(self, k: int) -> tuple[bool, bool]:
-        """(pinned by the user, stationary) for the producer of a value.
-
-        A layout op hands on what its operand is: a transposed weight is the weight.
-        """
-        k = self.g.origin(k)
-        node = self.g.nodes[k]
-        if node.kind == "param":
-            pinned = node.pin_on(self.axis) or self.reach.fixed[self.a].get(k) is not None
-            held = self.reach.held[self.a].get(k, False)
-            return pinned, held or (self.g.public and pinned and node.stationary)
-        if node.kind == "pin":
-            pinned = node.pin_on(self.axis)
-            return pinned, pinned and node.stationary
-        return False, False
 
     def _edges(self, v: int) -> None:
         """What it costs to hand value v to its consumers."""
@@ -441,7 +448,7 @@ class Builder:
                 takers.append((*m.consumers[kc][positions[0]], positions))
         if not giver.live and not any(t.live for t, _, _ in takers):
             return
-        pinned, held = self._held(k)
+        pinned, held = hold_on(g, self.reach, self.axis, self.a, k)
         size = self.bytes[v] * (self.shop.costs.move if pinned else 1)
         n = self.axis.size
         if len(takers) == 1:

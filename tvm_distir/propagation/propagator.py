@@ -12,10 +12,12 @@ from ..errors import PropagationError
 from ..ir import is_private, mesh_axes, mesh_shape, meshes
 from ..ir.types import relax_functions
 from .cost import Costs
-from .decision import Decision, Instance
+from .decision import Decision, Instance, Signature
+from .evaluate import Evaluator, Price
 from .extract import Extractor
 from .forms import Alternative
 from .graph import Axis, Graph
+from .merge import shared
 from .model import Builder, Model, Summary, Workshop
 from .placing import Placer
 from .reach import Reach, Reacher
@@ -61,7 +63,8 @@ def propagate(mod: ir.IRModule, costs: Costs | None = None) -> Decision:
             place="module",
             remedy="Run AnnotateSharding(plan), or set global_infos (mesh) yourself.",
         )
-    return Propagator(mod, costs or Costs()).run()
+    found = Propagator(mod, costs or Costs())
+    return shared(found, found.run())
 
 
 class Propagator:
@@ -75,16 +78,29 @@ class Propagator:
             for gv, fn in relax_functions(mod)
             if isinstance(fn, relax.Function) and not is_private(fn)
         }
+        self.forced: dict[str, Signature] = {}
         self.graphs = placer.graphs
         self.order = placer.order
         self.reach: dict[str, Reach] = self._reacher().run()
         self.weigh(costs)
 
     def _reacher(self) -> Reacher:
-        return Reacher(self.graphs, self.order, self.axes)
+        return Reacher(self.graphs, self.order, self.axes, self.forced)
+
+    def force(self, signatures: dict[str, Signature]) -> None:
+        """Start afresh, with one signature for all calls of some placed functions."""
+        self.forced = signatures
+        self.reach = self._reacher().run()
+        self.weigh(self.costs)
+
+    def price(self, decision: Decision) -> Price:
+        """What a decision of this propagator costs over all axes together."""
+        evaluator = Evaluator(self.shop, self.reach, lambda inst, a: self._sizes(inst, a)[0])
+        return sum((evaluator.price(inst) for inst in decision.entries.values()), Price())
 
     def weigh(self, costs: Costs) -> None:
         """Start afresh with other weights."""
+        self.costs = costs
         self.shop = Workshop(costs.for_ops(*self._largest()), self.axes)
         self._instances: dict[object, Instance] = {}
         self._summaries: dict[tuple[int, int], Summary] = {}
@@ -257,6 +273,7 @@ class Propagator:
             self.reach[inst.graph.key],
             self._sizes(inst, a),
             lambda k: self._summary(inst.kids[k], a),
+            self.forced.get(inst.graph.key),
         ).run()
 
     def _summary(self, inst: Instance, a: int) -> Summary:

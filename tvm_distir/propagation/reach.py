@@ -9,10 +9,11 @@ callers hand their axes down, callers first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir import R
+from .decision import Signature
 from .graph import Axis, Graph, Node
 
 MAYBE_PARTIAL = ("sum",)
@@ -77,9 +78,14 @@ class Reacher:
     """Computes :class:`Reach` for all graphs of a module."""
 
     def __init__(
-        self, graphs: dict[str, Graph], order: Sequence[str], axes: Sequence[Axis]
+        self,
+        graphs: dict[str, Graph],
+        order: Sequence[str],
+        axes: Sequence[Axis],
+        forced: Mapping[str, Signature] | None = None,
     ) -> None:
         self.graphs, self.order, self.axes = graphs, order, axes
+        self.forced: Mapping[str, Signature] = forced or {}
         self.result = {key: Reach() for key in order}
 
     def run(self) -> dict[str, Reach]:
@@ -133,6 +139,7 @@ class Reacher:
                 for root, members in groups.items():
                     classes.join(members)
                     seeds += [(members[0], a) for a in sorted(inner.seeds.get(root, ()))]
+                seeds += self._forced_seeds(g, node)
             if node.pin is not None:
                 for a, axis in enumerate(self.axes):
                     label = node.pin[axis.index] if axis.mesh == node.mesh else None
@@ -142,6 +149,15 @@ class Reacher:
         reach.root = [classes.find(x) for x in range(g.offset[-1])]
         for x, a in seeds:
             reach.seeds.setdefault(reach.root[x], set()).add(a)
+
+    def _forced_seeds(self, g: Graph, node: Node) -> list[tuple[int, int]]:
+        """A signature that all calls must share counts as annotations at the calls."""
+        signature = self.forced.get(node.callee)
+        found: list[tuple[int, int]] = []
+        for a, (params, results) in enumerate(signature or ()):
+            ends = (*zip(node.operands, params), *zip(node.results, results))
+            found += [(g.offset[v] + x, a) for v, x in ends if v >= 0 and x >= 0]
+        return found
 
     def _hand_down(self, g: Graph) -> None:
         reach = self.result[g.key]

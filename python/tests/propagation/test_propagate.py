@@ -21,6 +21,7 @@ from tvm_distir.errors import PropagationError
 from tvm_distir.frontend import zoo
 from tvm_distir.ir import labels_of
 from tvm_distir.plan import Plan
+from tvm_distir.propagation import Costs
 from tvm_distir.transform import (
     AnnotateSharding,
     LegalizeRedistribute,
@@ -284,6 +285,7 @@ SCRIPT = """
 import hashlib
 from tvm_distir.frontend import zoo
 from tvm_distir.plan import Plan
+from tvm_distir.propagation import Costs
 from tvm_distir.transform import (
     AnnotateSharding,
     LegalizeRedistribute,
@@ -385,3 +387,39 @@ def test_costs_of_huge_models_stay_finite():
     mod = zoo.llama(size="405b", batch=2048, seq=8192, layers=4)
     plan = td.strategy.make_plan(mod, "data_parallel+megatron", {"dp": 8, "tp": 8})
     assert moves(PropagateSharding()(AnnotateSharding(plan)(mod))) == []
+
+
+@pytest.mark.parametrize(
+    ("clone_bytes", "functions"),
+    [(0, ["f", "f_1", "main"]), (16384, ["f", "f_1", "main"]), (65536, ["f", "main"])],
+)
+def test_clone_or_redistribute(clone_bytes, functions):
+    """A second specialisation is kept until it costs more than gathering one argument.
+
+    The argument has 64 x 64 x 4 = 16,384 bytes: to move it from (R, S[0]) to (S[0], R) sends
+    8 KiB at most, and computing with it replicated along one axis costs some more.
+    """
+    p, w = relax.Var("t", tensor(64, 64)), relax.Var("w", tensor(64, 64))
+    xs = [relax.Var(n, tensor(64, 64)) for n in ("a", "b")]
+    weight = relax.Var("w", tensor(64, 64))
+    mod = build(
+        [*xs, weight],
+        lambda e, gvs: relax.Tuple([e(tvm.ir.Call(gvs["f"], [x, weight])) for x in xs]),
+        {"f": ([p, w], lambda e, _: e(R_.nn.relu(e(R_.matmul(p, w)))))},
+    )
+    rules = [
+        {"param": "a", "placement": "S[0], R"},
+        {"param": "b", "placement": "R, S[0]"},
+        {"param": "w", "placement": "R, R"},
+    ]
+    plan = Plan.from_dict({"schema_version": 1, "mesh": {"x": 2, "y": 2}, "rules": rules})
+    out = PropagateSharding(Costs(clone=1024 * clone_bytes))(AnnotateSharding(plan)(mod))
+    check_level(out, 3)
+    assert sorted(str(g.name_hint) for g in out.functions) == functions
+    assert len(moves(out)) == (1 if len(functions) == 2 else 0)
+    lowered = LowerDistIR()(LegalizeRedistribute()(out))
+    rng = np.random.default_rng(0)
+    a, b, v = (rng.integers(-2, 3, (64, 64)).astype(F32) for _ in range(3))
+    found = td.run(lowered, [a, b, v], engine="virtual")
+    assert np.array_equal(found[0], np.maximum(a @ v, 0))
+    assert np.array_equal(found[1], np.maximum(b @ v, 0))
