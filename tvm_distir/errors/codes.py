@@ -9,6 +9,7 @@ CODES: dict[str, str] = {
     "DIST0101": "apache-tvm is missing or of a version the plugin does not support",
     "DIST0102": "apache-tvm-ffi is missing or of a version the plugin does not support",
     "DIST0110": "the native library of the plugin is missing or of another version",
+    "DIST0111": "an optional dependency is needed and missing",
     "DIST0150": "the command line cannot be read",
     "DIST0151": "options that contradict each other, or an option that another one needs",
     "DIST0152": "the value of an option cannot be read",

@@ -21,9 +21,10 @@ from .merge import shared
 from .model import Builder, Model, Summary, Workshop
 from .placing import Placer
 from .reach import Reach, Reacher
+from .wide import solve_wide
 
 TABLE_LIMIT = 1 << 22
-"""Entries of one table; wider problems are refused."""
+"""Entries of one table; wider problems go to the integer program."""
 
 SUMMARY_LIMIT = 1 << 10
 """Entries of one table of a function summary; above it a variable is kept."""
@@ -113,7 +114,7 @@ class Propagator:
             g = self.graphs[key]
             kids = {k: start[g.nodes[k].callee] for k in g.calls}
             start[key] = self._instance(g, {}, kids)
-        found, cost = {}, 0
+        found, cost, self.gap = {}, 0, 0
         for name, key in self.entries.items():
             found[name], price = self._solve(start[key])
             cost += price
@@ -121,7 +122,7 @@ class Propagator:
             self.axes,
             found,
             cost,
-            cost,
+            cost - self.gap,
             self.shop.conversions,
             lambda inst, a: self._sizes(inst, a)[0],
         )
@@ -155,19 +156,16 @@ class Propagator:
     def _minimise(self, model: Model, g: Graph, a: int) -> tuple[list[int], int]:
         tables, values = self.shop.tables, [0] * len(model.domains)
         done = tables.eliminate(model.domains, dict(model.factors), limit=TABLE_LIMIT)
+        feasible, gap = model.feasible, 0
         if done.factors:
-            left = sorted({v for scope in done.factors for v in scope})
-            raise PropagationError(
-                "DIST0410",
-                f'the labelling along axis "{self.axes[a].name}" is too wide: {len(left)} '
-                "choices depend on each other at once",
-                place=g.name,
-                remedy="Annotate some values in the middle of the model.",
-            )
-        tables.decode(done.trace, values)
-        feasible = model.feasible and done.feasible
+            wide = solve_wide(tables, model.domains, model.factors, TABLE_LIMIT, g.name)
+            values, gap, feasible = wide.values, wide.gap, feasible and wide.feasible
+        else:
+            tables.decode(done.trace, values)
+            feasible = feasible and done.feasible
         if not feasible or tables.forbids(model.factors, values):
             raise self._infeasible(g, a)
+        self.gap += gap
         return values, model.constant + tables.value(model.factors, values)
 
     def _infeasible(self, g: Graph, a: int) -> PropagationError:

@@ -106,6 +106,7 @@ class Tables:
         factors: Factors,
         keep: Collection[int] = (),
         limit: int = INFINITE,
+        near: int | None = None,
     ) -> Elimination:
         """Minimise variables out, smallest bucket first (ties: lowest number).
 
@@ -119,8 +120,10 @@ class Tables:
             Variables that stay.
         limit : int
             A variable whose bucket has more entries stays as well.
+        near : int, optional
+            A variable with more neighbours stays as well.
         """
-        return _Eliminator(self, domains, factors, keep, limit).run()
+        return _Eliminator(self, domains, factors, keep, limit, near).run()
 
     def decode(self, trace: Sequence[Eliminated], values: list[int]) -> list[int]:
         """Fill in the eliminated variables, backwards."""
@@ -167,9 +170,10 @@ class _Eliminator:
         factors: Factors,
         keep: Collection[int],
         limit: int,
+        near: int | None = None,
     ) -> None:
         self.tables, self.domains, self.factors = tables, domains, factors
-        self.keep, self.limit = set(keep), limit
+        self.keep, self.limit, self.most = set(keep), limit, near
         self.scopes: list[set[Scope]] = [set() for _ in domains]
         self.near: list[set[int]] = [set() for _ in domains]
         for scope in factors:
@@ -201,7 +205,7 @@ class _Eliminator:
         gone = bytearray(len(self.domains))
         while heap:
             size, v = heapq.heappop(heap)
-            if gone[v]:
+            if gone[v] or (self.most is not None and len(self.near[v]) > self.most):
                 continue
             now = self.bucket(v)
             if now > size:
