@@ -8,6 +8,7 @@ from .compose import compose, make_plan, merge
 from .data_parallel import data_parallel
 from .megatron import megatron
 from .registry import StrategySpec, parse, register_strategy, strategies
+from .tensor_parallel import tensor_parallel
 
 __all__ = [
     "StrategySpec",
@@ -19,4 +20,5 @@ __all__ = [
     "parse",
     "register_strategy",
     "strategies",
+    "tensor_parallel",
 ]

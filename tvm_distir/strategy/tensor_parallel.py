@@ -1,0 +1,249 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor parallel for any model: weight placements from the sharding rules alone.
+
+Every weight may be sharded on any of its dims or replicated, and is used as it lies. The exact
+labelling of propagation picks, at given prices of a byte held and of an operation, what is
+cheapest together with the bytes sent (Lagrange multipliers of the two bounds). The strategy
+looks for the lowest prices that meet the bounds: what is left then moves the fewest bytes.
+No name of a parameter, an op or a model plays a part.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tvm import ir
+
+from ..errors import PlanError
+from ..ir import R
+from ..ir.types import value_types
+from ..plan import Plan
+from ..propagation import Costs
+from ..propagation.explore import Explorer, Footprint, Labels, Trial
+from .facts import (
+    MeshLike,
+    Parameter,
+    as_mesh_spec,
+    data_positions,
+    entries,
+    mesh_axis,
+    parameter_rule,
+    tensor_parameters,
+)
+from .registry import register_strategy
+
+SLACK_PERCENT = 10
+"""How much more than an equal share a device may hold and compute."""
+
+PRICES = (1.0, 8.0, 64.0, 512.0)
+"""Prices tried until the bounds hold. At 1, all weights cost what all results cost to send."""
+
+STEPS = 6
+"""Halvings of the prices, from the first that holds."""
+
+LAUNCHES = (1 << 16, 1 << 20, 1 << 23)
+"""Prices of a collective: fewer of them where the bytes are the same."""
+
+SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a device may hold and compute at most.
+
+    Attributes
+    ----------
+    param_bytes, flops : int
+        Bounds: the parts that can be sharded over the ranks, with slack, and the others.
+    whole : mapping of str to str
+        Weights no rule can shard, and why.
+    whole_flops : mapping of str to int
+        FLOPs no rule can shard, by op.
+    """
+
+    param_bytes: int
+    flops: int
+    whole: Mapping[str, str]
+    whole_flops: Mapping[str, int]
+
+    def excess(self, found: Footprint) -> float:
+        """By how much a footprint is over the bounds, as a ratio; 0 within them."""
+        held = found.param_bytes / max(self.param_bytes, 1)
+        worked = found.flops / max(self.flops, 1)
+        return max(held - 1, 0) + max(worked - 1, 0)
+
+
+@register_strategy("tensor_parallel")
+def tensor_parallel(
+    mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", slack: int = SLACK_PERCENT
+) -> Plan:
+    """Plan that shards the weights of any model over one mesh axis.
+
+    Each device holds at most ``(1 + slack/100) / n`` of the bytes of the weights that the rules
+    can shard, and does at most that part of the FLOPs of the ops they can shard; within that
+    the fewest bytes move. Weights are stationary. Data inputs are whole along the axis. A model
+    that cannot meet the bounds gets the nearest placement, and a warning that says why.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Any model, at level 1.
+    mesh : MeshSpec or mapping of str to int
+    axis : str
+        The mesh axis; other axes stay open.
+    slack : int
+        In percent.
+
+    Returns
+    -------
+    Plan
+        One rule per parameter.
+
+    Raises
+    ------
+    MeshError
+        DIST0206 when the mesh has no such axis.
+    PlanError
+        DIST0231 a negative slack; DIST0233 no weight can be sharded.
+    PropagationError
+        DIST0401 an op without a rule; DIST0410 the model is too entangled to be solved.
+    """
+    spec = as_mesh_spec(mesh)
+    number = mesh_axis(spec, axis, "tensor_parallel")
+    if slack < 0:
+        raise PlanError(
+            "DIST0231",
+            f"slack={slack} is negative",
+            place='strategy "tensor_parallel"',
+            remedy=f"Its default is {SLACK_PERCENT} (percent).",
+        )
+    ranks = spec.shape[number]
+    parameters = {
+        name: tensor_parameters(name, fn, rule_name) for name, fn, rule_name in entries(mod)
+    }
+    weights = _weights(mod, parameters)
+    labels: Labels = {name: dict.fromkeys(found, R) for name, found in weights.items()}
+    if ranks > 1:
+        explorer = Explorer(mod, axis, ranks, weights)
+        bounds = _bounds(explorer, weights, ranks, slack)
+        trial = search(explorer, bounds)
+        labels = trial.labels
+        _report(trial, bounds, axis)
+    rules = []
+    for name, found in parameters.items():
+        flat = {p.position: i for i, p in weights[name].items()}
+        for parameter in found:
+            held = parameter.position in flat
+            label = labels[name][flat[parameter.position]] if held else R
+            rules.append(parameter_rule(parameter, spec, number, label, stationary=held))
+    return Plan((spec,), tuple(rules))
+
+
+def _weights(
+    mod: ir.IRModule, parameters: Mapping[str, Sequence[Parameter]]
+) -> dict[str, dict[int, Parameter]]:
+    """Return the weights of each entry by their number among its flat parameters."""
+    found: dict[str, dict[int, Parameter]] = {}
+    for name, known in parameters.items():
+        fn = mod[name]
+        data, first = set(data_positions(fn, name)), [0]
+        for param in fn.params:
+            first.append(first[-1] + len(value_types(param.ty)))
+        found[name] = {first[p.position]: p for p in known if p.position not in data}
+    return found
+
+
+def _bounds(
+    explorer: Explorer, weights: Mapping[str, Mapping[int, Parameter]], ranks: int, slack: int
+) -> Bounds:
+    """Return the bounds (DIST0233 when there is nothing to shard)."""
+    whole: dict[str, str] = {}
+    held, fixed = 0, 0
+    for name, found in weights.items():
+        for i, parameter in found.items():
+            size = explorer.weight_bytes(name, i)
+            reasons = explorer.obstacles(name, i)
+            if reasons:
+                whole[parameter.place] = "; ".join(reasons)
+                fixed += size
+            else:
+                held += size
+    if not held:
+        why = [f"{place}: {reason}" for place, reason in list(whole.items())[:SHOWN]]
+        raise PlanError(
+            "DIST0233",
+            "no weight can be sharded" + (f" ({'. '.join(why)})" if why else ": there is none"),
+            place='strategy "tensor_parallel"',
+            remedy='Shard the data instead: "data_parallel".',
+        )
+    whole_flops = explorer.whole_flops()
+    alone, rest = explorer.alone().flops, sum(whole_flops.values())
+
+    def share(amount: int) -> int:
+        return amount * (100 + slack) // (100 * ranks)
+
+    return Bounds(fixed + share(held), rest + share(alone - rest), whole, whole_flops)
+
+
+def search(explorer: Explorer, bounds: Bounds) -> Trial:
+    """Find the labels that meet the bounds and move the fewest bytes.
+
+    Both prices fall together until a bound breaks, then each alone. Trials are compared as
+    propagation settles them: by excess over the bounds, then by bytes sent, by collectives, by
+    bytes held and FLOPs.
+    """
+    alone = explorer.alone()
+    known: dict[object, Trial] = {}
+    ranked: list[tuple[tuple[float, int, int, int, int], int, Trial]] = []
+
+    def attempt(held: float, worked: float, launch: int = LAUNCHES[0]) -> bool:
+        unit = Costs().wire * alone.wire_bytes
+        costs = Costs(
+            memory=1,
+            launch=launch,
+            hold=max(1, int(held * unit / max(alone.param_bytes, 1))),
+            flop=max(1, int(worked * unit / max(alone.flops, 1))),
+        )
+        labels = explorer.best(costs).labels
+        key = tuple((name, tuple(found.items())) for name, found in labels.items())
+        if key not in known:
+            known[key] = explorer.settled(labels)
+            f = known[key].footprint
+            order = (bounds.excess(f), f.wire_bytes, f.collectives, f.param_bytes, f.flops)
+            ranked.append((order, len(ranked), known[key]))
+        return bounds.excess(known[key].footprint) == 0
+
+    start = next((price for price in PRICES if attempt(price, price)), PRICES[-1])
+    held = worked = start
+    for _ in range(STEPS):
+        if not attempt(held / 2, worked / 2):
+            break
+        held, worked = held / 2, worked / 2
+    for step in (2, 8):
+        attempt(held / step, worked)
+        attempt(held, worked / step)
+    for launch in LAUNCHES[1:]:
+        attempt(held, worked, launch)
+    return min(ranked, key=lambda item: item[:2])[2]
+
+
+def _report(trial: Trial, bounds: Bounds, axis: str) -> None:
+    """Warn of a bound that does not hold."""
+    found, missed = trial.footprint, []
+    if found.param_bytes > bounds.param_bytes:
+        missed.append(f"holds {found.param_bytes} bytes of weights, not {bounds.param_bytes}")
+    if found.flops > bounds.flops:
+        missed.append(f"does {found.flops} FLOPs, not {bounds.flops}")
+    if missed:
+        whole = [f"{place} ({why})" for place, why in list(bounds.whole.items())[:SHOWN]]
+        because = f" Weights no rule can shard: {', '.join(whole)}." if whole else ""
+        warnings.warn(
+            f'tensor_parallel over "{axis}": each device {" and ".join(missed)}.{because}',
+            stacklevel=3,
+        )
+
+
+__all__ = ["Bounds", "search", "tensor_parallel"]
