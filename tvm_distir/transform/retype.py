@@ -157,9 +157,16 @@ class FunctionRewriter:
     def _at_home(self, value: int) -> Any:
         home = self.homes[value]
         if isinstance(home, relax.TupleGetItem):
-            home = self._emit(self.g.values[value].name, home, home.ty)
+            home = self._field(self.g.values[value].name, home)
             self.homes[value] = home
         return home
+
+    def _field(self, name: str, expr: Any) -> Any:
+        """Bind a field of a (nested) tuple step by step: each is taken of a variable."""
+        whole = expr.tuple_value
+        if isinstance(whole, relax.TupleGetItem):
+            expr = relax.TupleGetItem(self._field(name, whole), expr.index)
+        return self._emit(name, expr, expr.ty)
 
     def _convert(
         self, value: int, start: Any, have: Form, want: Form, name: str | None, var: Any
@@ -398,7 +405,7 @@ class FunctionRewriter:
             for v, axes in zip(node.results, waits):
                 if axes:
                     raw = self.homes[v]
-                    field = self._emit(name, raw, raw.ty)
+                    field = self._field(name, raw)
                     wrapped = ops.partial(field, self._mesh(v), axes)
                     self.homes[v] = self._emit(name, wrapped, raw.ty)
 
@@ -428,6 +435,14 @@ class FunctionRewriter:
                 marker = self.old.body.body
                 self._form(v, form, var=marker)
 
+    def _returns_root(self, k: int) -> bool:
+        """Whether a result is returned in the form it is produced in."""
+        v = self.g.nodes[k].operands[0]
+        if v < 0:
+            return False
+        form = self.decision.needs(self.inst, k, 0, self.g.values[v].mesh)
+        return form == self._route(v).root
+
     def _result(self) -> Any:
         position = 0
         body = self.old.body.body
@@ -435,21 +450,15 @@ class FunctionRewriter:
         def convert(old: Any, ty: Any) -> Any:
             nonlocal position
             if isinstance(ty, relax.TupleType):
-                first = position
+                if old is not None and not isinstance(old, relax.Tuple) and old in self.exprs:
+                    rets = self.g.rets[position : position + len(self.g.env[old])]
+                    if all(self._returns_root(k) for k in rets):
+                        position += len(rets)
+                        return self.exprs[old]
                 fields = []
                 for i, t in enumerate(ty.fields):
                     item = old.fields[i] if isinstance(old, relax.Tuple) else None
                     fields.append(convert(item, t))
-                leaves = [self.g.nodes[k].operands[0] for k in self.g.rets[first:position]]
-                if old is not None and not isinstance(old, relax.Tuple) and old in self.exprs:
-                    same = all(
-                        v >= 0
-                        and self.decision.needs(self.inst, k, 0, self.g.values[v].mesh)
-                        == self._route(v).root
-                        for k, v in zip(self.g.rets[first:position], leaves)
-                    )
-                    if same:
-                        return self.exprs[old]
                 return relax.Tuple(fields)
             if not carries_value(ty):
                 return old
