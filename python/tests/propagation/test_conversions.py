@@ -79,6 +79,13 @@ def test_a_reduction_wanted_sharded_stays_partial():
     assert route.source((0,)) == (P,)
 
 
+def test_a_reduction_wanted_both_ways_stays_partial():
+    """One consumer carries the partial sum on, another wants it whole: it is kept partial."""
+    route = Route(Conversions(Costs()), (P,), [(R,), (P,)], [0], [BYTES], [RANKS])
+    assert route.root == (P,)
+    assert route.source((R,)) == (P,)
+
+
 def test_a_carried_partial_sum_is_not_complete_by_itself():
     """Without a reduction of its own the value stays partial until redistributed."""
     route = Route(Conversions(Costs()), (P,), [(R,)], [], [BYTES], [RANKS])
