@@ -54,7 +54,7 @@ _LAZY = {
 }
 """Public names and the module each comes from."""
 
-_MODULES = ("analysis", "errors", "propagation", "rules", "strategy", "transform")
+_MODULES = ("analysis", "errors", "explain", "propagation", "rules", "strategy", "transform")
 
 __all__ = ["device_mesh", *_LAZY, *_MODULES]
 

@@ -74,6 +74,8 @@ CODES: dict[str, str] = {
     "DIST0415": "an annotation names a mesh the module does not have",
     "DIST0416": "several mesh axes cut one dim into parts that are not equal",
     "DIST0417": "a tensor made from nothing has no DTensor form",
+    "DIST0430": "explain: no value has the name given",
+    "DIST0431": "explain: a name is not clear, or what it names is no tensor",
     # 045x: levels
     "DIST0451": "a module is not at the IR level that a pass needs",
     "DIST0452": "a partial sum is not completed, or not where it is declared",

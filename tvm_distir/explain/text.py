@@ -1,0 +1,159 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""An explanation as a page of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .explanation import Alternative, AxisReason, Collective, Explanation, Step
+
+_REASONS = {
+    "annotated": "annotated here",
+    "followed": "from {annotation}",
+    "tied": "dims tied to {annotation}",
+    "summed": "a sum over a dim sharded by {annotation}",
+    "unreached": "no annotation along this axis reaches it",
+    "cheapest": "whole costs least, see below",
+}
+MOST_STEPS = 12
+
+_HEAD = [
+    "axis",
+    "instead",
+    "asked",
+    "price",
+    "cost",
+    "wire bytes",
+    "FLOPs",
+    "memory bytes",
+    "collectives",
+]
+
+
+def page(e: Explanation) -> str:
+    """Text of an explanation, ending with a newline."""
+    return "\n".join(_lines(e)) + "\n"
+
+
+def _lines(e: Explanation) -> Iterator[str]:
+    axes = ", ".join(f"{name}={size}" for name, size in e.mesh_axes)
+    yield f"{e.name}: {e.made_by}, shape {_shape(e.shape)}"
+    yield f"  placement {e.placement} on {e.mesh} ({axes})"
+    yield (
+        f"  {_shape(e.local_shape)} per device: {e.bytes_per_device:,} of {e.size_bytes:,} bytes"
+    )
+    if len(e.specialisations) > 1:
+        each = "; ".join(f"{name}: {placement}" for name, placement in e.specialisations)
+        yield f"  specialisations of {e.function}: {each}"
+    yield ""
+    yield "Who holds what"
+    yield from _indent(e.picture.split("\n"))
+    yield ""
+    yield "Why"
+    for reason in e.axes:
+        yield from _indent(_reason(reason))
+    if e.users:
+        yield ""
+        yield "Used by"
+        yield from _table([[user, form] for user, form in e.users])
+    if e.moves:
+        yield ""
+        yield "Changes of form"
+        for move in e.moves:
+            how = ", ".join(_collective(c) for c in move.collectives)
+            users = f", for {', '.join(move.users)}" if move.users else ""
+            yield f"  {move.source} -> {move.target}: {how}{users}"
+    limits = [f"dim {d.dim} ({d.size}): {why}" for d in e.dims for why in d.obstacles]
+    if limits:
+        yield ""
+        yield "Limits"
+        yield from _indent(limits)
+    if e.alternatives:
+        yield ""
+        yield "Other placements, as annotations: differences for the whole module, per device"
+        now = f"price {e.price:,.0f}, cost {e.cost:,.0f}, {e.wire_bytes:,} bytes on the wire"
+        yield f"  (now: {now})"
+        yield from _alternatives(e.alternatives)
+
+
+def _shape(dims: Sequence[str]) -> str:
+    return f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
+
+
+def _indent(lines: Sequence[str] | Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        yield f"  {line}"
+
+
+def _reason(reason: AxisReason) -> Iterator[str]:
+    words = _REASONS[reason.reason].format(annotation=reason.annotation or "a constant")
+    if reason.produced != reason.label:
+        words += f" (made as {reason.produced}, completed at once)"
+    yield f"{reason.axis} ({reason.size}): {reason.label}, {words}"
+    steps = reason.steps
+    if len(steps) > MOST_STEPS:
+        half = MOST_STEPS // 2
+        yield from (f"    {_step(step)}" for step in steps[:half])
+        yield f"    ... {len(steps) - 2 * half} steps ..."
+        steps = steps[-half:]
+    yield from (f"    {_step(step)}" for step in steps)
+    if reason.also:
+        yield f"    the same dim is tied to {', '.join(reason.also)}"
+    for label, annotation in reason.claims:
+        if label != reason.label:
+            yield f"    conflict: {annotation} asks for {label}"
+
+
+def _step(step: Step) -> str:
+    source = _dim(step.source, step.source_dim)
+    target = _dim(step.target, step.target_dim)
+    factor = f" ({step.kind}: {step.factor})" if step.factor else ""
+    return f"{step.place} = {step.op}: {source} -> {target}{factor}"
+
+
+def _dim(name: str, dim: int | None) -> str:
+    return f"{name} partial" if dim is None else f"{name} dim {dim}"
+
+
+def _collective(c: Collective) -> str:
+    return f"{c.kind} along {c.axis}, {c.wire_bytes:,} bytes"
+
+
+def _alternatives(alternatives: Sequence[Alternative]) -> Iterator[str]:
+    rows = [_HEAD]
+    notes = []
+    for x in alternatives:
+        label = x.label if x.becomes == x.label else f"{x.label} gives {x.becomes}"
+        if x.cost is None:
+            notes.append(f"{x.axis} {label}: {x.impossible}")
+            continue
+        changes = "; ".join(
+            f"{f'{c.count:+,} ' if c.count else ''}{c.kind} {c.axis} ({c.wire_bytes:+,} bytes)"
+            for c in x.collectives
+        )
+        rows.append(
+            [
+                x.axis,
+                label,
+                "yes" if x.asked else "no",
+                f"{x.price:+,.0f}",
+                f"{x.cost:+,.0f}",
+                f"{x.wire_bytes:+,}",
+                f"{x.flops:+,}",
+                f"{x.memory_bytes:+,}",
+                changes or "the same",
+            ]
+        )
+    if len(rows) > 1:
+        yield from _table(rows)
+    if notes:
+        yield "  Not possible"
+        yield from _indent([f"  {note}" for note in notes])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        line = "  ".join(word.ljust(n) for word, n in zip(row, widths))
+        yield f"  {line.rstrip()}"

@@ -1,0 +1,205 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a decision makes each device send and compute, read off the decision itself."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ..ir import P, R
+from ..propagation import Costs, Decision, Instance
+from ..propagation.routes import Form
+
+Kind = tuple[str, str]
+"""Collective (``all_gather``, ``halo``, ``send``, ...) and the mesh axis it runs along."""
+
+
+@dataclass
+class Traffic:
+    """Totals of one execution, per device, by ring formulae.
+
+    Attributes
+    ----------
+    counts : Counter of Kind
+        Collectives.
+    wire_bytes : Counter of Kind
+        Bytes a device sends in them.
+    flops : int
+    memory_bytes : int
+        Read and written by ops.
+    """
+
+    counts: Counter[Kind] = field(default_factory=Counter)
+    wire_bytes: Counter[Kind] = field(default_factory=Counter)
+    flops: int = 0
+    memory_bytes: int = 0
+
+    def add(self, kind: Kind, size_bytes: int, count: int = 1) -> None:
+        """Count collectives that send ``size_bytes`` in all."""
+        self.counts[kind] += count
+        self.wire_bytes[kind] += size_bytes
+
+    def merge(self, other: Traffic) -> None:
+        """Add what another part of the program does."""
+        self.counts.update(other.counts)
+        self.wire_bytes.update(other.wire_bytes)
+        self.flops += other.flops
+        self.memory_bytes += other.memory_bytes
+
+    @property
+    def total_wire_bytes(self) -> int:
+        """Bytes a device sends in all."""
+        return sum(self.wire_bytes.values())
+
+
+def price_bytes(traffic: Traffic, costs: Costs) -> float:
+    """What the traffic and work weigh in propagation, in bytes on the wire."""
+    weight = (
+        costs.wire * traffic.total_wire_bytes
+        + costs.launch * sum(traffic.counts.values())
+        + costs.flop * traffic.flops
+        + costs.memory * traffic.memory_bytes
+    )
+    return weight / costs.wire
+
+
+def conversion(have: int, want: int, size_bytes: int, ranks: int) -> tuple[str, int]:
+    """Collective that turns one label into another, and the bytes a device sends in it.
+
+    Parameters
+    ----------
+    have, want : int
+        Labels along one mesh axis.
+    size_bytes : int
+        Bytes of the value whole along the axis, local to the others.
+    ranks : int
+        Devices along the axis.
+
+    Notes
+    -----
+    Ring formulae with u = size_bytes (ranks - 1) / ranks: all-reduce 2u, all-gather and
+    reduce-scatter u, all-to-all u / ranks.
+    """
+    unit = size_bytes * (ranks - 1) // ranks
+    if have == want:
+        return "none", 0
+    if have == R:
+        return ("local_slice" if want >= 0 else "partial"), 0
+    if have == P:
+        return ("all_reduce", 2 * unit) if want == R else ("reduce_scatter", unit)
+    if want >= 0:
+        return "all_to_all", unit // ranks
+    return "all_gather", unit
+
+
+def conversions(
+    decision: Decision, inst: Instance, value: int, have: Form, want: Form
+) -> list[tuple[Kind, int]]:
+    """Collectives of one change of form, axis by axis, those without traffic included."""
+    mesh = inst.graph.values[value].mesh
+    found = []
+    for a, x, y in zip(decision.mesh_axes(mesh), have, want):
+        if x != y:
+            axis = decision.axes[a]
+            name, sent = conversion(x, y, decision.sizes(inst, a)[value], axis.size)
+            found.append(((name, axis.name), sent))
+    return found
+
+
+def moves_of(decision: Decision, inst: Instance, value: int) -> list[tuple[Form, Form]]:
+    """Changes of form a value goes through: (from, to), the producer's own completion first."""
+    route = decision.route(inst, value)
+    produced = decision.value_form(inst, value)
+    found = []
+    if route.root != produced and inst.graph.uses[value]:
+        found.append((produced, route.root))
+    for form in route.forms:
+        if form != route.root:
+            found.append((route.source(form), form))
+    return found
+
+
+def traffic_of(decision: Decision) -> Traffic:
+    """Totals over all public functions, each executed once."""
+    totals: dict[int, Traffic] = {}
+    for inst in _callees_first(decision):
+        total = _own_traffic(decision, inst)
+        for _, kid in sorted(inst.kids.items()):
+            total.merge(totals[kid.number])
+        totals[inst.number] = total
+    whole = Traffic()
+    for _, inst in sorted(decision.entries.items()):
+        whole.merge(totals[inst.number])
+    return whole
+
+
+def _callees_first(decision: Decision) -> list[Instance]:
+    order: dict[int, Instance] = {}
+
+    def visit(inst: Instance) -> None:
+        if inst.number not in order:
+            for _, kid in sorted(inst.kids.items()):
+                visit(kid)
+            order[inst.number] = inst
+
+    for _, entry in sorted(decision.entries.items()):
+        visit(entry)
+    return list(order.values())
+
+
+def _own_traffic(decision: Decision, inst: Instance) -> Traffic:
+    total, g = Traffic(), inst.graph
+    for v in range(len(g.values)):
+        for have, want in moves_of(decision, inst, v):
+            for kind, sent in conversions(decision, inst, v, have, want):
+                if sent:
+                    total.add(kind, sent)
+    for k, node in enumerate(g.nodes):
+        if node.kind == "op" and node.rule is not None:
+            _add_op(decision, inst, k, total)
+        elif node.kind == "move":
+            target = node.results[0]
+            mesh = g.values[target].mesh
+            form = decision.value_form(inst, target)
+            axes = [decision.axes[a] for a in decision.mesh_axes(mesh)]
+            parts = math.prod(axis.size for axis, x in zip(axes, form) if x >= 0)
+            total.add(("transfer", f"to mesh {mesh}"), -(-g.values[target].size_bytes // parts))
+    return total
+
+
+def _add_op(decision: Decision, inst: Instance, k: int, total: Traffic) -> None:
+    """Work of one op, and what it sends inside (halos, statistics, maxima)."""
+    node = inst.graph.nodes[k]
+    rule = node.rule
+    if rule is None:
+        return
+    axes = decision.mesh_axes(node.mesh)
+    picked = [inst.choice[a][k] for a in axes]
+    ranks = [decision.axes[a].size for a in axes]
+    splits = [n if alt.factor is not None else 1 for n, alt in zip(ranks, picked)]
+    total.flops += rule.flops // math.prod(splits)
+    sizes = [
+        size // _cut(i, [alt.needs + alt.gives for alt in picked], ranks)
+        for i, size in enumerate(rule.in_bytes + rule.out_bytes)
+    ]
+    total.memory_bytes += sum(sizes)
+    for a, alt, n, mine in zip(axes, picked, ranks, splits):
+        if alt.factor is None:
+            continue
+        factor, name = rule.factors[alt.factor], decision.axes[a].name
+        share = math.prod(splits) // mine
+        if factor.kind == "halo":
+            total.add(("halo", name), factor.comm_bytes // share)
+        elif factor.kind == "stat":
+            total.add(("all_reduce", name), 4 * factor.comm_bytes // share * (n - 1) // n, 2)
+        elif factor.kind in ("max", "min", "prod"):
+            out = sum(sizes[len(rule.in_bytes) :])
+            total.add(("all_reduce", name), 2 * out * (n - 1) // n)
+
+
+def _cut(i: int, forms: Sequence[Sequence[int]], ranks: Sequence[int]) -> int:
+    """Into how many shards operand or result ``i`` is cut."""
+    return math.prod(n for labels, n in zip(forms, ranks) if labels[i] >= 0)
