@@ -20,7 +20,7 @@ from ..rules import Rule
 from .cost import Conversions, Costs
 from .decision import Decision, Instance
 from .forms import Alternative, fits
-from .graph import LAYOUT_OPS, Axis, Graph
+from .graph import LAYOUT_OPS, Axis, Graph, divisible
 from .propagator import Propagator
 from .reach import Reacher
 
@@ -54,15 +54,32 @@ class Footprint:
 
 
 @dataclass(frozen=True)
+class Pin:
+    """A variable that has to be sharded, where the weights alone do not lead there."""
+
+    function: str
+    variable: str
+    label: int
+
+
+@dataclass(frozen=True)
 class Trial:
-    """One choice of labels, and what it leaves on each device."""
+    """One choice of labels, and what it leaves on each device.
+
+    ``pins`` are the values that propagation has to be told about to find the same.
+    """
 
     labels: Labels
     footprint: Footprint
+    pins: tuple[Pin, ...] = ()
 
 
 class _Seeds(Reacher):
-    """Reach from weights: any dim (None) or the chosen one; other parameters are whole."""
+    """Reach from weights: any dim (None) or the chosen one; other parameters are whole.
+
+    With ``parts`` the values that follow from other parameters may be sharded as well, where
+    that divides a dim of the parameter.
+    """
 
     def __init__(
         self,
@@ -70,16 +87,24 @@ class _Seeds(Reacher):
         order: Sequence[str],
         axes: Sequence[Axis],
         asked: Mapping[str, Mapping[int, int | None]],
+        parts: int = 0,
     ) -> None:
         super().__init__(graphs, order, axes)
-        self.asked = asked
+        self.asked, self.parts = asked, parts
 
     def _unify(self, g: Graph) -> None:
         super()._unify(g)
-        reach = self.result[g.key]
-        for k, label in self.asked.get(g.key, {}).items():
+        if g.key not in self.asked:
+            return
+        reach, asked = self.result[g.key], self.asked[g.key]
+        for k in g.params:
             v = g.nodes[k].results[0]
-            dims = range(len(g.values[v].shape)) if label is None else [label] * (label >= 0)
+            shape = g.values[v].shape
+            if k not in asked:
+                dims = [d for d, n in enumerate(shape) if self.parts and divisible(n, self.parts)]
+            else:
+                label = asked[k]
+                dims = [*range(len(shape))] if label is None else [label] * (label >= 0)
             for d in dims:
                 reach.seeds.setdefault(reach.root[g.offset[v] + d], set()).add(0)
 
@@ -102,12 +127,13 @@ class _Search(Propagator):
         self, mod: ir.IRModule, axis: Axis, weights: Mapping[str, Collection[int]]
     ) -> None:
         self._weights, self.asked = weights, dict[str, dict[int, int | None]]()
+        self.parts = 0
         super().__init__(mod, Costs(), [axis])
 
     def _reacher(self) -> Reacher:
         if not self.asked:
             self.ask({name: dict.fromkeys(found) for name, found in self._weights.items()})
-        return _Seeds(self.graphs, self.order, self.axes, self.asked)
+        return _Seeds(self.graphs, self.order, self.axes, self.asked, self.parts)
 
     def ask(self, labels: Mapping[str, Mapping[int, int | None]]) -> None:
         """Say what each weight may be: a label, or None for any."""
@@ -118,9 +144,12 @@ class _Search(Propagator):
             for name, found in labels.items()
         }
 
-    def decide(self, labels: Mapping[str, Mapping[int, int | None]], costs: Costs) -> Decision:
+    def decide(
+        self, labels: Mapping[str, Mapping[int, int | None]], costs: Costs, parts: int = 0
+    ) -> Decision:
         """Label the module anew."""
         self.ask(labels)
+        self.parts = parts
         self.reach = self._reacher().run()
         self.weigh(costs)
         return self.run()
@@ -155,22 +184,30 @@ class Explorer:
         self._search = _Search(mod, Axis(0, 0, ranks, axis), self._open)
         self._wires = Conversions(Costs(wire=BYTE, launch=0, slice=0, partial=0))
 
-    def best(self, costs: Costs) -> Trial:
+    def best(self, costs: Costs, parts: int = 0) -> Trial:
         """Solve with every weight free.
+
+        Parameters
+        ----------
+        costs : Costs
+        parts : int
+            Not 0: values that follow from the data inputs may be sharded too, where this
+            divides a dim of the input. The trial then has pins.
 
         Raises
         ------
         PropagationError
             DIST0410 when the labelling is too wide.
         """
-        decision = self._search.decide(self._open, costs)
+        decision = self._search.decide(self._open, costs, parts)
         labels: Labels = {}
         for name, found in self._open.items():
             inst = decision.entries[name]
             labels[name] = {
                 i: decision.value_form(inst, inst.graph.param_value(i))[0] for i in found
             }
-        return Trial(labels, self._measure(decision, labels))
+        pins = self._pins(decision, labels) if parts else ()
+        return Trial(labels, self._measure(decision, labels), pins)
 
     def settled(self, labels: Labels, costs: Costs | None = None) -> Trial:
         """What propagation makes of these labels: as :meth:`best`, nothing being free."""
@@ -269,6 +306,36 @@ class Explorer:
         why = rule.why_whole.get(f"in{positions[0]}.dim{d}", "it does not divide")
         return f"{rule.op} takes its dim {d} whole: {why}"
 
+    def _pins(self, decision: Decision, labels: Labels) -> tuple[Pin, ...]:
+        """Return the results of ops whose factor the chosen labels do not reach."""
+        self._search.ask(labels)
+        reach = _Seeds(
+            self._search.graphs, self._search.order, self._search.axes, self._search.asked
+        ).run()
+        pins: dict[tuple[str, str], set[int]] = {}
+        waiting, seen = [decision.entries[name] for name in labels], set[int]()
+        while waiting:
+            inst = waiting.pop(0)
+            if inst.number in seen:
+                continue
+            seen.add(inst.number)
+            waiting += [kid for _, kid in sorted(inst.kids.items())]
+            g = inst.graph
+            names = [str(var.name) for var in g.env]
+            for var, k in g.node_of.items():
+                alternative = inst.choice[0][k]
+                if g.nodes[k].rule is None or names.count(str(var.name)) > 1:
+                    continue
+                factor, label = alternative.factor, R
+                if factor is not None and not reach[g.key].mask[0][k] >> factor & 1:
+                    label = alternative.gives[0] if len(alternative.gives) == 1 else R
+                pins.setdefault((g.name, str(var.name)), set()).add(label)
+        return tuple(
+            Pin(function, variable, min(found))
+            for (function, variable), found in pins.items()
+            if len(found) == 1 and min(found) >= 0
+        )
+
     def _graph(self, name: str) -> Graph:
         return self._search.graphs[self._search.entries[name]]
 
@@ -323,4 +390,4 @@ class Explorer:
         return 0
 
 
-__all__ = ["Explorer", "Footprint", "Labels", "Trial"]
+__all__ = ["Explorer", "Footprint", "Labels", "Pin", "Trial"]

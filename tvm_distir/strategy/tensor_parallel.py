@@ -11,8 +11,10 @@ No name of a parameter, an op or a model plays a part.
 
 from __future__ import annotations
 
+import glob
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm import ir
@@ -20,9 +22,9 @@ from tvm import ir
 from ..errors import PlanError
 from ..ir import R
 from ..ir.types import value_types
-from ..plan import Plan
+from ..plan import Plan, Rule
 from ..propagation import Costs
-from ..propagation.explore import Explorer, Footprint, Labels, Trial
+from ..propagation.explore import Explorer, Footprint, Labels, Pin, Trial
 from .facts import (
     MeshLike,
     Parameter,
@@ -30,6 +32,7 @@ from .facts import (
     data_positions,
     entries,
     mesh_axis,
+    one_axis,
     parameter_rule,
     tensor_parameters,
 )
@@ -41,8 +44,10 @@ SLACK_PERCENT = 10
 PRICES = (1.0, 8.0, 64.0, 512.0)
 """Prices tried until the bounds hold. At 1, all weights cost what all results cost to send."""
 
-STEPS = 6
-"""Halvings of the prices, from the first that holds."""
+HALVINGS = 6
+"""Of the prices, from the first that holds."""
+
+BISECTIONS = 3
 
 LAUNCHES = (1 << 16, 1 << 20, 1 << 23)
 """Prices of a collective: fewer of them where the bytes are the same."""
@@ -84,8 +89,11 @@ def tensor_parallel(
 
     Each device holds at most ``(1 + slack/100) / n`` of the bytes of the weights that the rules
     can shard, and does at most that part of the FLOPs of the ops they can shard; within that
-    the fewest bytes move. Weights are stationary. Data inputs are whole along the axis. A model
-    that cannot meet the bounds gets the nearest placement, and a warning that says why.
+    few bytes move: the fewest of all placements that are cheapest at some prices of a byte held
+    and of a FLOP. Weights are stationary. Data inputs are whole along the axis, but what follows
+    from them may be sharded: where that moves fewer bytes, light weights are replicated and the
+    ops on them divide the batch. A model that cannot meet the bounds gets the nearest placement,
+    and a warning that says why.
 
     Parameters
     ----------
@@ -100,7 +108,7 @@ def tensor_parallel(
     Returns
     -------
     Plan
-        One rule per parameter.
+        One rule per parameter; rules for values where the placement does not follow from these.
 
     Raises
     ------
@@ -126,10 +134,13 @@ def tensor_parallel(
     }
     weights = _weights(mod, parameters)
     labels: Labels = {name: dict.fromkeys(found, R) for name, found in weights.items()}
+    pins: tuple[Pin, ...] = ()
     if ranks > 1:
         explorer = Explorer(mod, axis, ranks, weights)
         bounds = _bounds(explorer, weights, ranks, slack)
-        trial = search(explorer, bounds)
+        trials = [search(explorer, bounds), search(explorer, bounds, math.prod(spec.shape))]
+        trial = min(trials, key=lambda t: (bounds.excess(t.footprint), t.footprint.wire_bytes))
+        pins = trial.pins
         labels = trial.labels
         _report(trial, bounds, axis)
     rules = []
@@ -139,6 +150,12 @@ def tensor_parallel(
             held = parameter.position in flat
             label = labels[name][flat[parameter.position]] if held else R
             rules.append(parameter_rule(parameter, spec, number, label, stationary=held))
+    named = {name: rule_name for name, _, rule_name in entries(mod)}
+    for pin in pins:
+        placement = one_axis(spec, number, pin.label)
+        function = named.get(pin.function, pin.function)
+        title = glob.escape(pin.variable)
+        rules.append(Rule("value", title, placement, spec.name, function=function))
     return Plan((spec,), tuple(rules))
 
 
@@ -188,12 +205,21 @@ def _bounds(
     return Bounds(fixed + share(held), rest + share(alone - rest), whole, whole_flops)
 
 
-def search(explorer: Explorer, bounds: Bounds) -> Trial:
+def search(explorer: Explorer, bounds: Bounds, parts: int = 0) -> Trial:
     """Find the labels that meet the bounds and move the fewest bytes.
 
-    Both prices fall together until a bound breaks, then each alone. Trials are compared as
+    Both prices fall together until a bound breaks, then each alone. A duality gap may remain:
+    placements that are cheapest at no prices are not seen. Trials are compared as
     propagation settles them: by excess over the bounds, then by bytes sent, by collectives, by
     bytes held and FLOPs.
+
+    Parameters
+    ----------
+    explorer : Explorer
+    bounds : Bounds
+    parts : int
+        Not 0: ops may divide what follows from the data inputs (the batch), where this number
+        divides it.
     """
     alone = explorer.alone()
     known: dict[object, Trial] = {}
@@ -207,27 +233,43 @@ def search(explorer: Explorer, bounds: Bounds) -> Trial:
             hold=max(1, int(held * unit / max(alone.param_bytes, 1))),
             flop=max(1, int(worked * unit / max(alone.flops, 1))),
         )
-        labels = explorer.best(costs).labels
-        key = tuple((name, tuple(found.items())) for name, found in labels.items())
+        tried = explorer.best(costs, parts)
+        labels = tuple((name, tuple(found.items())) for name, found in tried.labels.items())
+        key = (labels, tried.pins)
         if key not in known:
-            known[key] = explorer.settled(labels)
+            known[key] = tried if tried.pins else explorer.settled(tried.labels)
             f = known[key].footprint
             order = (bounds.excess(f), f.wire_bytes, f.collectives, f.param_bytes, f.flops)
             ranked.append((order, len(ranked), known[key]))
         return bounds.excess(known[key].footprint) == 0
 
-    start = next((price for price in PRICES if attempt(price, price)), PRICES[-1])
-    held = worked = start
-    for _ in range(STEPS):
+    held = worked = next((price for price in PRICES if attempt(price, price)), PRICES[-1])
+    for _ in range(HALVINGS):
         if not attempt(held / 2, worked / 2):
             break
         held, worked = held / 2, worked / 2
-    for step in (2, 8):
-        attempt(held / step, worked)
-        attempt(held, worked / step)
+    held = _lowest(held, lambda price: attempt(price, worked))
+    worked = _lowest(worked, lambda price: attempt(held, price))
     for launch in LAUNCHES[1:]:
         attempt(held, worked, launch)
     return min(ranked, key=lambda item: item[:2])[2]
+
+
+def _lowest(price: float, holds: Callable[[float], bool]) -> float:
+    """Return the lowest price that holds, halving and then bisecting geometrically."""
+    failed = 0.0
+    for _ in range(HALVINGS):
+        if not holds(price / 2):
+            failed = price / 2
+            break
+        price /= 2
+    for _ in range(BISECTIONS if failed else 0):
+        middle = math.sqrt(failed * price)
+        if holds(middle):
+            price = middle
+        else:
+            failed = middle
+    return price
 
 
 def _report(trial: Trial, bounds: Bounds, axis: str) -> None:
