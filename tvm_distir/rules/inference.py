@@ -69,7 +69,8 @@ def _constant_leaves(args: Any) -> list[bool]:
 def result_labels(rule: Rule, ins: list[int | None], results: int) -> tuple[int, ...]:
     """Labels of the results along one axis: those of the first factor the operands follow."""
     for factor in rule.factors:
-        if any(d is not None for d in factor.ins) and follows(factor, ins, [None] * results):
+        named = any(d is not None and x is not None for d, x in zip(factor.ins, ins))
+        if named and follows(factor, ins, [None] * results):
             return tuple(R if d is None or factor.reduces else d for d in factor.outs)
     return (R,) * results
 

@@ -19,7 +19,7 @@ import tvm_distir as td
 from tvm_distir.analysis import check_level
 from tvm_distir.errors import PropagationError
 from tvm_distir.frontend import zoo
-from tvm_distir.ir import labels_of
+from tvm_distir.ir import labels_of, mesh_devices
 from tvm_distir.plan import Plan
 from tvm_distir.propagation import Costs
 from tvm_distir.transform import (
@@ -472,3 +472,36 @@ def test_data_parallel_training_reduces_each_gradient_once():
     rules += [{"param": f"w{i}", "placement": "R", "stationary": True} for i in range(4)]
     found = collectives(distribute(mlp_training_step(65536), rules, dp=8))
     assert found == {"all_gather": 0, "reduce_scatter": 0, "all_reduce": 5, "all_to_all": 0}
+
+
+def test_an_op_runs_on_the_latest_mesh_of_its_operands():
+    """A residual from stage 0 is brought to stage 1, where it is added."""
+    text = """
+@I.ir_module
+class Module:
+    I.module_global_infos({"mesh": [R.device_mesh((2,), I.Range(0, 2)),
+                                    R.device_mesh((2,), I.Range(2, 4))]})
+    @R.function
+    def main(x: R.Tensor((4, 4), "float32"), w: R.Tensor((4, 4), "float32")):
+        a = R.dist.annotate_sharding(x, device_mesh="mesh[0]", placement="S[0]")
+        b = R.nn.relu(a)
+        c = R.dist.annotate_sharding(b, device_mesh="mesh[1]", placement="S[0]")
+        d = R.matmul(c, w)
+        e = R.add(b, d)
+        return e
+"""
+    out = PropagateSharding()(tvm.script.from_source(text))
+    check_level(out, 3)
+    meshes = {b.var.name: b.var.ty.device_mesh for b in out["main"].body.blocks[0].bindings}
+    first = {n: [int(d) for d in mesh_devices(m)][0] for n, m in meshes.items()}
+    assert (first["d"], first["e"]) == (2, 2)
+    assert [mesh_devices(p.ty.device_mesh)[0] for p in out["main"].params] == [0, 2]
+
+
+def test_inference_ignores_factors_that_only_constants_name():
+    """A convolution of a whole input by a constant: nothing is sharded by parsing it."""
+    weight = relax.const(np.ones((4, 3, 3, 3), F32))
+    x = relax.Var("x", tensor(4, 3, 8, 8))
+    mod = build([x], lambda e, _: e(R_.nn.conv2d(x, weight)))
+    out = distribute(mod, [{"param": "x", "placement": "R"}], tp=2)
+    assert labels_of(out["main"].ret_ty.placement) == (-1,)
