@@ -5,8 +5,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..ir import P
 from ..propagation import Instance
@@ -15,8 +16,14 @@ from ..rules.match import describe_factor
 from .explanation import Step
 from .scene import Caller, Scene
 
-Spot = tuple[Instance, int, int]
+Stack = tuple[Caller, ...]
+"""Calls a search went into: it comes out of them where it went in."""
+
+Spot = tuple[Instance, int, int, Stack]
 """A dim of a value of an instance."""
+
+Sum = tuple[Instance, int, Stack]
+"""A partial sum."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +60,15 @@ class Chains:
         self.scene, self.a = scene, axis
         self.axis = scene.decision.axes[axis]
 
-    def to(self, inst: Instance, value: int, dim: int) -> Chain | None:
+    def to(self, inst: Instance, value: int, dim: int, stack: Stack = ()) -> Chain | None:
         """Chain to a dim: one the program follows, else one of tied dims; None where there is none.
 
         A breadth-first search from the value, which ends at the nearest annotation of the dim.
-        Neighbours come in program order, so the chain found is always the same.
+        Neighbours come in program order, so the chain found is always the same. A chain that
+        leaves every function where it entered it is preferred.
         """
-        for followed in (True, False):
-            found = self._search((inst, value, dim), followed)
+        for followed, start in ((True, stack), (True, None), (False, None)):
+            found = self._search((inst, value, dim, start or ()), followed, start is not None)
             if found is not None:
                 return found
         return None
@@ -68,7 +76,7 @@ class Chains:
     def annotations(self, inst: Instance, value: int, dim: int) -> list[str]:
         """All annotations along the axis whose dims are tied to a dim, nearest first."""
         found: dict[str, None] = {}
-        for spot, _ in self._reach((inst, value, dim), followed=False):
+        for spot, _ in self._reach((inst, value, dim, ()), followed=False, stacked=False):
             name = self._annotation(spot)
             if name is not None:
                 found[name] = None
@@ -76,38 +84,36 @@ class Chains:
 
     def of_partial(self, inst: Instance, value: int) -> Chain | None:
         """Chain to a partial sum: to the sharded dim an op sums over, then through linear ops."""
-        first = (inst, value)
-        came: dict[tuple[int, int], tuple[tuple[Instance, int], Step] | None] = {
-            (inst.number, value): None
-        }
+        first: Sum = (inst, value, ())
+        came: dict[Any, tuple[Sum, Step] | None] = {_key(first): None}
         queue = deque([first])
         while queue:
             here = queue.popleft()
-            at, v = here
-            k, _ = at.graph.producer[v]
-            node, picked = at.graph.nodes[k], at.choice[self.a][k]
-            rule = node.rule
-            if rule is not None and picked.factor is not None:
-                factor = rule.factors[picked.factor]
-                for i, d in enumerate(factor.ins):
-                    w = node.operands[i]
-                    if factor.kind != "sum" or d is None or w < 0:
-                        continue
-                    step = self._op_step(at, node, picked.factor, (w, d), (v, None))
-                    start = self.to(at, w, d)
-                    if start is not None:
-                        return Chain(
-                            start.annotation,
-                            (*start.steps, step, *_unwind(came, here)),
-                            start.followed,
-                        )
-                continue
-            for near, step in self._carried(at, k, v):
-                key = (near[0].number, near[1])
-                if key not in came:
-                    came[key] = (here, step)
+            found = self._summed(here)
+            if found is not None:
+                return replace(found, steps=(*found.steps, *_unwind(came, here)))
+            for near, step in self._carried(here):
+                if _key(near) not in came:
+                    came[_key(near)] = (here, step)
                     queue.append(near)
         return None
+
+    def _summed(self, here: Sum) -> Chain | None:
+        """Shortest chain to an operand of the op that leaves ``here`` a sum, if one does."""
+        inst, v, stack = here
+        k, _ = inst.graph.producer[v]
+        node, number = inst.graph.nodes[k], inst.choice[self.a][k].factor
+        if node.rule is None or number is None or node.rule.factors[number].kind != "sum":
+            return None
+        best: Chain | None = None
+        for w, d in zip(node.operands, node.rule.factors[number].ins):
+            if d is None or w < 0:
+                continue
+            found = self.to(inst, w, d, stack)
+            if found is not None and (best is None or len(found.steps) < len(best.steps) - 1):
+                step = self._op_step(inst, node, number, (w, d), (v, None))
+                best = replace(found, steps=(*found.steps, step))
+        return best
 
     def given(self, inst: Instance, value: int) -> Chain | None:
         """Chain of calls from an annotation to a parameter that every caller gives as it says."""
@@ -132,57 +138,56 @@ class Chains:
             steps.append(self._call_step(caller, kc, (caller, w), (inst, value), None))
             inst, value = caller, w
 
-    def _carried(self, at: Instance, k: int, v: int) -> Iterator[tuple[tuple[Instance, int], Step]]:
-        """Values whose partial sum becomes the one of value ``v``."""
-        node, g = at.graph.nodes[k], at.graph
+    def _carried(self, here: Sum) -> Iterator[tuple[Sum, Step]]:
+        """Partial sums that become the one of ``here``."""
+        inst, v, stack = here
+        g = inst.graph
+        k, j = g.producer[v]
+        node = g.nodes[k]
         if node.kind in ("op", "pin"):
             for i, w in enumerate(node.operands):
-                if w >= 0 and at.choice[self.a][k].needs[i] == P:
-                    yield (at, w), self._op_step(at, node, None, (w, None), (v, None))
+                if w >= 0 and inst.choice[self.a][k].needs[i] == P:
+                    yield (inst, w, stack), self._op_step(inst, node, None, (w, None), (v, None))
         elif node.kind == "call":
-            kid, j = at.kids[k], g.producer[v][1]
+            kid = inst.kids[k]
             w = kid.graph.result_value(j)
             if w >= 0:
-                yield (kid, w), self._call_step(at, k, (kid, w), (at, v), None)
+                step = self._call_step(inst, k, (kid, w), (inst, v), None)
+                yield (kid, w, (*stack, (inst, k))), step
         elif node.kind == "param":
-            for caller, kc in self.scene.callers.get(at.number, ()):
+            for caller, kc in stack[-1:] or self.scene.callers.get(inst.number, []):
                 w = caller.graph.nodes[kc].operands[g.params.index(k)]
                 if w >= 0:
-                    yield (caller, w), self._call_step(caller, kc, (caller, w), (at, v), None)
+                    step = self._call_step(caller, kc, (caller, w), (inst, v), None)
+                    yield (caller, w, stack[:-1]), step
 
     # breadth first ---------------------------------------------------------------------
 
-    def _search(self, start: Spot, followed: bool) -> Chain | None:
-        for spot, came in self._reach(start, followed):
+    def _search(self, start: Spot, followed: bool, stacked: bool) -> Chain | None:
+        for spot, came in self._reach(start, followed, stacked):
             name = self._annotation(spot)
             if name is not None:
-                steps: list[Step] = []
-                here = spot
-                while True:
-                    before = came[_key(here)]
-                    if before is None:
-                        return Chain(name, tuple(steps), followed)
-                    here, step = before
-                    steps.append(step)
+                return Chain(name, tuple(_unwind(came, spot)), followed)
         return None
 
     def _reach(
-        self, start: Spot, followed: bool
-    ) -> Iterator[tuple[Spot, dict[tuple[int, int, int], tuple[Spot, Step] | None]]]:
+        self, start: Spot, followed: bool, stacked: bool
+    ) -> Iterator[tuple[Spot, dict[Any, tuple[Spot, Step] | None]]]:
         """Dims tied to ``start``, nearest first, with the way each was come to."""
-        came: dict[tuple[int, int, int], tuple[Spot, Step] | None] = {_key(start): None}
+        came: dict[Any, tuple[Spot, Step] | None] = {_key(start): None}
         queue = deque([start])
         while queue:
             spot = queue.popleft()
             yield spot, came
             for near, step in self._neighbours(spot, followed):
+                near = near if stacked else (*near[:3], ())
                 if _key(near) not in came:
                     came[_key(near)] = (spot, step)
                     queue.append(near)
 
     def _annotation(self, spot: Spot) -> str | None:
         """Name of the annotation that shards this very dim along the axis, if there is one."""
-        inst, v, d = spot
+        inst, v, d, _ = spot
         node = inst.graph.nodes[inst.graph.producer[v][0]]
         if node.pin is None or not node.pin_on(self.axis) or node.pin[self.axis.index] != d:
             return None
@@ -190,7 +195,7 @@ class Chains:
 
     def _neighbours(self, spot: Spot, followed: bool) -> Iterator[tuple[Spot, Step]]:
         """Dims one step away, and the step from each of them to ``spot``."""
-        inst, v, d = spot
+        inst, v, d, stack = spot
         g = inst.graph
         maker, _ = g.producer[v]
         for k in dict.fromkeys([maker, *[k for k, _ in g.uses[v]]]):
@@ -202,24 +207,27 @@ class Chains:
             elif node.kind == "pin" or (node.kind == "move" and not followed):
                 for w in (*node.operands, *node.results):
                     if w >= 0 and w != v and (not followed or self._pinned_as(inst, k, d)):
-                        yield (inst, w, d), self._op_step(inst, node, None, (w, d), (v, d))
+                        near = (inst, w, d, stack)
+                        yield near, self._op_step(inst, node, None, (w, d), (v, d))
         if g.nodes[maker].kind == "param":
             position = g.params.index(maker)
-            for caller, kc in self._callers(inst, followed):
+            for caller, kc in self._callers(inst, stack, followed):
                 w = caller.graph.nodes[kc].operands[position]
                 if w >= 0 and (not followed or self._form(inst, v) == d):
-                    near = (caller, w, d)
+                    near = (caller, w, d, stack[:-1])
                     yield near, self._call_step(caller, kc, (caller, w), (inst, v), d)
         for k, _ in g.uses[v]:
             if g.nodes[k].kind == "ret":
                 position = g.rets.index(k)
-                for caller, kc in self._callers(inst, followed):
+                for caller, kc in self._callers(inst, stack, followed):
                     w = caller.graph.nodes[kc].results[position]
                     if not followed or self._form(caller, w) == d:
-                        near = (caller, w, d)
+                        near = (caller, w, d, stack[:-1])
                         yield near, self._call_step(caller, kc, (caller, w), (inst, v), d)
 
-    def _callers(self, inst: Instance, followed: bool) -> list[Caller]:
+    def _callers(self, inst: Instance, stack: Stack, followed: bool) -> Sequence[Caller]:
+        if stack:
+            return stack[-1:]
         if followed:
             return self.scene.callers.get(inst.number, [])
         return self.scene.callers_of_graph.get(inst.graph.key, [])
@@ -233,7 +241,7 @@ class Chains:
         return inst.choice[self.a][k].needs == (d,)
 
     def _through_op(self, spot: Spot, k: int, followed: bool) -> Iterator[tuple[Spot, Step]]:
-        inst, v, d = spot
+        inst, v, d, stack = spot
         node = inst.graph.nodes[k]
         if node.rule is None:
             return
@@ -252,16 +260,18 @@ class Chains:
                 continue
             for w, e in tied:
                 if (w, e) != (v, d):
-                    yield (inst, w, e), self._op_step(inst, node, number, (w, e), (v, d))
+                    near = (inst, w, e, stack)
+                    yield near, self._op_step(inst, node, number, (w, e), (v, d))
 
     def _into_call(self, spot: Spot, k: int, followed: bool) -> Iterator[tuple[Spot, Step]]:
-        inst, v, d = spot
+        inst, v, d, stack = spot
         node, kid = inst.graph.nodes[k], inst.kids[k]
         inner = [kid.graph.param_value(i) for i, w in enumerate(node.operands) if w == v]
         inner += [kid.graph.result_value(j) for j, w in enumerate(node.results) if w == v]
         for w in inner:
             if w >= 0 and (not followed or self._form(kid, w) == d):
-                yield (kid, w, d), self._call_step(inst, k, (kid, w), (inst, v), d)
+                step = self._call_step(inst, k, (kid, w), (inst, v), d)
+                yield (kid, w, d, (*stack, (inst, k))), step
 
     # steps -----------------------------------------------------------------------------
 
@@ -317,19 +327,16 @@ class Chains:
         )
 
 
-def _key(spot: Spot) -> tuple[int, int, int]:
-    return spot[0].number, spot[1], spot[2]
+def _key(spot: Any) -> tuple[Any, ...]:
+    """Hashable form of a spot or sum: instances by number."""
+    inst, *rest, stack = spot
+    return inst.number, *rest, tuple((caller.number, k) for caller, k in stack)
 
 
-def _unwind(
-    came: dict[tuple[int, int], tuple[tuple[Instance, int], Step] | None],
-    here: tuple[Instance, int],
-) -> list[Step]:
+def _unwind(came: dict[Any, Any], here: Any) -> list[Step]:
     """Steps from ``here`` to where the search began."""
     steps: list[Step] = []
-    while True:
-        before = came[here[0].number, here[1]]
-        if before is None:
-            return steps
+    while (before := came[_key(here)]) is not None:
         here, step = before
         steps.append(step)
+    return steps
