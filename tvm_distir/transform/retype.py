@@ -20,6 +20,7 @@ from ..propagation import Decision, Instance
 from ..propagation.graph import CONST
 from ..propagation.packed import distributed_name
 from ..propagation.routes import Form, Route
+from .blocks import merged_blocks
 
 CREATED = {"relax.zeros": 0, "relax.ones": 1}
 """Ops without a tensor operand, and what they fill with."""
@@ -72,7 +73,7 @@ class FunctionRewriter:
         result = self._result()
         if self.bindings:
             blocks.append(relax.BindingBlock(self.bindings))
-        body = relax.SeqExpr(blocks, result)
+        body = relax.SeqExpr(merged_blocks(blocks), result)
         relax.expr._update_type(body, result.ty)
         return relax.Function(params, body, result.ty, self.old.is_pure, self.old.attrs)
 

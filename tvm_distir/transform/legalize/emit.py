@@ -11,6 +11,7 @@ from tvm import ir, relax
 
 from ...errors import LoweringError
 from ...ir import flat_types, tensor_type
+from ..blocks import merged_blocks
 
 #: Calls whose operands stand in a tuple after the PrimFunc.
 TIR_CALLS = ("relax.call_tir", "relax.dist.call_tir_local_view")
@@ -179,7 +180,7 @@ def with_body(
     attrs: Any = None,
 ) -> relax.Function:
     """Build a function of the given parts; attributes are those of ``fn`` unless given."""
-    body = typed(relax.SeqExpr([b for b in blocks if len(b.bindings)], result), result.ty)
+    body = typed(relax.SeqExpr(merged_blocks(blocks), result), result.ty)
     return relax.Function(
         list(params), body, result.ty, is_pure, fn.attrs if attrs is None else attrs
     )

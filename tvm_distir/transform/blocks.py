@@ -1,0 +1,26 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Binding blocks in the form TVM's parser and builder give them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+def merged_blocks(blocks: Iterable[Any]) -> list[Any]:
+    """Leave out empty blocks and join neighbours of one kind.
+
+    The text of a function shows neither where one block ends and the next of its kind begins
+    nor a block without bindings: only so does it parse back to the same function.
+    """
+    found: list[Any] = []
+    for block in blocks:
+        if not len(block.bindings):
+            continue
+        kind = type(block)
+        if found and type(found[-1]) is kind:
+            found[-1] = kind([*found[-1].bindings, *block.bindings])
+        else:
+            found.append(block)
+    return found
