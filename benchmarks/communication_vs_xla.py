@@ -1,0 +1,95 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes that a device sends against XLA:CPU, with Shardy and with GSPMD, on the same models.
+
+dp 2 x tp 4; Megatron's weights; batch over dp. "sequence": the input of the layers is cut along
+the sequence over tp, and nothing else says so. Wire bytes by the ring formulae, from the results
+of the collectives in the lowered module, and in the HLO that XLA:CPU compiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import models
+from collectives import Collective, Traffic, of_module
+from measure import parser, print_setting, table
+from peers import JaxPeer
+from tvm import ir
+
+import tvm_distir as td
+from tvm_distir.plan import Plan
+
+LAYERS = (1, 2, 8)
+SEQUENCE = {("param", "x"): "S[0], S[1]"}
+
+
+def mlp(layers: int) -> tuple[ir.IRModule, Plan]:
+    """MLPs with Megatron's plan."""
+    mod = models.mlp(layers)
+    return mod, models.plan_for(mod)
+
+
+def gpt(layers: int) -> tuple[ir.IRModule, Plan]:
+    """GPT layers with Megatron's plan."""
+    mod = models.stack(layers)
+    return mod, models.plan_for(mod)
+
+
+def gpt_sequence(layers: int) -> tuple[ir.IRModule, Plan]:
+    """The same with the input cut along the sequence."""
+    mod, plan = gpt(layers)
+    return mod, models.with_rules(plan, SEQUENCE)
+
+
+CASES: dict[str, tuple[str, bool, Callable[[int], tuple[ir.IRModule, Plan]]]] = {
+    "MLP": ("mlp", False, mlp),
+    "GPT": ("gpt", False, gpt),
+    "GPT training": ("train", False, lambda layers: models.training(*gpt(layers))),
+    "GPT, sequence": ("gpt", True, gpt_sequence),
+    "GPT training, sequence": (
+        "train",
+        True,
+        lambda layers: models.training(*gpt_sequence(layers)),
+    ),
+}
+"""Name: the model's name in JAX, whether its input is cut along the sequence, ours."""
+
+
+def of_xla(peer: JaxPeer, model: str, layers: int, sequence: bool, shardy: bool) -> Traffic:
+    """Return the collectives that XLA:CPU compiles."""
+    found = peer.ask("xla", model=model, layers=layers, sequence=sequence, shardy=shardy)
+    return Traffic.of(Collective(*one) for one in found["collectives"])
+
+
+def main() -> None:
+    """Print a table of bytes, and one of counts."""
+    options = parser(__doc__, jax=True)
+    options.add_argument("--layers", type=int, nargs="+", default=list(LAYERS))
+    given = options.parse_args()
+    bytes_rows, count_rows = [], []
+    with JaxPeer(given.jax_python) as peer:
+        print_setting(**peer.versions)
+        for title, (model, sequence, build) in CASES.items():
+            for layers in given.layers:
+                ours = of_module(td.distribute(*build(layers)))
+                shardy, gspmd = (
+                    of_xla(peer, model, layers, sequence, which) for which in (True, False)
+                )
+                best = min(shardy.wire_bytes, gspmd.wire_bytes)
+                name = f"{title}, {layers}"
+                bytes_rows.append(
+                    [
+                        name,
+                        *(f"{one.wire_bytes:,}" for one in (ours, shardy, gspmd)),
+                        f"{best / ours.wire_bytes:.2f}",
+                    ]
+                )
+                count_rows.append([name, *(one.by_kind() for one in (ours, shardy, gspmd))])
+    who = ["ours", "XLA:CPU, Shardy", "XLA:CPU, GSPMD"]
+    table(["wire bytes per device: model, layers", *who, "best of XLA / ours"], bytes_rows)
+    table(["collectives/group size: model, layers", *who], count_rows)
+
+
+if __name__ == "__main__":
+    main()
