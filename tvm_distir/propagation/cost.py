@@ -8,6 +8,7 @@ import itertools
 from dataclasses import dataclass, replace
 
 from ..ir import P, R
+from ..system import System
 
 INFINITE = 1 << 60
 """Cost of what may not be. Sums of tables saturate at it; two of it still fit in an int64."""
@@ -55,6 +56,45 @@ class Costs:
     move: int = 2
     clone: int = 0
     shift: int = 0
+
+    @classmethod
+    def from_system(cls, system: System, dtype: str = "float16", ranks: int = 2) -> Costs:
+        """Weights in the proportions of a system's times.
+
+        Slopes of its own formulae at large sizes: seconds per wire byte of an all-gather among
+        the first ``ranks`` devices, per byte of a memory-bound op, per FLOP of a matmul, and the
+        time of an empty collective.
+
+        Parameters
+        ----------
+        system : System
+        dtype : str
+            Of the matmuls.
+        ranks : int
+            Devices of the group the wire is measured on.
+        """
+        large = 1 << 30
+        group = list(range(ranks))
+
+        def gather_s(size_bytes: int) -> float:
+            return system.collective_time_s("all_gather", size_bytes, group)
+
+        def kernel_s(flops: int, moved_bytes: int, kernel_class: str) -> float:
+            return system.roofline(flops, moved_bytes, kernel_class, dtype).time_s
+
+        work = 1 << 44
+        wire_s = (gather_s(2 * large) - gather_s(large)) * ranks / (large * (ranks - 1))
+        memory_s = (kernel_s(0, 2 * large, "memory") - kernel_s(0, large, "memory")) / large
+        flop_s = (kernel_s(2 * work, 0, "matmul") - kernel_s(work, 0, "matmul")) / work
+        wire = 1024
+        while wire * flop_s < 4 * wire_s and wire < 1 << 20:
+            wire *= 2
+        return cls(
+            wire=wire,
+            memory=max(1, round(wire * memory_s / wire_s)),
+            flop=max(1, round(wire * flop_s / wire_s)),
+            launch=max(1, round(wire * gather_s(0) / wire_s)),
+        )
 
     def scaled(self, cost: int) -> int:
         """A cost in the units of ``shift``; one that is not zero stays so."""

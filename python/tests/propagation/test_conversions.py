@@ -11,6 +11,7 @@ import pytest
 from tvm_distir.ir import P, R
 from tvm_distir.propagation.cost import INFINITE, Conversions, Costs
 from tvm_distir.propagation.routes import Route
+from tvm_distir.system import System
 
 BYTES, RANKS = 1 << 20, 4
 FREE = Costs(launch=0, slice=0, partial=0)
@@ -100,3 +101,19 @@ def test_two_axes_share_the_first_step():
     )
     assert route.source((R, R)) == (R, 1)
     assert route.source((R, 1)) == (0, 1)
+
+
+@pytest.mark.parametrize("name", ["dgx-a100", "dgx-h100", "laptop-cpu"])
+def test_costs_of_a_system_are_in_proportion_to_its_times(name):
+    """A matmul, a copy and a gather cost as they last, up to the rounding of the weights."""
+    system, dtype = System.load(name), "float32" if name == "laptop-cpu" else "float16"
+    costs = Costs.from_system(system, dtype)
+    size, flops = 1 << 32, 1 << 46
+    gather_s = system.collective_time_s("all_gather", size, [0, 1])
+    copy_s = system.roofline(0, size, "memory", dtype).time_s
+    product_s = system.roofline(flops, 0, "matmul", dtype).time_s
+    gather = Conversions(costs).cost(0, R, size, 2)
+    assert costs.memory * size / gather == pytest.approx(copy_s / gather_s, rel=0.02)
+    assert costs.flop * flops / gather == pytest.approx(product_s / gather_s, rel=0.15)
+    empty_s = system.collective_time_s("all_gather", 0, [0, 1])
+    assert costs.launch / gather == pytest.approx(empty_s / gather_s, rel=0.02)
