@@ -391,3 +391,34 @@ def test_a_plan_may_be_given():
     data = json.loads(json.dumps(given.to_dict()))
     assert data["schema_version"] == 1 and data["placement"] == given.placement
     assert [a["axis"] for a in data["axes"]] == ["tp"]
+
+
+def test_axes_are_those_of_the_value_s_own_mesh():
+    mod = tvm.script.from_source("""
+@I.ir_module
+class Module:
+    I.module_attrs({"device_num": 6, "mesh_axes": [["dp"], ["tp"]], "mesh_names": ["a", "b"]})
+    I.module_global_infos({"mesh": [R.device_mesh((2,), I.Range(0, 2)),
+                                    R.device_mesh((4,), I.Range(2, 6))]})
+    @R.function
+    def main(x: R.Tensor((8, 16), "float32"), w: R.Tensor((16, 64), "float32")
+             ) -> R.Tensor((8, 64), "float32"):
+        with R.dataflow():
+            x_ = R.dist.annotate_sharding(x, device_mesh="mesh[0]", placement="S[0]")
+            w_ = R.dist.annotate_sharding(w, device_mesh="mesh[1]", placement="S[1]")
+            lv = R.nn.relu(x_)
+            lv1 = R.dist.annotate_sharding(lv, device_mesh="mesh[1]", placement="R")
+            gv = R.matmul(lv1, w_)
+            R.output(gv)
+        return gv
+    """)
+    first, second = explain(mod, "lv"), explain(mod, "gv")
+    assert (first.mesh, first.mesh_axes) == ("a", (("dp", 2),))
+    assert (second.mesh, second.mesh_axes) == ("b", (("tp", 4),))
+    assert (first.placement, second.placement) == ("S[0]", "S[1]")
+    assert first.users == (("main/lv (move)", "S[0]"),)
+    assert hops(second.axes[0]) == [("matmul", "main/w", 1, "main/gv", 1)]
+    assert {x.axis for x in second.alternatives} == {"tp"}
+    rows = [[cell.strip() for cell in x.split("|")] for x in second.picture.split("\n")]
+    assert rows[0] == ["", "0:16", "16:32", "32:48", "48:64"]
+    assert rows[2] == ["0:8", "2", "3", "4", "5"]
