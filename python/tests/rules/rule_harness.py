@@ -1,6 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Proves sharding rules by execution: blocks through the op, combined, against the whole result."""
+"""Proves sharding rules by execution: blocks through the op, combined, against the whole result.
+
+A dim that does not divide is padded at its end, as it would be on the devices: with the neutral
+element where it is reduced, and elsewhere with NaN, which no result may let through.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import ir, relax
 
 from tvm_distir.ir.types import flat_types, static_shape
@@ -18,6 +23,9 @@ from tvm_distir.rules import Factor, Rule, rule_of
 
 #: Unoptimised: compiling is what takes the time here.
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+
+#: Factors whose devices exchange data inside the op: only the lowered call shows them.
+INSIDE = ("stat", "halo")
 
 #: Ops whose first shape argument is the shape of the result.
 TARGET_SHAPE = (
@@ -42,7 +50,25 @@ def _operands(arg: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """A call on distinct variables, and how its operands are drawn."""
+    """A call on distinct variables, and how its operands are drawn.
+
+    Attributes
+    ----------
+    name : str
+    call : Call
+    draws : dict of int to callable
+        Of operands that do not hold numbers from -2 to 2: (generator, shape) to their values.
+    tolerance : float
+        0: results must be bit-equal.
+    localize : callable, optional
+        The call on one block, where attributes and shapes do not say it.
+    mod : IRModule, optional
+        Holds the kernel of a ``call_tir``.
+    fills : dict of int to number
+        What the padding of an operand holds, when NaN (or 0) would not be harmless.
+    numpy : callable, optional
+        What the op computes, where TVM has no kernel for it.
+    """
 
     name: str
     call: ir.Call
@@ -52,6 +78,12 @@ class Case:
     tolerance: float = 0.0
     localize: Callable[[ir.Call, Factor, int], Any] | None = None
     mod: Any = None
+    fills: dict[int, float] = field(default_factory=dict)
+    numpy: Callable[..., np.ndarray] | None = None
+
+    @property
+    def op(self) -> str:
+        return str(self.call.op.name)
 
     @property
     def operands(self) -> list[relax.Var]:
@@ -82,8 +114,25 @@ def positive(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.choice([0.25, 1.0, 4.0], shape)
 
 
+def unit(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.choice([-0.75, -0.5, 0.0, 0.25, 0.5], shape)
+
+
+def above_one(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.choice([1.0, 1.5, 2.0, 4.0], shape)
+
+
+def bits(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    return rng.integers(0, 2, shape)
+
+
 def distinct(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.permutation(math.prod(shape)).reshape(shape)
+
+
+def share(extent: int, count: int) -> int:
+    """Extent of one device's part, padding included."""
+    return -(-extent // count)
 
 
 def _local_attrs(call: ir.Call, factor: Factor, count: int) -> Any:
@@ -100,8 +149,17 @@ def _local_attrs(call: ir.Call, factor: Factor, count: int) -> Any:
         fields["groups"] = groups // count
     elif name == "relax.nn.group_norm" and factor.ins[1] is not None:
         fields["num_groups"] = int(fields["num_groups"]) // count
-    elif name == "relax.squeeze":
+    elif name == "relax.squeeze" and fields["axis"] is None:
         fields["axis"] = [d for d, n in enumerate(static_shape(call.args[0].ty)) if n == 1]
+    elif name in ("relax.tile", "relax.repeat") and factor.ins[0] is None:
+        whole = relax.BlockBuilder().normalize(call).ty
+        if name == "relax.repeat":
+            fields["repeats"] = int(fields["repeats"]) // count
+        else:
+            given, dim = [int(n) for n in fields["repeats"]], factor.outs[0]
+            repeats = [1] * (int(whole.ndim) - len(given)) + given
+            repeats[dim] = share(repeats[dim], count)
+            fields["repeats"] = repeats
     else:
         return attrs
     key = str(type(attrs).__tvm_ffi_type_info__.type_key)
@@ -119,7 +177,7 @@ def local_call(case: Case, factor: Factor, count: int) -> tuple[list[relax.Var],
             return arg
         shape, dim = list(static_shape(arg.ty)), factor.ins[len(params)]
         if dim is not None:
-            shape[dim] //= count
+            shape[dim] = share(shape[dim], count)
         params.append(var(*shape, dtype=str(arg.ty.dtype)))
         return params[-1]
 
@@ -130,17 +188,17 @@ def local_call(case: Case, factor: Factor, count: int) -> tuple[list[relax.Var],
         whole = flat_types(relax.BlockBuilder().normalize(case.call).ty)[0]
         target = list(static_shape(whole))
         if factor.outs[0] is not None:
-            target[factor.outs[0]] //= count
+            target[factor.outs[0]] = share(target[factor.outs[0]], count)
         args = [relax.ShapeExpr(target) if isinstance(a, relax.ShapeExpr) else a for a in args]
     attrs = _local_attrs(case.call, factor, count)
     return params, ir.Call(case.call.op, args, attrs, case.call.ty_args)
 
 
-def _function(params: Sequence[relax.Var], call: Any, name: str) -> relax.Function:
+def _function(params: Sequence[relax.Var], call: Any) -> relax.Function:
     fresh = relax.BlockBuilder().normalize(call)
     result = relax.Var("r", fresh.ty)
     body = relax.SeqExpr([relax.BindingBlock([relax.VarBinding(result, fresh)])], result)
-    return relax.Function(list(params), body, fresh.ty).with_attr("global_symbol", name)
+    return relax.Function(list(params), body, fresh.ty)
 
 
 class Machine:
@@ -149,28 +207,47 @@ class Machine:
     def __init__(self) -> None:
         self._functions: dict[str, Any] = {}
         self._keys: dict[Any, str] = {}
+        self._alike: dict[int, list[tuple[Any, str]]] = {}
+        self._numpy: dict[Any, Callable[..., np.ndarray]] = {}
         self._kernels = relax.BlockBuilder()
         self._vm: Any = None
 
     def add(self, key: Any, params: Sequence[relax.Var], call: Any, mod: Any = None) -> None:
         name = f"f{len(self._functions)}"
+        if mod is None:  # calls of the same shapes share a function
+            plain = _function(params, call)
+            alike = self._alike.setdefault(int(tvm_ffi.structural_hash(plain)), [])
+            known = next((n for f, n in alike if tvm_ffi.structural_equal(f, plain)), None)
+            self._keys[key] = known or name
+            if known is None:
+                alike.append((plain, name))
+                self._functions[name] = plain.with_attr("global_symbol", name)
+            return
         self._keys[key] = name
-        if mod is not None:  # a call_tir: its PrimFunc moves under a name of its own
-            kernel = next(f for g, f in mod.functions.items() if g.name_hint == "kernel")
-            private = kernel.without_attr("global_symbol")
-            target = self._kernels.add_func(private, f"kernel_{name}")
-            call = ir.Call(call.op, [target, *call.args[1:]], call.attrs, call.ty_args)
-        self._functions[name] = _function(params, call, name)
+        # A call_tir: its PrimFunc moves under a name of its own.
+        kernel = next(f for g, f in mod.functions.items() if g.name_hint == "kernel")
+        private = kernel.without_attr("global_symbol")
+        target = self._kernels.add_func(private, f"kernel_{name}")
+        call = ir.Call(call.op, [target, *call.args[1:]], call.attrs, call.ty_args)
+        self._functions[name] = _function(params, call).with_attr("global_symbol", name)
+
+    def add_numpy(self, key: Any, function: Callable[..., np.ndarray]) -> None:
+        """For an op without a kernel in TVM: what it computes, in NumPy."""
+        self._numpy[key] = function
 
     def compile(self) -> None:
+        if not self._functions:
+            return
         mod = self._kernels.get()
         for name, function in self._functions.items():
             mod[name] = function
         self._vm = relax.VirtualMachine(tvm.compile(mod, TARGET), tvm.cpu())
 
     def run(self, key: Any, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+        if key in self._numpy:
+            return [self._numpy[key](*inputs)]
         out = self._vm[self._keys[key]](
-            *(tvm.runtime.tensor(np.ascontiguousarray(x)) for x in inputs)
+            *(tvm.runtime.tensor(np.array(x, order="C")) for x in inputs)
         )
         return [x.numpy() for x in out] if not hasattr(out, "numpy") else [out.numpy()]
 
@@ -178,12 +255,39 @@ class Machine:
 _REDUCE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
 
-def _block(x: np.ndarray, dim: int | None, rank: int, count: int) -> np.ndarray:
-    return x if dim is None else np.split(x, count, axis=dim)[rank]
+def neutral(kind: str, dtype: np.dtype) -> Any:
+    """What padding holds where it is reduced."""
+    if kind in ("sum", "prod"):
+        return int(kind == "prod")
+    if dtype.kind == "f":
+        return np.inf if kind == "min" else -np.inf
+    if dtype.kind == "b":
+        return kind == "min"
+    return np.iinfo(dtype).max if kind == "min" else np.iinfo(dtype).min
 
 
-def _counts(factor: Factor) -> list[int]:
-    return [n for n in (2, 3) if isinstance(factor.size, int) and factor.size % n == 0]
+def _fill(case: Case, number: int, factor: Factor, dtype: np.dtype) -> Any:
+    if factor.reduces:
+        return neutral(factor.kind, dtype)
+    return case.fills.get(number, np.nan if dtype.kind == "f" else 0)
+
+
+def _parts(x: np.ndarray, dim: int | None, count: int, fill: Any) -> list[np.ndarray]:
+    """Blocks of an operand, one per device."""
+    if dim is None:
+        return [x] * count
+    missing = share(x.shape[dim], count) * count - x.shape[dim]
+    if missing:
+        widths = [(0, missing if d == dim else 0) for d in range(x.ndim)]
+        x = np.pad(x, widths, constant_values=fill)
+    return np.split(x, count, axis=dim)
+
+
+def counts_of(factor: Factor) -> list[int]:
+    """Over how many devices a factor is tried: 2 and 3, evenly or with padding."""
+    if not isinstance(factor.size, int):
+        return []
+    return [n for n in (2, 3) if factor.size % n == 0 or (factor.uneven and factor.size > n)]
 
 
 def _close(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
@@ -191,7 +295,7 @@ def _close(a: np.ndarray, b: np.ndarray, tolerance: float) -> bool:
         return False
     if tolerance == 0:
         return bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
-    return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance))
+    return bool(np.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True))
 
 
 def _terms(case: Case, factor: Factor, blocks: list[np.ndarray], rank: int, count: int) -> Any:
@@ -210,15 +314,21 @@ def _prove_factor(
     machine: Machine, case: Case, number: int, factor: Factor, count: int, whole: list[np.ndarray]
 ) -> str | None:
     inputs = case.inputs(0)
+    parts = [
+        _parts(x, d, count, _fill(case, i, factor, x.dtype))
+        for i, (x, d) in enumerate(zip(inputs, factor.ins))
+    ]
     ranks = []
     for rank in range(count):
-        blocks = [_block(x, d, rank, count) for x, d in zip(inputs, factor.ins)]
+        blocks = [p[rank] for p in parts]
         blocks, mask = _terms(case, factor, blocks, rank, count)
         results = machine.run((case.name, number, count), blocks)
         if mask is not None:
             results = [(r * mask).astype(r.dtype) for r in results]
         if factor.rescale:
-            results = [(r / count).astype(r.dtype) for r in results]
+            cut, dim = next((p, d) for p, d in zip(parts, factor.ins) if d is not None)
+            weight = cut[rank].shape[dim] / factor.size
+            results = [(r * weight).astype(r.dtype) for r in results]
         ranks.append(results)
     for j, expected in enumerate(whole):
         parts = [r[j] for r in ranks]
@@ -230,6 +340,8 @@ def _prove_factor(
             got = parts[0]
         else:
             got = np.concatenate(parts, axis=factor.outs[j])
+            if factor.uneven:
+                got = np.take(got, range(expected.shape[factor.outs[j]]), axis=factor.outs[j])
         if not _close(got, expected, case.tolerance):
             return f"result {j} differs"
     return None
@@ -247,27 +359,82 @@ def _prove_linear(machine: Machine, case: Case, group: tuple[int, ...]) -> str |
     return None
 
 
-def prove(cases: Sequence[Case], rules: Sequence[Rule] | None = None) -> dict[str, list[str]]:
-    """Run every factor and linear group of every case; return the failures by case."""
+@dataclass
+class Proof:
+    """What was executed, and what differed.
+
+    Attributes
+    ----------
+    failures : dict of str to list of str
+        By case; empty where all held.
+    placements, linear : int
+        Factors executed over a number of devices each, and linear groups.
+    uneven : int
+        Those of the placements that needed padding.
+    ops : list of str
+        Of which ops, sorted.
+    """
+
+    failures: dict[str, list[str]]
+    placements: int = 0
+    linear: int = 0
+    uneven: int = 0
+    ops: list[str] = field(default_factory=list)
+
+    def add(self, other: Proof) -> None:
+        """Count another proof in."""
+        self.failures.update(other.failures)
+        self.placements += other.placements
+        self.linear += other.linear
+        self.uneven += other.uneven
+        self.ops = sorted({*self.ops, *other.ops})
+
+    @property
+    def wrong(self) -> dict[str, list[str]]:
+        return {name: found for name, found in self.failures.items() if found}
+
+    def summary(self) -> str:
+        """Counts in one line."""
+        return (
+            f"{len(self.ops)} ops, {len(self.failures)} cases, {self.placements} placements "
+            f"({self.uneven} padded), {self.linear} linear groups, "
+            f"{sum(map(len, self.failures.values()))} wrong"
+        )
+
+
+#: What the tests of this session executed.
+PROVED = Proof({})
+
+
+def run_cases(cases: Sequence[Case], rules: Sequence[Rule] | None = None) -> Proof:
+    """Run every factor and linear group of every case."""
     rules = [c.rule() for c in cases] if rules is None else rules
-    failures: dict[str, list[str]] = {c.name: [] for c in cases}
+    proof = Proof({c.name: [] for c in cases}, ops=sorted({c.op for c in cases}))
+    failures = proof.failures
     machine = Machine()
     tasks = []
     for case, rule in zip(cases, rules):
-        machine.add((case.name, "whole"), case.operands, case.call, case.mod)
+        if case.numpy is not None:
+            machine.add_numpy((case.name, "whole"), case.numpy)
+        else:
+            machine.add((case.name, "whole"), case.operands, case.call, case.mod)
         for number, factor in enumerate(rule.factors):
-            for count in _counts(factor) if factor.kind != "stat" else ():
+            for count in counts_of(factor) if factor.kind not in INSIDE else ():
+                if case.numpy is not None:
+                    machine.add_numpy((case.name, number, count), case.numpy)
+                    tasks.append((case, number, factor, count))
+                    continue
                 try:
                     params, call = local_call(case, factor, count)
                     mod = None
                     if isinstance(call, tuple):
                         call, mod = call
                     machine.add((case.name, number, count), params, call, mod)
-                    tasks.append((case, rule, number, factor, count))
+                    tasks.append((case, number, factor, count))
                 except Exception as error:
                     failures[case.name].append(f"factor {number}: {str(error).splitlines()[-1]}")
     machine.compile()
-    for case, rule, number, factor, count in tasks:
+    for case, number, factor, count in tasks:
         whole = machine.run((case.name, "whole"), case.inputs(0))
         try:
             found = _prove_factor(machine, case, number, factor, count, whole)
@@ -279,4 +446,27 @@ def prove(cases: Sequence[Case], rules: Sequence[Rule] | None = None) -> dict[st
         for group in rule.linear:
             if (found := _prove_linear(machine, case, group)) is not None:
                 failures[case.name].append(f"linear {group}: {found}")
-    return failures
+    proof.placements = len(tasks)
+    proof.uneven = sum(factor.size % count != 0 for _, _, factor, count in tasks)
+    proof.linear = sum(len(rule.linear) for rule in rules)
+    return proof
+
+
+def prove(cases: Sequence[Case], rules: Sequence[Rule] | None = None) -> dict[str, list[str]]:
+    """Failures by case of :func:`run_cases`."""
+    return run_cases(cases, rules).failures
+
+
+def case(
+    call: ir.Call,
+    draws: dict[int, Any] | None = None,
+    tolerance: float = 0.0,
+    fills: dict[int, float] | None = None,
+    numpy: Callable[..., np.ndarray] | None = None,
+) -> Case:
+    """A case named after its op and the shapes of its operands."""
+    shapes = " ".join(
+        "x".join(map(str, static_shape(v.ty))) or "()" for a in call.args for v in _operands(a)
+    )
+    name = f"{str(call.op.name).removeprefix('relax.')} {shapes or '-'}"
+    return Case(name, call, draws or {}, tolerance, fills=fills or {}, numpy=numpy)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 import tvm
-from rule_harness import Case, index_below, prove, var
+from rule_harness import Case, index_below, prove, share, var
 from tvm import ir, relax, te, tirx, topi
 from tvm.script import tirx as T
 
@@ -32,10 +32,10 @@ def tir_case(name, kernel, shapes, out_shape, dtypes=None, **more):
 
     def localize(local, factor, count):
         cut = [
-            tuple(n // count if factor.ins[i] == d else n for d, n in enumerate(s))
+            tuple(share(n, count) if factor.ins[i] == d else n for d, n in enumerate(s))
             for i, s in enumerate(shapes)
         ]
-        out = tuple(n // count if factor.outs[0] == d else n for d, n in enumerate(out_shape))
+        out = tuple(share(n, count) if factor.outs[0] == d else n for d, n in enumerate(out_shape))
         kernel_call, kernel_mod = tir_call(kernel, cut, dtypes, out)
         args = [kernel_call.args[0], local.args[1]]
         return ir.Call(kernel_call.op, args, kernel_call.attrs, kernel_call.ty_args), kernel_mod

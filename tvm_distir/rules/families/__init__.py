@@ -16,6 +16,7 @@ from . import (
     norms,
     ordering,
     reductions,
+    vision,
     windows,
 )
 
@@ -31,5 +32,6 @@ __all__ = [
     "norms",
     "ordering",
     "reductions",
+    "vision",
     "windows",
 ]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of ops that make tensors from nothing."""
+"""Rules of ops that make tensors from nothing, or draw them."""
 
 from __future__ import annotations
 
@@ -32,4 +32,13 @@ def positional(call: CallShape) -> Draft:
     """Values depend on the position: all dims are whole."""
     draft = Draft(call)
     draft.default_why = "its values depend on the position"
+    return draft
+
+
+@register_sharding_rule("relax.multinomial_from_uniform")
+def sampled(call: CallShape) -> Draft:
+    """Drawn samples: all dims are whole."""
+    draft = Draft(call)
+    draft.default_why = "samples are drawn: all devices must draw the same"
+    draft.per_element()
     return draft

@@ -49,13 +49,14 @@ def take(call: CallShape) -> Draft:
 def take_backward(call: CallShape) -> Draft:
     """Gradient of the table: dims that are not indexed are kept; linear in the gradient.
 
-    Operands: gradient of the result, table, indices.
+    Operands: gradient of the result, table, indices. TVM's kernel takes a negative axis for the
+    first one, and does not walk the table then: such a call is left whole.
     """
     draft = Draft(call)
     table, index = call.ins[1], call.ins[2]
     axes = call.integers("axis")
-    if axes is not None:
-        axis = axes[0] % len(table)
+    if axes is not None and axes[0] >= 0:
+        axis = axes[0]
         for d in range(len(table)):
             if d != axis:
                 draft.tie({0: d if d < axis else d - 1 + len(index), 1: d}, {0: d})

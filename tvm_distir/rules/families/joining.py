@@ -53,12 +53,16 @@ def split(call: CallShape) -> Draft:
 
 @register_sharding_rule("relax.meshgrid")
 def meshgrid(call: CallShape) -> Draft:
-    """Each operand walks its own dim of every result."""
+    """Each operand walks its own dim of every result.
+
+    With ``xy`` the first two change places, which TVM's result type does not say: such results
+    have another shape than their type, and nothing is cut.
+    """
     draft = Draft(call)
-    order = list(range(len(call.ins)))
-    if str(call.attrs.indexing) == "xy" and len(order) > 1:
-        order[0], order[1] = 1, 0
-    for i, d in enumerate(order):
-        if call.ins[i]:
-            draft.tie({i: 0}, dict.fromkeys(range(len(call.outs)), d))
+    if str(call.attrs.indexing) == "xy" and len(call.ins) > 1:
+        draft.default_why = "TVM's result type has the first two dims in the wrong places"
+        return draft
+    for i, shape in enumerate(call.ins):
+        if shape:
+            draft.tie({i: 0}, dict.fromkeys(range(len(call.outs)), i))
     return draft
