@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = ("README.md", "docs/quickstart.md", "docs/forum_example.md")
+FILES = ("README.md", "docs/quickstart.md", "docs/forum_example.md", "docs/explain.md")
 COMMAND_LIMIT_S = 600.0
 
 _SLOT = re.compile(r"(?<=<!-- example:start -->\n)(.*?)(?=<!-- example:end -->)", re.DOTALL)

@@ -162,9 +162,9 @@ class Alternative:
         What the program costs more, in bytes on the wire: sent bytes, and what collectives, FLOPs
         and memory traffic weigh in propagation. None: not possible.
     cost : float or None
-        Difference of what propagation minimises, in the same unit: the price, with conversions
-        of annotated values counted double, tie-breaks, and one axis estimated while another is
-        decided.
+        Difference of what propagation minimises, in the same unit. It is a sum over the axes:
+        each counts the work again, an axis not yet decided is estimated; conversions of annotated
+        values count double; and ties are broken.
     wire_bytes, flops, memory_bytes : int
         Differences per device and execution: bytes sent, arithmetic, bytes ops read and write.
     collectives : tuple of Collective

@@ -16,6 +16,11 @@ _REASONS = {
     "unreached": "no annotation along this axis reaches it",
     "cheapest": "whole costs least, see below",
 }
+_LEGEND = (
+    "asked: an annotation reaches the value with it, or it is whole",
+    "price: wire bytes, and what collectives, FLOPs and memory bytes weigh, as wire bytes",
+    "cost: what propagation minimises, axis by axis, conversions of annotated values doubled",
+)
 MOST_STEPS = 12
 
 _HEAD = [
@@ -73,7 +78,7 @@ def _lines(e: Explanation) -> Iterator[str]:
         yield ""
         yield "Other placements, as annotations: differences for the whole module, per device"
         now = f"price {e.price:,.0f}, cost {e.cost:,.0f}, {e.wire_bytes:,} bytes on the wire"
-        yield f"  (now: {now})"
+        yield f"  now: {now}"
         yield from _alternatives(e.alternatives)
 
 
@@ -147,6 +152,7 @@ def _alternatives(alternatives: Sequence[Alternative]) -> Iterator[str]:
         )
     if len(rows) > 1:
         yield from _table(rows)
+        yield from _indent(_LEGEND)
     if notes:
         yield "  Not possible"
         yield from _indent([f"  {note}" for note in notes])

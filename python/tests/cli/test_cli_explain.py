@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -115,3 +117,20 @@ def test_processes_agree() -> None:
         texts.add(done.stdout)
     (text,) = texts
     assert "layer/matmul4" in text and "Other placements" in text
+
+
+def test_the_documentation_shows_true_output(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[3] / "docs/explain.md").read_text(encoding="utf-8")
+    block = re.search(r"```console\n\$ tvm-distir (.*)\n((?:.*\n)*?)```\n", text)
+    assert block is not None
+    assert main(shlex.split(block[1])) == 0
+    assert capsys.readouterr().out == block[2], "run scripts/update_readme.py"
+
+
+def test_the_documentation_s_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[3] / "docs/explain.md").read_text(encoding="utf-8")
+    block = re.search(r"```python\n((?:.*\n)*?)```\n", text)
+    assert block is not None
+    exec(block[1], {})
+    out = capsys.readouterr().out
+    assert out.startswith("layer/matmul3: matmul") and out.endswith("4:8 | 2   | 3\n")
