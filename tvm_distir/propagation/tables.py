@@ -180,8 +180,8 @@ class _Eliminator:
             for v in scope:
                 self.scopes[v].add(scope)
                 self.near[v].update(scope)
-        for v, near in enumerate(self.near):
-            near.discard(v)
+        for v, neighbours in enumerate(self.near):
+            neighbours.discard(v)
         self.constant = 0
         self.feasible = True
         self.trace: list[Eliminated] = []

@@ -3,9 +3,10 @@
 """DTensor type inference for the ops TVM gives none: the plain type, placed by the op's rule.
 
 Without it a module that shards a convolution could be built but not parsed back. TVM's own
-inference functions stay. Two kinds answer as before wherever they answered at all: the few ops
-that take a tuple of tensors, which TVM asks for their plain inference even on DTensors; and
-float ops whose DTensor inference refuses bfloat16.
+inference functions keep answering on plain tensors and on meshes of one axis, the only ones TVM's
+passes know; on meshes of more axes, where they lose placements, and on bfloat16, which some
+of them refuse, the rule answers. Ops that take a tuple of tensors, which TVM asks for their plain
+inference even on DTensors, answer as before on plain tensors.
 """
 
 from __future__ import annotations
@@ -31,6 +32,12 @@ NO_BFLOAT16 = tuple(
     ).split()
 )
 """Ops whose DTensor inference in TVM 0.27 calls bfloat16 no float."""
+
+KEPT = ("relax.dist.", "relax.ccl.", "relax.builtin.")
+"""Families whose inference is about placements already."""
+
+OWN_TYPES = ("relax.call_tir", "relax.call_tir_inplace", "relax.call_tir_with_grad")
+"""Ops whose calls carry their result types."""
 
 PLAIN, DIST = "FInferType", "dist.FInferType"
 
@@ -116,12 +123,15 @@ def _on_tensors(plain_infer: Callable[..., Any]) -> Callable[[ir.Call, Any], Any
     return lambda call, context: infer_dtensor(call, context, plain_infer)
 
 
-def _on_bfloat16(
-    stock: Callable[..., Any], plain_infer: Callable[..., Any]
+def _beyond_stock(
+    name: str, stock: Callable[..., Any], plain_infer: Callable[..., Any]
 ) -> Callable[[ir.Call, Any], Any]:
     def infer(call: ir.Call, context: Any) -> Any:
-        dtypes = [str(getattr(tensor_type(t), "dtype", "")) for t in _leaves(call.args)]
-        if "bfloat16" in dtypes:
+        placed = [t for t in _leaves(call.args) if isinstance(t, DTensorType)]
+        several_axes = any(len(t.device_mesh.shape) > 1 for t in placed)
+        if several_axes or (
+            name in NO_BFLOAT16 and any(str(t.tensor_ty.dtype) == "bfloat16" for t in placed)
+        ):
             return infer_dtensor(call, context, plain_infer)
         return stock(call, context)
 
@@ -139,6 +149,6 @@ def register_inference() -> None:
             ir.register_op_attr(name, PLAIN, _on_tuples(plain_infer), level=11)
         elif op.get_attr(DIST) is None:
             ir.register_op_attr(name, DIST, _on_tensors(plain_infer))
-        elif name in NO_BFLOAT16:
+        elif not str(name).startswith(KEPT) and name not in OWN_TYPES:
             stock = op.get_attr(DIST)
-            ir.register_op_attr(name, DIST, _on_bfloat16(stock, plain_infer), level=11)
+            ir.register_op_attr(name, DIST, _beyond_stock(str(name), stock, plain_infer), level=11)

@@ -493,7 +493,7 @@ class Module:
     out = PropagateSharding()(tvm.script.from_source(text))
     check_level(out, 3)
     meshes = {b.var.name: b.var.ty.device_mesh for b in out["main"].body.blocks[0].bindings}
-    first = {n: [int(d) for d in mesh_devices(m)][0] for n, m in meshes.items()}
+    first = {n: int(mesh_devices(m).min()) for n, m in meshes.items()}
     assert (first["d"], first["e"]) == (2, 2)
     assert [mesh_devices(p.ty.device_mesh)[0] for p in out["main"].params] == [0, 2]
 
