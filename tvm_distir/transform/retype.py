@@ -228,6 +228,10 @@ class FunctionRewriter:
         if _is_annotated_param(self.g, var, value):
             self.exprs[var] = expr
             return
+        if isinstance(expr, relax.Tuple) and self._mixes_meshes(leaves):
+            if not self.dataflow or _is_dataflow(var):
+                self.exprs[var] = expr  # no program holds it: its readers take the fields
+                return
         new = self._emit(name, expr, expr.ty, var)
         self.exprs[var] = new
         leaves_block = self.dataflow and not _is_dataflow(var)
@@ -235,6 +239,9 @@ class FunctionRewriter:
             if leaves_block or isinstance(self.homes.get(v), relax.TupleGetItem):
                 self.homes.pop(v, None)
         self._bind_leaves(var, new)
+
+    def _mixes_meshes(self, leaves: Sequence[int]) -> bool:
+        return len({self.g.values[v].mesh for v in leaves if v >= 0}) > 1
 
     def _plain_expr(self, value: Any) -> Any:
         """An expression without conversions: values in their root forms."""

@@ -505,3 +505,38 @@ def test_inference_ignores_factors_that_only_constants_name():
     mod = build([x], lambda e, _: e(R_.nn.conv2d(x, weight)))
     out = distribute(mod, [{"param": "x", "placement": "R"}], tp=2)
     assert labels_of(out["main"].ret_ty.placement) == (-1,)
+
+
+def test_tuples_across_meshes():
+    """A tuple that mixes meshes is taken apart; each mesh's program holds its own fields."""
+    text = """
+@I.ir_module
+class Module:
+    I.module_global_infos({"mesh": [R.device_mesh((2,), I.Range(0, 2)),
+                                    R.device_mesh((2,), I.Range(2, 4))]})
+    @R.function
+    def main(x: R.Tensor((4, 4), "float32"), y: R.Tensor((4, 4), "float32")):
+        pair = (x, y)
+        nested = (y, pair)
+        inner = nested[1]
+        with R.dataflow():
+            a = R.dist.annotate_sharding(x, device_mesh="mesh[1]", placement="S[0]")
+            b = R.nn.relu(a)
+            both = (b, inner)
+            c = inner[1]
+            d = R.dist.annotate_sharding(c, device_mesh="mesh[0]", placement="S[1]")
+            e = R.exp(d)
+            R.output(b, e)
+        result = (b, e)
+        return result
+"""
+    out = PropagateSharding()(tvm.script.from_source(text))
+    relax.analysis.well_formed(out)
+    check_level(out, 3)
+    assert tvm_ffi.structural_equal(tvm.script.from_source(out.script(show_meta=True)), out)
+    lowered = LowerDistIR()(LegalizeRedistribute()(out))
+    rng = np.random.default_rng(0)
+    x, y = (rng.integers(-2, 3, (4, 4)).astype(F32) for _ in range(2))
+    found = td.run(lowered, [x, y], engine="virtual")
+    assert np.array_equal(found[0], np.maximum(x, 0))
+    assert np.allclose(found[1], np.exp(y), rtol=1e-6)
