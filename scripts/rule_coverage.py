@@ -4,25 +4,66 @@
 """Print which ops have a sharding rule, or what the rules allow for the calls of a MODEL.
 
 Usage: scripts/rule_coverage.py [MODEL] [--why]
-Without MODEL: every Relax op and where its rule comes from. With MODEL (a file or zoo:NAME?...):
-every distinct call, what of it may be cut and, with --why, what may not and why not.
+Without MODEL: every Relax op, where its rule comes from, in how many calls it is proved, what may
+be cut of the call that offers most, and what may not and why not. With MODEL (a file or
+zoo:NAME?...): every distinct call, what of it may be cut and, with --why, what may not and why not.
 Exits 1 when a call of MODEL has no rule.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections import Counter
+from pathlib import Path
 
+from tvm_distir.rules import Rule, describe_factor
 from tvm_distir.rules.cover import call_coverage, op_coverage, table
+
+#: The calls that are proved.
+CASES = Path(__file__).resolve().parents[1] / "python" / "tests" / "rules"
+#: Kinds of factors whose devices exchange data inside the op.
+INSIDE = ("halo", "stat")
+
+
+def _reasons(rules: list[Rule]) -> list[str]:
+    """Why dims of some calls of an op are whole, each reason once."""
+    whys = dict.fromkeys(why for r in rules for why in r.why_whole.values())
+    return [why for why in whys if why != "its extent is 1"]
 
 
 def print_ops() -> int:
     """Print the table of all ops."""
-    rows = op_coverage()
-    print(table(("op", "rule"), [(r.op, r.source) for r in rows]))
-    counts = Counter(r.source for r in rows)
-    print(", ".join(f"{counts[s]} {s}" for s in ("hand", "derived", "system", "none")))
+    sys.path.insert(0, str(CASES))
+    from rule_table import TABLE, UNPROVED
+
+    rules: dict[str, list[Rule]] = {}
+    for case in TABLE:
+        rules.setdefault(case.op, []).append(case.rule())
+    lines: list[tuple[str, ...]] = []
+    counts: Counter[str] = Counter()
+    for row in op_coverage():
+        counts[row.source] += 1
+        if row.source in ("system", "none"):
+            lines.append((row.op, row.source, "", f"no rule: {row.why}"))
+            continue
+        proved = rules.get(row.op, [])
+        best = max(proved, key=lambda r: len(r.factors), default=None)
+        if best is None:
+            lines.append((row.op, row.source, "0", f"not proved: {UNPROVED[row.op]}"))
+            continue
+        counts["cut" if best.factors else "whole"] += 1
+        cut = [describe_factor(f) + f" ({f.kind})" * (f.kind in INSIDE) for f in best.factors]
+        lines.append((row.op, row.source, str(len(proved)), "; ".join(cut) or "nothing"))
+        lines += [("", "", "", f"  whole: {why}") for why in _reasons(proved)]
+    print(table(("op", "rule", "cases", "may be cut"), lines))
+    total = sum(counts[s] for s in ("hand", "derived", "system", "none"))
+    ruled = counts["hand"] + counts["derived"]
+    print(
+        f"{total} ops: {ruled} with a rule ({counts['hand']} hand, {counts['derived']} derived; "
+        f"{counts['cut']} may be cut, {counts['whole']} never, {len(UNPROVED)} not proved), "
+        f"{counts['system']} system, {counts['none']} without"
+    )
     return 0
 
 

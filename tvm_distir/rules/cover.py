@@ -16,10 +16,7 @@ from .factor import Rule
 from .match import describe_factor
 from .registry import registered_ops, rule_of
 from .signature import TIR_CALLS
-
-_SYSTEM = tuple(
-    f"relax.{family}." for family in ("builtin", "ccl", "dist", "inspect", "memory", "vm")
-)
+from .without import why_none, why_system
 
 
 @dataclass(frozen=True)
@@ -27,10 +24,18 @@ class OpCoverage:
     """Where an op's rule comes from: ``hand``, ``derived`` (from its kernel), ``none``.
 
     ``system``: no tensor computation, or a collective; it is not sharded by a rule.
+
+    Attributes
+    ----------
+    op : str
+    source : str
+    why : str
+        For ``system`` and ``none``, why there is no rule.
     """
 
     op: str
     source: str
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,15 +71,14 @@ def op_coverage() -> tuple[OpCoverage, ...]:
     hand = set(registered_ops())
     rows = []
     for name in sorted(str(n) for n in ir.Op.list_op_names() if str(n).startswith("relax.")):
+        kernel = name in TIR_CALLS or ir.Op.get(name).get_attr("FLegalize") is not None
+        none = why_none(name) or ("" if kernel else "it has no legalization to derive one from")
         if name in hand:
-            source = "hand"
-        elif name.startswith(_SYSTEM):
-            source = "system"
-        elif name in TIR_CALLS or ir.Op.get(name).get_attr("FLegalize") is not None:
-            source = "derived"
+            rows.append(OpCoverage(name, "hand"))
+        elif (system := why_system(name)) is not None:
+            rows.append(OpCoverage(name, "system", system))
         else:
-            source = "none"
-        rows.append(OpCoverage(name, source))
+            rows.append(OpCoverage(name, "none" if none else "derived", none))
     return tuple(rows)
 
 

@@ -19,6 +19,7 @@ from .dims import same
 from .draft import CallShape, Draft
 from .factor import Rule, Work
 from .signature import TIR_CALLS, call_shape, op_name
+from .without import why_none
 
 RuleWriter = Callable[[CallShape], Draft]
 
@@ -149,10 +150,11 @@ def _write(call: ir.Call, shape: CallShape, func: Any) -> Rule:
     writer = _writers.get(shape.op)
     if writer is not None:
         return writer(shape).rule()
-    if call.op.get_attr("FLegalize") is None:
+    why = why_none(shape.op)
+    if why is not None or call.op.get_attr("FLegalize") is None:
         raise PropagationError(
             "DIST0401",
-            "the op has no sharding rule and no legalization to derive one from",
+            f"the op has no sharding rule: {why or 'it has no legalization to derive one from'}",
             place=shape.op,
             remedy="Register a rule with register_sharding_rule.",
         )

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from rule_harness import Case, above_one, bits, case, nonzero, positive, unit, var
+from rule_harness import Case, above_one, bits, case, halves, nonzero, positive, specials, unit, var
 from tvm import ir, relax
 
 op = relax.op
@@ -51,8 +51,9 @@ def binary(
 
 
 UNARY = [
-    *unary("abs ceil floor negative sign square round trunc nn.relu nn.leakyrelu"),
-    *unary("isnan isinf isfinite"),
+    *unary("abs negative sign square nn.relu nn.leakyrelu"),
+    *unary("ceil floor round trunc", halves),
+    *unary("isnan isinf isfinite", specials),
     *unary("asinh atan cos cosh erf exp sigmoid sin sinh tan tanh", tolerance=1e-6),
     *unary("nn.gelu nn.gelu_tanh nn.silu nn.selu nn.softplus", tolerance=1e-6),
     *unary("acos asin atanh", unit, 1e-6),
@@ -62,7 +63,7 @@ UNARY = [
     *unary("bitwise_not abs negative square", dtype="int32"),
     *unary("logical_not", bits, dtype="bool"),
     *(case(op.clip(var(*s), -1, 1)) for s in SHAPES),
-    *(case(op.astype(var(*s), to)) for s in SHAPES for to in ("int32", "float16")),
+    *(case(op.astype(var(*s), to), {0: halves}) for s in SHAPES for to in ("int32", "float16")),
     case(op.nn.leakyrelu(var(3, 4), 0.5)),
     case(op.nn.softplus(var(3, 4), 2.0, 1.0), {}, 1e-6),
     *(case(op.nn.dropout(var(*s), 0.5)) for s in SHAPES),

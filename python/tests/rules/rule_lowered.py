@@ -22,7 +22,6 @@ from tvm_distir.transform.lower import LowerDistIR
 sys.path.insert(0, str(Path(__file__).parents[1] / "transform"))
 import lower_harness as lowering
 
-
 #: Cases that cannot be run lowered, and why not.
 NOT_LOWERED = {
     "mean 4x6": "TVM computes int64 where its type says int32",

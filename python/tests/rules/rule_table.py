@@ -46,9 +46,7 @@ UNPROVED = {
     "relax.hint_on_device": "a mark on a value",
     "relax.builtin.stop_lift_params": "a mark on a value",
     "relax.to_vdevice": "a mark on a value",
-    "relax.dynamic_strided_slice": "the shape of its result is never known: no rule is given",
     "relax.multinomial_from_uniform": "nothing may be cut, and TVM has no CPU kernel of it",
-    "relax.nn.attention_var_len": "TVM has no kernel of it: no rule can be derived",
 }
 
 #: Ops of which nothing may be cut, whatever the call.

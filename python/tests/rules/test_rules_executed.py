@@ -19,6 +19,12 @@ from tvm_distir.rules import registry
 from tvm_distir.rules.cover import op_coverage
 
 INT = "int64"
+#: Ops whose rules do not say that they are linear, though they are.
+STILL = {
+    f"relax.{name}"
+    for name in "grad.no_grad grad.start_checkpoint grad.end_checkpoint memory.ensure_zero_offset "
+    "full zeros_like image.resize2d image.resize3d".split()
+}
 QUICK = chunks(quick())
 
 
@@ -128,5 +134,52 @@ def test_planted_linear_groups_are_caught():
     ]
     groups = [((0,),), ((0,),), ((0, 1),), ((0,),)]
     rules = [dataclasses.replace(c.rule(), linear=g) for c, g in zip(cases, groups)]
+    failures = prove(cases, rules)
+    assert [name for name, found in failures.items() if not found] == []
+
+
+def test_any_two_swapped_factors_are_caught():
+    """The operand dims of one factor with the result dims of another, for one call per op."""
+    cases, rules = [], []
+    for c in quick()[::7]:
+        rule = c.rule()
+        maps = [f for f in rule.factors if f.kind == "map" and f.uneven and f.size > 3]
+        if len(maps) < 2 or c.numpy is not None:
+            continue
+        first, second = maps[:2]
+        swapped = dataclasses.replace(first, outs=second.outs, size=first.size)
+        cases.append(c)
+        rules.append(dataclasses.replace(rule, factors=(swapped,), linear=()))
+    assert len(cases) >= 8
+    failures = prove(cases, rules)
+    assert [name for name, found in failures.items() if not found] == []
+
+
+def test_padding_that_is_read_is_caught():
+    """A padded row is NaN: a rule that forgets to say that it is read fails."""
+    claims = [
+        Case("scan", op.cumsum(var(5, 3), axis=0)),
+        Case("softmax", op.nn.softmax(var(5, 3), axis=0)),
+        Case("flip", op.flip(var(5, 3), 0)),
+    ]
+    rules = []
+    for c in claims:
+        (factor,) = c.rule().factors[:1] if c.name != "softmax" else c.rule().factors[1:]
+        along = dataclasses.replace(factor, size=5, ins=(0,), outs=(0,), kind="map", uneven=True)
+        rules.append(dataclasses.replace(c.rule(), factors=(along,), linear=()))
+    failures = prove(claims, rules)
+    assert [name for name, found in failures.items() if not found] == []
+
+
+def test_a_linear_group_for_every_nonlinear_op_is_caught():
+    seen, cases, rules = set(), [], []
+    for c in TABLE:
+        floats = all(str(v.ty.dtype) == "float32" for v in c.operands)
+        if c.rule().linear or c.op in seen or not floats or not c.operands or c.op in STILL:
+            continue
+        seen.add(c.op)
+        cases.append(c)
+        rules.append(dataclasses.replace(c.rule(), factors=(), linear=((0,),)))
+    assert len(cases) >= 60
     failures = prove(cases, rules)
     assert [name for name, found in failures.items() if not found] == []

@@ -44,14 +44,21 @@ def reduction(call: CallShape) -> Draft:
     return draft
 
 
-@register_sharding_rule(
-    "relax.variance", "relax.std", "relax.argmax", "relax.argmin", "relax.median"
-)
+_WHY = {
+    "relax.variance": "the mean of all parts must be known before their squares are summed",
+    "relax.std": "the mean of all parts must be known before their squares are summed",
+    "relax.argmax": "the places found in the parts say nothing without the values",
+    "relax.argmin": "the places found in the parts say nothing without the values",
+    "relax.median": "the medians of the parts do not give the median",
+}
+
+
+@register_sharding_rule(*_WHY)
 def statistic(call: CallShape) -> Draft:
     """Reduced dims must be whole."""
     draft = Draft(call)
     tie_reduction(draft, call.axes("axis", len(call.ins[0])), bool(call.attrs.keepdims), None)
-    draft.default_why = "it is reduced in a way that parts cannot be combined from their results"
+    draft.default_why = _WHY[call.op]
     return draft
 
 

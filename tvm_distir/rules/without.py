@@ -1,0 +1,53 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Ops that have no sharding rule, and why not."""
+
+from __future__ import annotations
+
+_OUTSIDE = "it calls a function outside the module: what that does with parts is not known"
+_CLOSURE = "a closure is a value of the running program: what it computes is not known"
+_LENGTH = "how long its result is depends on the values"
+_SHAPE = "it deals in shapes, which every device has"
+
+#: Ops that compute something, or could: a call of one cannot be distributed as it is.
+_WHY_NONE = {
+    "relax.assert_op": "it has an effect and gives no tensor",
+    "relax.print": "it has an effect and gives no tensor",
+    "relax.call_builtin_with_ctx": _OUTSIDE,
+    "relax.call_dps_packed": _OUTSIDE,
+    "relax.call_inplace_packed": _OUTSIDE,
+    "relax.call_pure_packed": _OUTSIDE,
+    "relax.call_py_func": _OUTSIDE,
+    "relax.call_tir_inplace": "its kernel overwrites an operand: use call_tir",
+    "relax.dynamic_strided_slice": _LENGTH,
+    "relax.invoke_closure": _CLOSURE,
+    "relax.invoke_pure_closure": _CLOSURE,
+    "relax.make_closure": _CLOSURE,
+    "relax.nn.attention_var_len": "TVM has no kernel for it",
+    "relax.nonzero": _LENGTH,
+    "relax.null_value": "it is no tensor",
+    "relax.shape_of": _SHAPE,
+    "relax.tensor_to_shape": _SHAPE,
+    "relax.unique": _LENGTH,
+    "relax.wrap_param": "it marks a parameter until constants are bound",
+}
+
+#: Families of ops that no rule is asked for.
+_WHY_SYSTEM = {
+    "relax.builtin.": "it manages memory",
+    "relax.ccl.": "it is a collective",
+    "relax.dist.": "it moves data between devices, or says where they lie",
+    "relax.inspect.": "it reads what a tensor is, not what it holds",
+    "relax.memory.": "it manages memory",
+    "relax.vm.": "it is an instruction of the virtual machine",
+}
+
+
+def why_none(op: str) -> str | None:
+    """Why an op that computes has no rule; None when nothing stands against one."""
+    return _WHY_NONE.get(op)
+
+
+def why_system(op: str) -> str | None:
+    """Why no rule is asked for an op; None for ops that compute on tensors."""
+    return next((why for family, why in _WHY_SYSTEM.items() if op.startswith(family)), None)
