@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -55,6 +55,8 @@ class Bindings(Values):
         where = self.context.meshes_of(var.ty)
         if isinstance(value, relax.Tuple) and len(where) > 1:
             self.tuples[var] = list(value.fields)
+            if self.writer.dataflow and not isinstance(var, relax.DataflowVar):
+                self._let_out(value.fields)
             self._note(var, [self._terms_of(e, n) for e, n, _ in leaves_of(value)], False)
             return False
         if isinstance(value, relax.TupleGetItem) and value.tuple_value in self.tuples:
@@ -66,6 +68,21 @@ class Bindings(Values):
         if not where:
             return not is_tensors(var.ty) or not isinstance(value, ir.Call)
         return self.number in where
+
+    def _let_out(self, fields: Iterable[Any]) -> None:
+        """What a tuple that spans meshes takes out of its dataflow block leaves it one by one."""
+        for field in fields:
+            if isinstance(field, relax.Tuple):
+                self._let_out(field.fields)
+            elif isinstance(field, ir.Var) and field in self.tuples:
+                self._let_out(self.tuples[field])
+            elif isinstance(field, relax.DataflowVar):
+                if self.number not in self.context.meshes_of(field.ty):
+                    continue
+                value = self._local(field)
+                if isinstance(value, relax.DataflowVar):
+                    self.env[field] = relax.Var(str(field.name), value.ty)
+                    self.writer.bind(self.env[field], value)
 
     def _visit(self, var: Any, value: Any) -> None:
         if not self._here(var, value):
