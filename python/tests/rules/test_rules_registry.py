@@ -210,6 +210,33 @@ def test_rules_that_contradict_the_call_are_refused(clean_registry, write):
         rule_of(normal(op.nn.relu(var(4, 6))))
 
 
+PLUGIN = """
+from tvm_distir.rules import Draft, register_sharding_rule
+
+@register_sharding_rule("relax.unique")
+def rows(call):
+    draft = Draft(call)
+    draft.tie({0: 0}, {0: 0})
+    return draft
+"""
+
+
+def test_an_entry_point_of_another_package_gives_rules(clean_registry, monkeypatch, tmp_path):
+    (tmp_path / "rules_of_a_plugin.py").write_text(PLUGIN)
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = registry.metadata.EntryPoint("mine", "rules_of_a_plugin", registry.ENTRY_POINT_GROUP)
+    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [entry])
+    call = op.unique(var(6))
+    result = relax.TensorType([6], "float32")
+    with pytest.raises(PropagationError, match=r"DIST0401 relax\.unique.*depends on the values"):
+        rule_of(call, None, result)
+    registry._load_entry_points.cache_clear()
+    try:
+        assert texts(rule_of(call, None, result)) == ["S(0) -> S(0)"]
+    finally:
+        registry._load_entry_points.cache_clear()
+
+
 def test_an_entry_point_that_cannot_be_loaded_is_named(monkeypatch):
     broken = registry.metadata.EntryPoint("mine", "no_such_module_here", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [broken])
