@@ -103,7 +103,8 @@ class Draft:
         kind : str
             See :class:`Factor`.
         size : int or Expr, optional
-            When the extents differ: how many blocks there are at most.
+            When the extents differ: how many blocks there are at most. Of a halo, the extents
+            need not be multiples of it (see :func:`.halo.most_blocks`).
         comm_bytes : int
             Payload inside the call (halo, stat).
         uneven : bool
@@ -142,6 +143,7 @@ class Draft:
             self._taken.add((side, number, dim))
         where = {(side, number): dim for side, number, dim, _ in kept}
         pads = uneven and kind != "stat" and even and isinstance(size, int) and kept[0][3] == size
+        pads = pads or (uneven and kind == "halo")
         self._factors.append(
             Factor(
                 size,

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..dims import Shape, product, same
 from ..draft import CallShape, Draft
+from ..halo import Window, tie_halo
 from ..registry import register_sharding_rule
 
 _PINNED = "only the leading part of merged or split dims can be cut in blocks"
@@ -200,14 +201,20 @@ def flip(call: CallShape) -> Draft:
 
 @register_sharding_rule("relax.nn.pad")
 def pad(call: CallShape) -> Draft:
-    """Dims without padding are kept. Linear when zeros (or copies) are padded."""
+    """Dims without padding are kept, others shift rows. Linear when zeros (copies) are padded."""
     draft = Draft(call)
     widths = call.integers("pad_width") or ()
-    for d in range(len(call.ins[0])):
-        if widths[2 * d] == widths[2 * d + 1] == 0:
+    constant = str(call.attrs.pad_mode) == "constant"
+    for d, (extent, result) in enumerate(zip(call.ins[0], call.outs[0])):
+        before, after = widths[2 * d], widths[2 * d + 1]
+        if before == after == 0:
             draft.tie({0: d}, {0: d})
-    draft.default_why = "it is padded: only the border blocks would grow"
-    if str(call.attrs.pad_mode) != "constant" or float(call.attrs.pad_value) == 0:
+            continue
+        known = isinstance(extent, int) and isinstance(result, int)
+        if constant and known and min(before, after) >= 0 and extent > 1:
+            tie_halo(draft, d, d, Window(1, 1, 1, before, after), extent, result)
+    draft.default_why = "it is padded, not by a constant or not on known rows"
+    if not constant or float(call.attrs.pad_value) == 0:
         draft.linear((0,))
     return draft
 

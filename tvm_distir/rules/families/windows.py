@@ -4,34 +4,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-from ..dims import elements, nominal, same
+from ..dims import elements, nominal
 from ..draft import CallShape, Draft
+from ..halo import Window, tie_halo, windows
 from ..registry import register_sharding_rule
-
-
-@dataclass(frozen=True)
-class Window:
-    """A window along one spatial dim, in elements of the operand."""
-
-    kernel: int
-    stride: int
-    dilation: int
-    before: int
-    after: int
-
-    @property
-    def reach(self) -> int:
-        """Extent the window covers."""
-        return (self.kernel - 1) * self.dilation + 1
-
-    def separate(self, extent: Any, result: Any) -> bool:
-        """Whether windows neither overlap nor leave the operand: blocks need no neighbour rows."""
-        if self.before or self.after or self.reach > self.stride:
-            return False
-        return same(extent, result * self.stride)
 
 
 def _letters(layout: str) -> str | None:
@@ -39,32 +17,35 @@ def _letters(layout: str) -> str | None:
     return layout if layout.isalpha() and layout.isupper() else None
 
 
-def windows(call: CallShape, kernel: tuple[int, ...]) -> list[Window]:
-    """Windows per spatial dim from strides, dilation and padding of the attributes."""
-    count = len(kernel)
-    pads = call.integers("padding") or (0,)
-    if len(pads) == 1:
-        pads = pads * (2 * count)
-    elif len(pads) == count:
-        pads = pads * 2
-    strides, dilation = call.integers("strides") or (1,), call.integers("dilation") or (1,)
-    strides, dilation = strides * (count // len(strides)), dilation * (count // len(dilation))
-    return [
-        Window(kernel[k], strides[k], dilation[k], pads[k], pads[k + count]) for k in range(count)
-    ]
+def _obstacle(call: CallShape, window: Window, extent: Any, result: Any) -> str | None:
+    """Why blocks of a spatial dim cannot be had with rows of the neighbours."""
+    if not isinstance(extent, int) or not isinstance(result, int):
+        return "spatial dim of unknown extent: how many neighbour rows it needs is not known"
+    if extent < 2 or result < 2:
+        return f"{extent} rows give {result}: there are no blocks"
+    over = window.overhang(extent, result)
+    if "avg_pool" in call.op:
+        if not bool(call.attrs.count_include_pad) and (window.before or over > 0):
+            return "windows at the border average fewer rows, which a block cannot tell"
+        if over > window.after:
+            return "the last window reaches behind the padding, where fewer rows are averaged"
+    return None
 
 
 def _tie_spatial(draft: Draft, data: str, out: str, sliding: list[Window], what: str) -> None:
     names = [c for c in data if c not in "NC"]
     for name, window in zip(names, sliding):
         d, o = data.index(name), out.index(name)
-        shape, result = draft.call.ins[0], draft.call.outs[0]
-        if window.separate(shape[d], result[o]):
-            draft.tie({0: d}, {0: o}, size=result[o], uneven=window.stride == 1)
+        extent, result = draft.call.ins[0][d], draft.call.outs[0][o]
+        if window.separate(extent, result):
+            draft.tie({0: d}, {0: o}, size=result, uneven=window.stride == 1)
+            continue
+        why = _obstacle(draft.call, window, extent, result)
+        if why is None:
+            tie_halo(draft, d, o, window, extent, result)
         else:
-            why = f"spatial dim of a {what}: blocks need neighbour rows (a halo)"
-            draft.whole("in", 0, d, why)
-            draft.whole("out", 0, o, why)
+            draft.whole("in", 0, d, f"spatial dim of a {what}: {why}")
+            draft.whole("out", 0, o, f"spatial dim of a {what}: {why}")
 
 
 def _unsupported(draft: Draft) -> Draft:
@@ -102,7 +83,7 @@ def convolution(call: CallShape) -> Draft:
     for c in data:
         if c not in "NC":
             draft.whole("in", 1, weight.index(c), "kernel positions move together")
-    _tie_spatial(draft, data, out, windows(call, kernel), "convolution")
+    _tie_spatial(draft, data, out, windows(call.attrs, kernel), "convolution")
     draft.linear((0,), (1,))
     taps = nominal(w[weight.index("I")])
     for n in kernel:
@@ -164,7 +145,7 @@ def pool(call: CallShape) -> Draft:
     kernel = kernel * (count // len(kernel))
     for c in "NC":
         draft.tie({0: data.index(c)}, {0: out.index(c)})
-    _tie_spatial(draft, data, out, windows(call, kernel), "pool")
+    _tie_spatial(draft, data, out, windows(call.attrs, kernel), "pool")
     if "avg" in call.op:
         draft.linear((0,))
     taps = 1

@@ -23,7 +23,7 @@ from ...ir.types import relax_functions
 from ..legalize.emit import bindings_of
 from ..legalize.local_view import has_local_view
 from ..legalize.passes import callees_of, has_dtensor, retyped
-from . import combining, shaping  # noqa: F401 (they register their handlers)
+from . import combining, shaping, sliding  # noqa: F401 (they register their handlers)
 from .function import LocalFunction
 from .inlining import inline_functions
 from .local_view import lower_local_view

@@ -97,38 +97,3 @@ def group_norm(cx: LocalCall) -> Any:
         center=bool(a.center),
         scale=bool(a.scale),
     )
-
-
-_CONVOLUTIONS = {
-    f"relax.nn.conv{n}d{kind}": getattr(relax.op.nn, f"conv{n}d{kind}")
-    for n in (1, 2, 3)
-    for kind in ("", "_transpose")
-    if hasattr(relax.op.nn, f"conv{n}d{kind}")
-}
-
-
-@register_local(*_CONVOLUTIONS)
-def convolution(cx: LocalCall) -> Any:
-    """A grouped convolution cut along its channels has its own groups only."""
-    a, own = cx.call.attrs, cx.ins[0].shard
-    channel = str(a.data_layout).index("C")
-    groups = int(a.groups)
-    if groups == 1 or own.counts[channel] == 1:
-        return cx.same()
-    name = str(cx.call.op.name)
-    extra = {}
-    if name.endswith("_transpose"):
-        extra["output_padding"] = [int(x) for x in a.output_padding]
-    return _CONVOLUTIONS[name](
-        cx.operand(0),
-        cx.operand(1),
-        strides=[int(x) for x in a.strides],
-        padding=[int(x) for x in a.padding],
-        dilation=[int(x) for x in a.dilation],
-        groups=groups // own.counts[channel],
-        data_layout=str(a.data_layout),
-        kernel_layout=str(a.kernel_layout),
-        out_layout=str(a.out_layout),
-        out_dtype=a.out_dtype,
-        **extra,
-    )

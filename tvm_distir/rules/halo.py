@@ -1,0 +1,162 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Windows that slide over a dim, and the neighbour rows a block of the dim needs for them.
+
+A dim of ``extent`` rows and a result of ``result`` rows are cut over ``n`` ranks in shards of
+``A = ceil(extent/n)`` and ``B = ceil(result/n)`` rows. Result row ``o`` reads the rows
+``o stride - before + k dilation`` for ``k < kernel``. So the result rows of rank ``r`` read
+``span = (B - 1) stride + reach`` rows; the first lies ``r (B stride - A) - before`` rows behind
+the start of the rank's own shard. Blocks are aligned when that does not depend on r.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .dims import same, size_bytes
+from .draft import Draft
+
+
+@dataclass(frozen=True)
+class Window:
+    """A window along one dim, in rows of the operand.
+
+    Attributes
+    ----------
+    kernel, stride, dilation : int
+    before : int
+        Rows of padding in front of the operand. What is behind it follows from the extents.
+    after : int
+        Rows of padding that the attributes put behind it.
+    """
+
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+
+    @property
+    def reach(self) -> int:
+        """Extent the window covers."""
+        return (self.kernel - 1) * self.dilation + 1
+
+    def separate(self, extent: Any, result: Any) -> bool:
+        """Whether windows neither overlap nor leave the operand: blocks need no neighbour rows."""
+        if self.before or self.after or self.reach > self.stride:
+            return False
+        return same(extent, result * self.stride)
+
+    def overhang(self, extent: int, result: int) -> int:
+        """How many rows the last window reaches behind the operand (negative: stays inside)."""
+        return (result - 1) * self.stride - self.before + self.reach - extent
+
+
+def windows(attrs: Any, kernel: Sequence[int]) -> list[Window]:
+    """Windows per spatial dim from strides, dilation and padding of a call's attributes."""
+    count = len(kernel)
+
+    def listed(name: str, default: int) -> tuple[int, ...]:
+        value = getattr(attrs, name)
+        if value is None:
+            return (default,)
+        return (int(value),) if isinstance(value, int) else tuple(int(x) for x in value)
+
+    pads = listed("padding", 0)
+    if len(pads) == 1:
+        pads = pads * (2 * count)
+    elif len(pads) == count:
+        pads = pads * 2
+    strides, dilation = listed("strides", 1), listed("dilation", 1)
+    strides, dilation = strides * (count // len(strides)), dilation * (count // len(dilation))
+    return [
+        Window(kernel[k], strides[k], dilation[k], pads[k], pads[k + count]) for k in range(count)
+    ]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What the ranks along a dim hand to each other, the same counts on every rank.
+
+    Attributes
+    ----------
+    rows : int
+        Rows of a shard (padded).
+    left, right : int
+        Rows fetched of the ranks before and behind.
+    span : int
+        Rows the local windows read.
+    drift : int
+        By how much more the first of them lies behind the own shard's start, rank for rank.
+    start : int
+        Where rank 0's first one lies, in the shard extended by ``low + left`` rows in front.
+    low, high : int
+        Rows of filler before and behind what was fetched: no result that counts reads real data
+        there.
+    """
+
+    rows: int
+    left: int
+    right: int
+    span: int
+    drift: int
+    start: int
+    low: int
+    high: int
+
+
+def exchange(window: Window, extent: int, result: int, ranks: int) -> Exchange:
+    """Plan the exchange along a dim cut over ``ranks`` devices."""
+    rows, out = -(-extent // ranks), -(-result // ranks)
+    span = (out - 1) * window.stride + window.reach
+    drift = out * window.stride - rows
+    left = right = 0
+    offsets = [rank * drift - window.before for rank in range(ranks)]
+    for rank in range(ranks):
+        if rank * out >= result:
+            continue
+        first = rank * out * window.stride - window.before
+        last = (min((rank + 1) * out, result) - 1) * window.stride - window.before + window.reach
+        first, last = max(first, 0), min(last, extent)
+        if first < last:
+            left = max(left, rank * rows - first)
+            right = max(right, last - (rank + 1) * rows)
+    low = max(0, -(min(offsets) + left))
+    high = max(0, max(offsets) + span - rows - right)
+    return Exchange(rows, left, right, span, drift, left + low - window.before, low, high)
+
+
+def most_blocks(extent: int, result: int) -> int:
+    """Size of a halo factor: into how many blocks both dims may be cut.
+
+    Extents that agree, or whose common divisor is not small, count with that divisor: several
+    mesh axes may then cut them evenly. Otherwise a prime is given, which no two axes divide: one
+    axis may cut them, unevenly.
+    """
+    common, least = math.gcd(extent, result), min(extent, result)
+    if common == least or common >= 8:
+        return common
+    return next(n for n in range(least, 1, -1) if all(n % k for k in range(2, math.isqrt(n) + 1)))
+
+
+def tie_halo(
+    draft: Draft, dim: int, result_dim: int, window: Window, extent: int, result: int
+) -> None:
+    """Add the factor of a dim whose blocks need neighbour rows.
+
+    ``comm_bytes`` are those of the rows one rank fetches of both sides, over the whole other
+    dims; where the blocks of operand and result are not aligned, those of two ranks.
+    """
+    plan = exchange(window, extent, result, 2)
+    shape = draft.call.ins[0]
+    rows = (*shape[:dim], plan.left + plan.right, *shape[dim + 1 :])
+    draft.tie(
+        {0: dim},
+        {0: result_dim},
+        "halo",
+        size=most_blocks(extent, result),
+        comm_bytes=size_bytes(rows, draft.call.in_dtypes[0]),
+    )
