@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from .explanation import Alternative, AxisReason, Collective, Explanation, Step
 
@@ -57,7 +57,8 @@ def _lines(e: Explanation) -> Iterator[str]:
     yield ""
     yield "Why"
     for reason in e.axes:
-        yield from _indent(_reason(reason))
+        prices = {x.label: x.price for x in e.alternatives if x.axis == reason.axis}
+        yield from _indent(_reason(reason, prices))
     if e.users:
         yield ""
         yield "Used by"
@@ -91,7 +92,7 @@ def _indent(lines: Sequence[str] | Iterator[str]) -> Iterator[str]:
         yield f"  {line}"
 
 
-def _reason(reason: AxisReason) -> Iterator[str]:
+def _reason(reason: AxisReason, prices: Mapping[str, float | None]) -> Iterator[str]:
     words = _REASONS[reason.reason].format(annotation=reason.annotation or "a constant")
     if reason.produced != reason.label:
         words += f" (made as {reason.produced}, completed at once)"
@@ -107,7 +108,9 @@ def _reason(reason: AxisReason) -> Iterator[str]:
         yield f"    the same dim is tied to {', '.join(reason.also)}"
     for label, annotation in reason.claims:
         if label != reason.label:
-            yield f"    conflict: {annotation} asks for {label}"
+            price = prices.get(label)
+            tail = f", at a price of {price:+,.0f}" if price is not None else ""
+            yield f"    conflict: {annotation} asks for {label}{tail}"
 
 
 def _step(step: Step) -> str:

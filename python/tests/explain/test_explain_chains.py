@@ -234,6 +234,12 @@ def test_a_conflict_names_both_sides():
     (move,) = explain(mod, lost, prices=False).moves
     assert move.target == "R, R" and move.collectives[0].kind == "all_gather"
     assert f"conflict: main/{lost} asks for" in e.to_text()
+    priced = explain(mod, "gv")
+    label = next(label for label, name in dp.claims if name == f"main/{lost}")
+    (other,) = [x for x in priced.alternatives if (x.axis, x.label) == ("dp", label)]
+    assert other.asked and other.cost >= 0  # what was not taken is not cheaper
+    line = f"conflict: main/{lost} asks for {label}, at a price of {other.price:+,.0f}"
+    assert line in priced.to_text()
 
 
 def test_what_cannot_be_sharded_is_said():
@@ -277,7 +283,7 @@ def test_every_placement_of_a_model_is_the_one_written(specs):
     written = placements(distributed)
     seen = 0
     for name, row in written.items():
-        for variable in list(row)[:: 3 if name == "main" else 1]:
+        for variable in list(row)[:: 4 if name == "main" else 2]:
             if variable.endswith("_placed") or f"{name}/{variable}" == "layer/gv":
                 continue
             e = explain(annotated, f"{name}/{variable}", prices=False)
@@ -292,7 +298,7 @@ def test_every_placement_of_a_model_is_the_one_written(specs):
                     assert reason.steps[0].source == reason.annotation
                     assert reason.steps[-1].target.partition("/")[0] == name
             seen += 1
-    assert seen > 50
+    assert seen > 25
 
 
 @pytest.mark.parametrize(
