@@ -192,7 +192,7 @@ class Explorer:
         costs : Costs
         parts : int
             Not 0: values that follow from the data inputs may be sharded too, where this
-            divides a dim of the input. The trial then has pins.
+            divides a dim of the input.
 
         Raises
         ------
@@ -206,8 +206,7 @@ class Explorer:
             labels[name] = {
                 i: decision.value_form(inst, inst.graph.param_value(i))[0] for i in found
             }
-        pins = self._pins(decision, labels) if parts else ()
-        return Trial(labels, self._measure(decision, labels), pins)
+        return Trial(labels, self._measure(decision, labels), self._pins(decision, labels))
 
     def settled(self, labels: Labels, costs: Costs | None = None) -> Trial:
         """What propagation makes of these labels: as :meth:`best`, nothing being free."""
@@ -307,7 +306,7 @@ class Explorer:
         return f"{rule.op} takes its dim {d} whole: {why}"
 
     def _pins(self, decision: Decision, labels: Labels) -> tuple[Pin, ...]:
-        """Return the results of ops whose factor the chosen labels do not reach."""
+        """Return the sharded results that the chosen labels do not reach."""
         self._search.ask(labels)
         reach = _Seeds(
             self._search.graphs, self._search.order, self._search.axes, self._search.asked
@@ -323,12 +322,16 @@ class Explorer:
             g = inst.graph
             names = [str(var.name) for var in g.env]
             for var, k in g.node_of.items():
-                alternative = inst.choice[0][k]
-                if g.nodes[k].rule is None or names.count(str(var.name)) > 1:
+                node = g.nodes[k]
+                if node.rule is None or len(node.results) != 1 or names.count(str(var.name)) > 1:
                     continue
-                factor, label = alternative.factor, R
-                if factor is not None and not reach[g.key].mask[0][k] >> factor & 1:
-                    label = alternative.gives[0] if len(alternative.gives) == 1 else R
+                v = node.results[0]
+                wants = {form[0] for form in decision.wants(inst, v)}
+                label = decision.value_form(inst, v)[0]
+                if label < 0 and len(wants) == 1:
+                    (label,) = wants
+                if label >= 0 and reach[g.key].active[0][g.offset[v] + label]:
+                    label = R
                 pins.setdefault((g.name, str(var.name)), set()).add(label)
         return tuple(
             Pin(function, variable, min(found))

@@ -49,11 +49,19 @@ class Extractor:
         self.mod = mod
         self.mesh_shapes = [mesh_shape(m) for m in meshes(mod)]
         self.mesh_numbers = {mesh_key(m): i for i, m in enumerate(meshes(mod))}
+        self.known_meshes: dict[int, int | None] = {}
         self.shapes: dict[int, tuple[tuple[Any, ...] | None, int]] = {}
 
     def graph(self, name: str) -> Graph:
         """Graph of the function called ``name``."""
         return _Function(self, name).run()
+
+    def mesh_number(self, mesh: Any) -> int | None:
+        """Number of a mesh among the module's, None for a foreign one; read once per mesh."""
+        key = tvm_ffi.structural_hash(mesh)
+        if key not in self.known_meshes:
+            self.known_meshes[key] = self.mesh_numbers.get(mesh_key(mesh))
+        return self.known_meshes[key]
 
     def shape(self, tensor: Any) -> tuple[tuple[Any, ...] | None, int]:
         """Dims and bytes per element of a tensor type, read once per distinct type."""
@@ -225,7 +233,7 @@ class _Function:
 
     def _pin(self, var: Any, call: ir.Call) -> tuple[PinLabels, int, bool]:
         """Labels (None where open), mesh number and stationarity an annotation asks for."""
-        number = self.owner.mesh_numbers.get(mesh_key(call.attrs.device_mesh))
+        number = self.owner.mesh_number(call.attrs.device_mesh)
         if number is None:
             raise self._error(
                 "DIST0415",

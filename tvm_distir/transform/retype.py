@@ -55,6 +55,8 @@ class FunctionRewriter:
         self.made: dict[tuple[int, Form], Any] = {}
         self.routes: dict[int, Route] = {}
         self.plains: dict[int, Any] = {}
+        self.shadowed: list[Any] = []
+        self.types: dict[tuple[int, Form], Any] = {}
         self.bindings: list[Any] = []
         self.dataflow = False
 
@@ -80,12 +82,20 @@ class FunctionRewriter:
     def _block(self, block: Any) -> Any:
         self.bindings, self.dataflow = [], isinstance(block, relax.DataflowBlock)
         before = set(self.made)
+        self.shadowed = _read_inside(block) if self.dataflow else []
         for b in block.bindings:
             self._binding(b)
         if not self.dataflow:
             return relax.BindingBlock(self.bindings)
         if block.same_as(self.old.body.blocks[-1]):
             self._convert_results()
+        for var in self.shadowed:
+            inner = self.exprs[var]
+            self.exprs[var] = relax.Var(var.name, inner.ty)
+            self.bindings.append(relax.VarBinding(self.exprs[var], inner))
+            for v in self.g.env[var]:
+                self.homes.pop(v, None)
+            self._bind_leaves(var, self.exprs[var])
         self.made = {k: v for k, v in self.made.items() if k in before or not _is_dataflow(v)}
         return relax.DataflowBlock(self.bindings)
 
@@ -101,10 +111,13 @@ class FunctionRewriter:
 
     def _type(self, value: int, form: Form) -> Any:
         """DTensor type of a value in a form, None for an opaque value."""
-        base = self._plain(value)
-        if base is None:
-            return None
-        return as_dtensor(base, self._mesh(value), [R if x == P else x for x in form])
+        key = (value, form)
+        if key not in self.types:
+            base = self._plain(value)
+            labels = [R if x == P else x for x in form]
+            placed = None if base is None else as_dtensor(base, self._mesh(value), labels)
+            self.types[key] = placed
+        return self.types[key]
 
     def _plain(self, value: int) -> Any:
         """Tensor type of a value, None for an opaque one."""
@@ -137,10 +150,14 @@ class FunctionRewriter:
         """Bind an expression of known type; ``var`` keeps the kind of an old variable."""
         if isinstance(value, ir.Call):
             relax.expr._update_type(value, ty)
-        inner = self.dataflow and (var is None or _is_dataflow(var))
+        inner = self.dataflow and (var is None or self._stays_inside(var))
         new = (relax.DataflowVar if inner else relax.Var)(name, ty)
         self.bindings.append(relax.VarBinding(new, value))
         return new
+
+    def _stays_inside(self, var: Any) -> bool:
+        """Whether a variable of a dataflow block is bound to one that the block hides."""
+        return _is_dataflow(var) or any(var.same_as(s) for s in self.shadowed)
 
     def _form(self, value: int, form: Form, name: str | None = None, var: Any = None) -> Any:
         """Expression of a value in a form, converting it at most once."""
@@ -196,7 +213,7 @@ class FunctionRewriter:
         node = self.g.nodes[k]
         if node.kind == "pin":
             expr = self._operand(k, 0, value.args[0], name, var)
-            if self.dataflow and _is_dataflow(expr) and not _is_dataflow(var):
+            if self.dataflow and _is_dataflow(expr) and not self._stays_inside(var):
                 expr = self._emit(name, expr, expr.ty, var)
             self._home(node.results[0], expr)
             self.exprs[var] = expr
@@ -214,7 +231,7 @@ class FunctionRewriter:
         if isinstance(b, relax.MatchCast):
             expr = self._plain_expr(value)
             ty = _rebuilt(b.ty, iter([self._root_type(v) for v in leaves]))
-            inner = self.dataflow and _is_dataflow(var)
+            inner = self.dataflow and self._stays_inside(var)
             new = (relax.DataflowVar if inner else relax.Var)(name, ty)
             self.bindings.append(relax.MatchCast(new, expr, ty))
             self.exprs[var] = new
@@ -229,12 +246,12 @@ class FunctionRewriter:
             self.exprs[var] = expr
             return
         if isinstance(expr, relax.Tuple) and self._mixes_meshes(leaves):
-            if not self.dataflow or _is_dataflow(var):
+            if not self.dataflow or self._stays_inside(var):
                 self.exprs[var] = expr  # no program holds it: its readers take the fields
                 return
         new = self._emit(name, expr, expr.ty, var)
         self.exprs[var] = new
-        leaves_block = self.dataflow and not _is_dataflow(var)
+        leaves_block = self.dataflow and not self._stays_inside(var)
         for v in leaves:
             if leaves_block or isinstance(self.homes.get(v), relax.TupleGetItem):
                 self.homes.pop(v, None)
@@ -482,6 +499,29 @@ class FunctionRewriter:
             return self._form(v, form)
 
         return convert(body, body.ty)
+
+
+def _read_inside(block: Any) -> list[Any]:
+    """Outputs of a dataflow block that it reads itself, in order of binding.
+
+    TVM's parser infers the types of their readers anew, from what its own inference knows; so
+    inside the block they get names of their own.
+    """
+    outputs = {b.var: False for b in block.bindings if not _is_dataflow(b.var)}
+
+    def note(expr: Any) -> None:
+        if isinstance(expr, relax.Tuple):
+            for field in expr.fields:
+                note(field)
+        elif isinstance(expr, relax.TupleGetItem):
+            note(expr.tuple_value)
+        elif isinstance(expr, ir.Var) and expr in outputs:
+            outputs[expr] = True
+
+    for b in block.bindings:
+        for expr in b.value.args if isinstance(b.value, ir.Call) else (b.value,):
+            note(expr)
+    return [var for var, read in outputs.items() if read]
 
 
 def _is_dataflow(expr: Any) -> bool:

@@ -19,7 +19,7 @@ import tvm_distir as td
 from tvm_distir.analysis import check_level
 from tvm_distir.errors import PropagationError
 from tvm_distir.frontend import zoo
-from tvm_distir.ir import labels_of, mesh_devices
+from tvm_distir.ir import flat_types, labels_of, mesh_devices
 from tvm_distir.plan import Plan
 from tvm_distir.propagation import Costs
 from tvm_distir.transform import (
@@ -540,3 +540,30 @@ class Module:
     found = td.run(lowered, [x, y], engine="virtual")
     assert np.array_equal(found[0], np.maximum(x, 0))
     assert np.allclose(found[1], np.exp(y), rtol=1e-6)
+
+
+def test_outputs_that_their_block_reads_parse_back():
+    """TVM's inference gives the product of a 4-D and a 1-D tensor as whole; the text says S[1]."""
+    text = """
+@I.ir_module
+class Module:
+    I.module_global_infos({"mesh": [R.device_mesh((2,), I.Range(0, 2))]})
+    @R.function
+    def main(x: R.Tensor((2, 4, 3, 5), "float32"), w: R.Tensor((5,), "float32")):
+        with R.dataflow():
+            a = R.dist.annotate_sharding(x, device_mesh="mesh[0]", placement="S[1]")
+            b = R.nn.relu(a)
+            c = R.matmul(b, w)
+            d = (c, b)
+            e = d[0]
+            f = R.exp(e)
+            R.output(b, d, f)
+        out = (b, d, f)
+        return out
+"""
+    out = PropagateSharding()(tvm.script.from_source(text))
+    relax.analysis.well_formed(out)
+    check_level(out, 3)
+    assert tvm_ffi.structural_equal(tvm.script.from_source(out.script(show_meta=True)), out)
+    kinds = [labels_of(t.placement) for t in flat_types(out["main"].ret_ty)]
+    assert kinds == [(1,), (1,), (1,), (1,)]
