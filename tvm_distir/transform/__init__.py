@@ -9,6 +9,7 @@ from .inline import InlinePrivateFunctions
 from .legalize import LegalizeRedistribute
 from .lower import LowerDistIR
 from .optimize import OptimizeCollectives
+from .outline import OutlineRepeatedLayers
 from .pipeline import distribute, pipeline
 from .propagate import PropagateSharding
 
@@ -18,6 +19,7 @@ __all__ = [
     "LegalizeRedistribute",
     "LowerDistIR",
     "OptimizeCollectives",
+    "OutlineRepeatedLayers",
     "PropagateSharding",
     "distribute",
     "pipeline",

@@ -1,0 +1,186 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which stretches of a sequence become functions: greedily those that save most bindings."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from .repeats import Ints, Run, occurrences, tandem_runs
+from .sequence import Sequence
+
+CUTS_TRIED = 4
+"""How many of the cleanest cuts of a run into layers are worked out."""
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Stretches with the same bindings, wired in the same way.
+
+    Attributes
+    ----------
+    starts : tuple of int
+        Where each begins, in order; they do not overlap.
+    length : int
+        Bindings of each.
+    outputs : tuple of int
+        Offsets of the bindings that are read after any of the stretches.
+    """
+
+    starts: tuple[int, ...]
+    length: int
+    outputs: tuple[int, ...]
+
+    @property
+    def saved(self) -> int:
+        """How many bindings fewer the module has with this as a function."""
+        call = 1 if len(self.outputs) == 1 else 1 + len(self.outputs)
+        return len(self.starts) * (self.length - call) - self.length
+
+
+def choose_repeats(sequence: Sequence, min_repeats: int, min_bindings: int) -> list[Repeat]:
+    """Find the stretches to outline.
+
+    Runs of equal parts are found by :func:`tandem_runs`. Each is cut where the fewest values
+    cross the cuts; equal stretches elsewhere join; those wired differently part. The repeat
+    that saves most is taken, and so on until nothing saves anything. Ties: the earlier one.
+
+    Parameters
+    ----------
+    sequence : Sequence
+    min_repeats : int
+        At least 2.
+    min_bindings : int
+        Of a stretch.
+
+    Returns
+    -------
+    repeats : list of Repeat
+        Disjoint, by first start.
+    """
+    chooser = _Chooser(sequence, min_repeats, min_bindings)
+    while chooser.round():
+        pass
+    return sorted(chooser.chosen, key=lambda repeat: repeat.starts)
+
+
+class _Chooser:
+    """Takes repeats out of the sequence, whose symbols there become unlike all others."""
+
+    def __init__(self, sequence: Sequence, min_repeats: int, min_bindings: int) -> None:
+        self.sequence = sequence
+        self.min_repeats, self.min_bindings = min_repeats, min_bindings
+        self.symbols = sequence.symbols.copy()
+        self.next_symbol = int(self.symbols.max(initial=0)) + 1
+        self.crossing = _crossing(sequence.last_use)
+        self.chosen: list[Repeat] = []
+
+    def round(self) -> bool:
+        """Look for runs once and take what pays; whether to look again."""
+        runs = tandem_runs(self.symbols, self.min_bindings, 2)
+        # First by what a run saves at most; worked out when its turn comes, and put back.
+        waiting = [
+            (-(run.count - 1) * run.period, False, number) for number, run in enumerate(runs)
+        ]
+        heapq.heapify(waiting)
+        found: dict[int, list[Repeat]] = {}
+        taken = np.zeros(len(self.symbols), bool)
+        disturbed = False
+        while waiting:
+            _, known, number = heapq.heappop(waiting)
+            run = runs[number]
+            if taken[run.start : run.stop].any():
+                disturbed = True
+                continue
+            if not known:
+                found[number] = self._work_out(run)
+                if found[number]:
+                    heapq.heappush(waiting, (-_saved(found[number]), True, number))
+                continue
+            for repeat in found[number]:
+                if any(taken[s : s + repeat.length].any() for s in repeat.starts):
+                    disturbed = True
+                    continue
+                self._take(repeat, taken)
+        return disturbed and bool(taken.any())
+
+    def _take(self, repeat: Repeat, taken: np.typing.NDArray[np.bool_]) -> None:
+        self.chosen.append(repeat)
+        for start in repeat.starts:
+            stop = start + repeat.length
+            taken[start:stop] = True
+            self.symbols[start:stop] = np.arange(self.next_symbol, self.next_symbol + repeat.length)
+            self.next_symbol += repeat.length
+
+    def _work_out(self, run: Run) -> list[Repeat]:
+        """The best repeats to make of a run, several where its parts are wired differently."""
+        best: list[Repeat] = []
+        for first, count in self._cuts(run):
+            own = [first + i * run.period for i in range(count)]
+            repeats = self._repeats(self._with_others(own, run.period), run.period)
+            if _saved(repeats) > _saved(best):
+                best = repeats
+        return best
+
+    def _cuts(self, run: Run) -> list[tuple[int, int]]:
+        """Ways to cut a run into its parts, those that the fewest values cross first."""
+        ways: list[tuple[int, int, int]] = []
+        for count in (run.count, run.count - 1):
+            if count < 2:
+                continue
+            starts = np.arange(run.start, run.stop - count * run.period + 1)
+            cost = np.zeros(len(starts), np.int64)
+            for i in range(count + 1):
+                cost += self.crossing[starts + i * run.period]
+            order = np.argsort(cost, kind="stable")[:CUTS_TRIED]
+            ways += [(int(starts[i]), count, int(cost[i])) for i in order]
+        return [(start, count) for start, count, _ in ways]
+
+    def _with_others(self, own: list[int], length: int) -> list[int]:
+        """Starts of a run's parts and of the stretches elsewhere that equal them."""
+        pattern = self.symbols[own[0] : own[0] + length]
+        found = list(own)
+        free_from = 0
+        for start in occurrences(self.symbols, pattern):
+            inside = start + length > own[0] and start < own[-1] + length
+            if start >= free_from and not inside:
+                found.append(start)
+                free_from = start + length
+        return sorted(found)
+
+    def _repeats(self, starts: Iterable[int], length: int) -> list[Repeat]:
+        """Group stretches by their wiring; those groups that pay."""
+        groups: dict[bytes, list[int]] = {}
+        for start in starts:
+            key = self.sequence.wiring(start, start + length).tobytes()
+            groups.setdefault(key, []).append(start)
+        repeats = [
+            Repeat(tuple(group), length, self._outputs(group, length))
+            for group in groups.values()
+            if len(group) >= self.min_repeats
+        ]
+        return [repeat for repeat in repeats if repeat.outputs and repeat.saved > 0]
+
+    def _outputs(self, starts: list[int], length: int) -> tuple[int, ...]:
+        read_later = np.zeros(length, bool)
+        for start in starts:
+            read_later |= self.sequence.last_use[start : start + length] >= start + length
+        return tuple(int(offset) for offset in np.flatnonzero(read_later))
+
+
+def _saved(repeats: list[Repeat]) -> int:
+    return sum(repeat.saved for repeat in repeats)
+
+
+def _crossing(last_use: Ints) -> Ints:
+    """For each cut before position c: how many values made before it are read from there on."""
+    count = len(last_use)
+    change = np.zeros(count + 2, np.int64)
+    used = np.flatnonzero(last_use > np.arange(count))
+    np.add.at(change, used + 1, 1)
+    np.add.at(change, last_use[used] + 1, -1)
+    return np.cumsum(change)[: count + 1]

@@ -1,0 +1,135 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Tandem repeats in a sequence of numbers, found in O(n log^2 n)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A stretch that repeats itself: ``s[i] == s[i + period]`` wherever both are inside.
+
+    Attributes
+    ----------
+    start, stop : int
+        The stretch, ``stop`` excluded. It cannot be made longer.
+    period : int
+    """
+
+    start: int
+    stop: int
+    period: int
+
+    @property
+    def count(self) -> int:
+        """How often the period fits into the stretch."""
+        return (self.stop - self.start) // self.period
+
+    @property
+    def slack(self) -> int:
+        """How far the first period may be moved with all ``count`` of them still inside."""
+        return (self.stop - self.start) % self.period
+
+
+def tandem_runs(symbols: Ints, least_period: int, least_count: int) -> list[Run]:
+    """Find stretches that consist of ``least_count`` or more equal parts.
+
+    For windows of growing width, each is compared with the nearest earlier equal one. Where
+    that lies the same distance back for a row of neighbours, the row repeats with this
+    distance as its period. A window of a run's own period finds it, as nothing nearer equals
+    it: otherwise the period would be a shorter one.
+
+    Parameters
+    ----------
+    symbols : array of int64, (n,)
+        One number per element, not negative.
+    least_period : int
+        Shorter periods are left out.
+    least_count : int
+        At least 2.
+
+    Returns
+    -------
+    runs : list of Run
+        By period, then by start.
+    """
+    pieces: list[tuple[int, int, int]] = []
+    for width, names in _windows(symbols):
+        pieces += _pieces(names, width, least_period, least_count)
+    pieces.sort()
+    runs: list[Run] = []
+    for period, start, stop in pieces:
+        last = runs[-1] if runs else None
+        # Both stretches say s[i] == s[i + period] up to their stop less the period.
+        if last is not None and last.period == period and start <= last.stop - period:
+            runs[-1] = Run(last.start, max(last.stop, stop), period)
+        else:
+            runs.append(Run(start, stop, period))
+    return [run for run in runs if run.count >= least_count]
+
+
+def occurrences(symbols: Ints, pattern: Ints) -> list[int]:
+    """Return where a pattern starts in a sequence, overlapping or not, in order."""
+    limit = len(symbols) - len(pattern) + 1
+    if limit <= 0:
+        return []
+    values, counts = np.unique(symbols, return_counts=True)
+    rarity = counts[np.minimum(np.searchsorted(values, pattern), len(values) - 1)]
+    pivot = int(np.argmin(rarity))
+    starts = np.flatnonzero(symbols == pattern[pivot]) - pivot
+    starts = starts[(starts >= 0) & (starts < limit)]
+    return [int(s) for s in starts if np.array_equal(symbols[s : s + len(pattern)], pattern)]
+
+
+def _windows(symbols: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yield widths 2, 3, 4, 6, 8, 12, ... and a number per window: equal where windows are."""
+    names: Ints = np.unique(symbols, return_inverse=True)[1].astype(np.int64)
+    width = 1
+    while 2 * width < len(symbols):
+        doubled = _joined(names, width, names)
+        yield 2 * width, doubled
+        wider = _joined(doubled, 2 * width, names)
+        if len(wider):
+            yield 3 * width, wider
+        if len(np.unique(doubled)) == len(doubled):
+            return  # no window of this width stands twice, so no wider one does
+        names, width = doubled, 2 * width
+
+
+def _joined(left: Ints, left_width: int, right: Ints) -> Ints:
+    """Numbers of the windows made of a left one and the right one after it."""
+    count = max(0, len(right) - left_width)
+    if not count:
+        return np.zeros(0, np.int64)
+    pairs = left[:count] * (int(right.max()) + 1) + right[left_width : left_width + count]
+    joined: Ints = np.unique(pairs, return_inverse=True)[1].astype(np.int64)
+    return joined
+
+
+def _pieces(
+    names: Ints, width: int, least_period: int, least_count: int
+) -> list[tuple[int, int, int]]:
+    """Rows of neighbouring windows with the same distance, as (period, start, stop)."""
+    order = np.argsort(names, kind="stable")
+    again = names[order[1:]] == names[order[:-1]]
+    distance = np.zeros(len(names), np.int64)
+    distance[order[1:][again]] = (order[1:] - order[:-1])[again]
+    edges = np.flatnonzero(np.diff(distance)) + 1
+    first = np.concatenate([np.zeros(1, np.int64), edges])
+    stop = np.concatenate([edges, np.full(1, len(names), np.int64)])
+    period = distance[first]
+    matched = stop - first + width - 1
+    # A piece far shorter than its period belongs to a run that a wider window finds whole.
+    useful = (period >= max(1, least_period)) & (2 * matched >= period)
+    return [
+        (int(period[i]), int(first[i] - period[i]), int(first[i] + matched[i]))
+        for i in np.flatnonzero(useful)
+    ]
