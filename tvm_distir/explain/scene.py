@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, relax
@@ -145,14 +145,15 @@ class Scene:
             return [t for targets in exact for t in targets] if exact else None
         if match["copy"] is not None:
             copies, number = self._named(inst, match["name"]), int(match["copy"])
-            return copies[number] if number < len(copies) else None
-        field = int(match["field"])
-        fields = [
-            targets[field]
-            for targets in self._named(inst, match["whole"])[:1]
-            if field < len(targets)
-        ]
-        return fields or None
+            found = copies[number] if number < len(copies) else []
+        else:
+            field = int(match["field"])
+            found = [
+                targets[field]
+                for targets in self._named(inst, match["whole"])[:1]
+                if field < len(targets)
+            ]
+        return [replace(target, name=name) for target in found] or None
 
     def _named(self, inst: Instance, name: str) -> list[list[Target]]:
         """For each variable of that name, the values it holds."""

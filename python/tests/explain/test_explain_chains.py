@@ -360,15 +360,26 @@ def test_names_that_are_not_clear():
 
 
 def test_a_copied_name_is_counted():
-    mod = zoo.gpt(size="tiny", layers=2, nested=False)
-    annotated = AnnotateSharding(compose(mod, {"tp": 2}, parse("megatron")))(mod)
-    names = [str(b.var.name) for block in mod["main"].body.blocks for b in block.bindings]
-    twice = sorted({n for n in names if names.count(n) > 1})
-    for name in twice[:2]:
-        with pytest.raises(PropagationError) as caught:
-            explain(annotated, name)
-        assert f"{name}#0" in caught.value.remedy
-        assert explain(annotated, f"{name}#1", prices=False).name.endswith("#1")
+    mod = module("""
+    @R.function
+    def main(x: R.Tensor((8, 16), "float32")) -> R.Tensor((8, 16), "float32"):
+        with R.dataflow():
+            x_ = @x, S[0], R
+            lv = R.nn.relu(x_)
+            lv = R.exp(lv)
+            gv = R.negative(lv)
+            R.output(gv)
+        return gv
+    """)
+    with pytest.raises(PropagationError) as caught:
+        explain(mod, "lv")
+    assert caught.value.code == "DIST0431" and "lv#0 to lv#1" in caught.value.remedy
+    first, second = explain(mod, "lv#0"), explain(mod, "main/lv#1")
+    assert (first.made_by, second.made_by) == ("nn.relu", "exp")
+    assert first.name == "main/lv#0"
+    with pytest.raises(PropagationError) as caught:
+        explain(mod, "lv#2")
+    assert caught.value.code == "DIST0430"
 
 
 def test_parameters_go_by_the_names_of_the_model():
