@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tvm import relax
 
+import tvm_distir as td
 from tvm_distir.rules.halo import Window, exchange, most_blocks
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -214,6 +215,62 @@ def test_what_stays_whole_says_why(make, key):
     assert key in rule.why_whole["in0.dim2"]
     assert key in rule.why_whole["out0.dim2"] or rule.why_whole["out0.dim2"] == "its extent is 1"
     assert all(f.ins[0] != 2 for f in rule.factors)
+
+
+def padded_chain(batch_op, rows, mesh, labels, pads=(0, 0, 0, 0, 1, 1, 1, 1)):
+    """nn.pad, then an op that reads it without padding of its own, through all passes."""
+    specs = [("x", (2, 2, rows, 6), F), ("w", (2, 2, 3, 3), F)]
+    builder = relax.BlockBuilder()
+    params = [relax.Var(n, relax.TensorType(list(s), d)) for n, s, d in specs]
+    with builder.function("main", params):
+        with builder.dataflow():
+            padded = builder.emit(nn.pad(params[0], list(pads)))
+            out = builder.emit_output(batch_op(padded, params[1]))
+        builder.emit_func_output(out)
+    mod = builder.get()
+    plan = td.Plan.from_dict(
+        {
+            "schema_version": 1,
+            "mesh": {f"a{i}": n for i, n in enumerate(mesh)},
+            "rules": [
+                {"param": "x", "placement": labels},
+                {"param": "w", "placement": ", ".join(["R"] * len(mesh)), "stationary": True},
+                {"value": str(padded.name), "placement": labels},
+                {"value": str(out.name), "placement": labels},
+            ],
+        }
+    )
+    return mod, td.distribute(mod, plan), h.draw(specs)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_explicit_padding_moves_one_row_each_way(ranks):
+    """nn.pad by one, then 3x3 without padding: as if it were 3x3 SAME."""
+    mod, local, inputs = padded_chain(nn.conv2d, 16, (ranks,), "S[2]")
+    assert permutes(local) == [(2, 2, 1, 6)] * 2
+    assert "nn.pad" not in local.script()
+    np.testing.assert_array_equal(h.run(local, inputs)[0], h.reference(mod, inputs)[0])
+
+
+def test_explicit_padding_of_an_average():
+    """Counted like the pool's own padding; along a dim that is not cut as well."""
+    mod, local, inputs = padded_chain(
+        lambda x, _: nn.avg_pool2d(x, (4, 4), (2, 2), count_include_pad=True), 8, (2,), "S[2]"
+    )
+    assert permutes(local) == [(2, 2, 1, 6)] * 2
+    np.testing.assert_array_equal(h.run(local, inputs)[0], h.reference(mod, inputs)[0])
+
+
+def test_padding_that_no_window_takes_over():
+    """A max pool pads with another number, and no window walks the batch: both are kept."""
+    for op, pads in (
+        (lambda x, _: nn.max_pool2d(x, (3, 3)), (0, 0, 0, 0, 1, 1, 1, 1)),
+        (lambda x, w: nn.conv2d(x, w), (0, 1, 0, 0, 1, 1, 0, 0)),
+    ):
+        mod, local, inputs = padded_chain(op, 8, (2,), "S[2]", pads)
+        inputs[0] = -np.abs(inputs[0])
+        assert len(permutes(local)) == 2
+        np.testing.assert_array_equal(h.run(local, inputs)[0], h.reference(mod, inputs)[0])
 
 
 def local_rows(plan, rank, ranks, extent):

@@ -40,6 +40,7 @@ from ..legalize.terms import (
 )
 from .calls import LocalCall, Operand, Shard, expected_mismatch, handlers, shard
 from .collectives import collective
+from .fold import folded, is_zero_padding
 from .padding import protect, stays_zero
 from .tir import call_tir
 from .values import Values
@@ -214,6 +215,12 @@ class Bindings(Values):
             self._bind(var, substitute(value, self.env), [], False)
             return
         place = place_of(self.name, var, value)
+        if is_zero_padding(value):
+            self.caches[("pad", var)] = value
+        elif len(value.args) and isinstance(value.args[0], relax.Var):
+            pad = self.caches.get(("pad", value.args[0]))
+            if pad is not None:
+                value = folded(value, pad, self.context.mod, self.name, var)
         outs = flat_types(var.ty)
         form = call_form(value, outs, self.context.mod, self.name, var)
         operands = [leaf for arg in tensor_args(value) for leaf in leaves_of(arg)]

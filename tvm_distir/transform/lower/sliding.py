@@ -11,15 +11,9 @@ from tvm import ir
 
 from ...rules.halo import Window, windows
 from .calls import LocalCall, register_local
+from .fold import changed
 from .halo import with_halo
 from .padding import neutral_element
-
-
-def _changed(attrs: Any, **values: Any) -> Any:
-    """Copy of a call's attributes with some of them replaced."""
-    info = type(attrs).__tvm_ffi_type_info__
-    fields = {f.name: getattr(attrs, f.name) for f in info.fields}
-    return ir.make_node(str(info.type_key), **{**fields, **values})
 
 
 def _halo_dims(cx: LocalCall) -> list[tuple[int, int]]:
@@ -59,7 +53,7 @@ def convolution(cx: LocalCall) -> Any:
     groups = int(a.groups)
     if groups > 1:
         groups //= cx.ins[0].shard.counts[layout.index("C")]
-    attrs = _changed(a, padding=pads, groups=groups)
+    attrs = changed(a, padding=pads, groups=groups)
     return ir.Call(cx.call.op, [x, cx.operand(1)], attrs)
 
 
@@ -70,7 +64,7 @@ def transposed_convolution(cx: LocalCall) -> Any:
     groups = int(a.groups)
     if groups > 1:
         groups //= cx.ins[0].shard.counts[str(a.data_layout).index("C")]
-    return ir.Call(cx.call.op, [cx.operand(0), cx.operand(1)], _changed(a, groups=groups))
+    return ir.Call(cx.call.op, [cx.operand(0), cx.operand(1)], changed(a, groups=groups))
 
 
 def _lowest(dtype: str) -> Any:
@@ -88,7 +82,7 @@ def _pool(cx: LocalCall, value: Any) -> Any:
     kernel = tuple(int(n) for n in a.pool_size)
     kernel = kernel * ((len(layout) - 2) // len(kernel))
     x, pads = _slid(cx, layout, kernel, value)
-    return ir.Call(cx.call.op, [x], _changed(a, padding=pads))
+    return ir.Call(cx.call.op, [x], changed(a, padding=pads))
 
 
 @register_local(*(f"relax.nn.max_pool{n}d" for n in (1, 2, 3)))
@@ -117,4 +111,4 @@ def pad(cx: LocalCall) -> Any:
         widths[2 * dim] = widths[2 * dim + 1] = 0
     if not any(widths):
         return x
-    return ir.Call(cx.call.op, [x], _changed(a, pad_width=widths))
+    return ir.Call(cx.call.op, [x], changed(a, pad_width=widths))
