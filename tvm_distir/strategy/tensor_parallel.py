@@ -47,10 +47,13 @@ PRICES = (1.0, 8.0, 64.0, 512.0)
 HALVINGS = 6
 """Of the prices, from the first that holds."""
 
-BISECTIONS = 3
+BISECTIONS = 1
 
-LAUNCHES = (1 << 16, 1 << 20, 1 << 23)
-"""Prices of a collective: fewer of them where the bytes are the same."""
+LOPSIDED = ((1.0, 1 / 64), (8.0, 1 / 64), (1 / 64, 1.0), (1 / 64, 8.0))
+"""Factors on the two prices: one bound may hold by itself."""
+
+LAUNCH = 1 << 20
+"""Price of a collective, tried last: fewer of them where the bytes are the same."""
 
 SHOWN = 4
 
@@ -138,8 +141,9 @@ def tensor_parallel(
     if ranks > 1:
         explorer = Explorer(mod, axis, ranks, weights)
         bounds = _bounds(explorer, weights, ranks, slack)
-        trials = [search(explorer, bounds), search(explorer, bounds, math.prod(spec.shape))]
-        trial = min(trials, key=lambda t: (bounds.excess(t.footprint), t.footprint.wire_bytes))
+        plain, prices = search(explorer, bounds)
+        wide, _ = search(explorer, bounds, math.prod(spec.shape), prices)
+        trial = min(plain, wide, key=lambda t: (bounds.excess(t.footprint), t.footprint.wire_bytes))
         pins = trial.pins
         labels = trial.labels
         _report(trial, bounds, axis)
@@ -205,13 +209,18 @@ def _bounds(
     return Bounds(fixed + share(held), rest + share(alone - rest), whole, whole_flops)
 
 
-def search(explorer: Explorer, bounds: Bounds, parts: int = 0) -> Trial:
+def search(
+    explorer: Explorer,
+    bounds: Bounds,
+    parts: int = 0,
+    start: tuple[float, float] = (1.0, 1.0),
+) -> tuple[Trial, tuple[float, float]]:
     """Find the labels that meet the bounds and move the fewest bytes.
 
     Both prices fall together until a bound breaks, then each alone. A duality gap may remain:
-    placements that are cheapest at no prices are not seen. Trials are compared as
-    propagation settles them: by excess over the bounds, then by bytes sent, by collectives, by
-    bytes held and FLOPs.
+    placements that are cheapest at no prices are not seen. Trials are compared by excess
+    over the bounds, then by bytes sent, pinned values, collectives, bytes held and FLOPs: both
+    with pins, and as propagation settles the placements of the weights without any.
 
     Parameters
     ----------
@@ -220,12 +229,26 @@ def search(explorer: Explorer, bounds: Bounds, parts: int = 0) -> Trial:
     parts : int
         Not 0: ops may divide what follows from the data inputs (the batch), where this number
         divides it.
+    start : (float, float)
+        Prices to begin with.
+
+    Returns
+    -------
+    Trial
+    (float, float)
+        The lowest prices, of bytes held and of FLOPs, that met the bounds.
     """
     alone = explorer.alone()
-    known: dict[object, Trial] = {}
-    ranked: list[tuple[tuple[float, int, int, int, int], int, Trial]] = []
+    known: dict[object, float] = {}
+    ranked: list[tuple[tuple[float, ...], int, Trial]] = []
 
-    def attempt(held: float, worked: float, launch: int = LAUNCHES[0]) -> bool:
+    def note(trial: Trial) -> float:
+        f, excess = trial.footprint, bounds.excess(trial.footprint)
+        order = (excess, f.wire_bytes, len(trial.pins), f.collectives, f.param_bytes, f.flops)
+        ranked.append((order, len(ranked), trial))
+        return excess
+
+    def attempt(held: float, worked: float, launch: int = Costs.launch) -> bool:
         unit = Costs().wire * alone.wire_bytes
         costs = Costs(
             memory=1,
@@ -235,24 +258,25 @@ def search(explorer: Explorer, bounds: Bounds, parts: int = 0) -> Trial:
         )
         tried = explorer.best(costs, parts)
         labels = tuple((name, tuple(found.items())) for name, found in tried.labels.items())
-        key = (labels, tried.pins)
-        if key not in known:
-            known[key] = tried if tried.pins else explorer.settled(tried.labels)
-            f = known[key].footprint
-            order = (bounds.excess(f), f.wire_bytes, f.collectives, f.param_bytes, f.flops)
-            ranked.append((order, len(ranked), known[key]))
-        return bounds.excess(known[key].footprint) == 0
+        if labels not in known:
+            known[labels] = note(explorer.settled(tried.labels))
+        if tried.pins and (labels, tried.pins) not in known:
+            known[labels, tried.pins] = note(tried)
+        return min(known[labels], known.get((labels, tried.pins), math.inf)) == 0
 
-    held = worked = next((price for price in PRICES if attempt(price, price)), PRICES[-1])
+    held, worked = start
+    if start == (1.0, 1.0) or not attempt(held, worked):
+        held = worked = next((price for price in PRICES if attempt(price, price)), PRICES[-1])
     for _ in range(HALVINGS):
         if not attempt(held / 2, worked / 2):
             break
         held, worked = held / 2, worked / 2
+    for factors in LOPSIDED:
+        attempt(held * factors[0], worked * factors[1])
     held = _lowest(held, lambda price: attempt(price, worked))
     worked = _lowest(worked, lambda price: attempt(held, price))
-    for launch in LAUNCHES[1:]:
-        attempt(held, worked, launch)
-    return min(ranked, key=lambda item: item[:2])[2]
+    attempt(held, worked, LAUNCH)
+    return min(ranked, key=lambda item: item[:2])[2], (held, worked)
 
 
 def _lowest(price: float, holds: Callable[[float], bool]) -> float:
