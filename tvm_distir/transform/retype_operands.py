@@ -1,0 +1,98 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Operands of rewritten calls: every tensor in the form its call wants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax
+from tvm.relax.op.distributed import redistribute
+
+from ..ir import P, R, as_dtensor, ops, placement_of
+from ..ir.types import carries_value
+from ..propagation.graph import CONST
+from .retype_values import ValueForms
+
+
+class Operands(ValueForms):
+    """Converts operands, constants and values of other meshes."""
+
+    def _operand(self, k: int, i: int, old: Any, name: str | None = None, var: Any = None) -> Any:
+        """Operand i of node k in the form the node wants."""
+        v = self.g.nodes[k].operands[i]
+        if v == CONST:
+            return self._constant_operand(k, i, old)
+        self._arrive(v)
+        mesh = self.g.values[v].mesh
+        form = self.decision.needs(self.inst, k, i, mesh)
+        if form == self._route(v).root and old in self.exprs and self.g.env[old] == (v,):
+            return self.exprs[old]
+        return self._form(v, form, name, var)
+
+    def _constant_operand(self, k: int, i: int, old: Any) -> Any:
+        node = self.g.nodes[k]
+        mesh = node.mesh
+        if node.kind == "call":
+            mesh = self.inst.kids[k].graph.values[self.inst.kids[k].graph.param_value(i)].mesh
+        elif node.kind == "ret":
+            mesh = 0
+        form = self.decision.needs(self.inst, k, i, mesh)
+        out = self._constant(old, mesh)
+        have = [R] * len(form)
+        ty = out.ty
+        if any(x >= 0 for x in form):
+            have = [max(x, R) for x in form]
+            ty = as_dtensor(old.ty, self.meshes[mesh], have)
+            out = self._emit("const", redistribute(out, self.meshes[mesh], placement_of(have)), ty)
+        pending = [a for a, x in enumerate(form) if x == P]
+        if pending:
+            out = self._emit("const", ops.partial(out, self.meshes[mesh], pending), ty)
+        return out
+
+    def _arrive(self, v: int) -> None:
+        """Emit the move that brings a value from another mesh, once."""
+        if v in self.homes:
+            return
+        k, _ = self.g.producer[v]
+        node = self.g.nodes[k]
+        source = node.operands[0]
+        self._arrive(source)
+        mesh = self.g.values[source].mesh
+        expr = self._form(source, self.decision.needs(self.inst, k, 0, mesh))
+        root = self._route(v).root
+        call = redistribute(expr, self._mesh(v), placement_of(root))
+        self.homes[v] = self._emit(self.g.values[v].name, call, self._type(v, root))
+
+    def _arguments(self, k: int, args: Sequence[Any]) -> list[Any]:
+        """All arguments of a call, tensors in their wanted forms."""
+        position = 0
+
+        def convert(old: Any) -> Any:
+            nonlocal position
+            ty = old.ty
+            if isinstance(ty, relax.TupleType):
+                if isinstance(old, relax.Tuple):
+                    fields = [convert(f) for f in old.fields]
+                else:
+                    fields = [convert(relax.TupleGetItem(old, i)) for i in range(len(ty.fields))]
+                whole = self._unchanged_tuple(old, fields)
+                return whole if whole is not None else relax.Tuple(fields)
+            if not carries_value(ty):
+                return old
+            position += 1
+            return self._operand(k, position - 1, old)
+
+        return [convert(a) for a in args]
+
+    def _unchanged_tuple(self, old: Any, fields: list[Any]) -> Any:
+        """The old tuple variable's expression when every field is used as it is there."""
+        expr = self.exprs.get(old) if old in self.exprs else None
+        if expr is None or not isinstance(expr.ty, relax.TupleType):
+            return None
+        leaves = self.g.env[old]
+        if len(leaves) != len(fields) or any(v < 0 for v in leaves):
+            return None
+        same = all(f.same_as(self.homes.get(v)) for f, v in zip(fields, leaves))
+        return expr if same else None

@@ -1,0 +1,200 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which expression holds a value, in which form, and the conversions between forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DeviceMesh
+from tvm.relax.op.distributed import redistribute
+
+from ..ir import P, R, as_dtensor, meshes, ops, placement_of, tensor_type
+from ..ir.types import carries_value, value_types
+from ..propagation import Decision, Instance
+from ..propagation.routes import Form, Route
+
+
+class ValueForms:
+    """Expressions of the values of one specialisation, in every form asked for.
+
+    ``homes`` maps each value number to the expression of its root form; ``made`` the forms
+    converted so far. Both forget what a closed dataflow block hides.
+    """
+
+    def __init__(
+        self,
+        mod: ir.IRModule,
+        decision: Decision,
+        inst: Instance,
+        old: relax.Function,
+        callees: dict[int, ir.GlobalVar],
+    ) -> None:
+        self.mod, self.decision, self.inst, self.old, self.callees = (
+            mod,
+            decision,
+            inst,
+            old,
+            callees,
+        )
+        self.g = inst.graph
+        self.meshes: list[DeviceMesh] = meshes(mod)
+        self.exprs: dict[Any, Any] = {}
+        self.homes: dict[int, Any] = {}
+        self.made: dict[tuple[int, Form], Any] = {}
+        self.routes: dict[int, Route] = {}
+        self.plains: dict[int, Any] = {}
+        self.shadowed: list[Any] = []
+        self.types: dict[tuple[int, Form], Any] = {}
+        self.bindings: list[Any] = []
+        self.dataflow = False
+
+    # values ----------------------------------------------------------------------------
+
+    def _mesh(self, value: int) -> DeviceMesh:
+        return self.meshes[self.g.values[value].mesh]
+
+    def _route(self, value: int) -> Route:
+        if value not in self.routes:
+            self.routes[value] = self.decision.route(self.inst, value)
+        return self.routes[value]
+
+    def _type(self, value: int, form: Form) -> Any:
+        """DTensor type of a value in a form, None for an opaque value."""
+        key = (value, form)
+        if key not in self.types:
+            base = self._plain(value)
+            labels = [R if x == P else x for x in form]
+            placed = None if base is None else as_dtensor(base, self._mesh(value), labels)
+            self.types[key] = placed
+        return self.types[key]
+
+    def _plain(self, value: int) -> Any:
+        """Tensor type of a value, None for an opaque one."""
+        if not self.plains:
+            for var, leaves in self.g.env.items():
+                for v, ty in zip(leaves, value_types(var.ty)):
+                    if v >= 0:
+                        self.plains.setdefault(v, tensor_type(ty))
+            for node in self.g.nodes:
+                if node.kind == "move":
+                    self.plains.setdefault(node.results[0], self.plains[node.operands[0]])
+        return self.plains.get(value)
+
+    def _root_type(self, value: int) -> Any:
+        return self._type(value, self._route(value).root)
+
+    def _bind_leaves(self, var: Any, expr: Any) -> None:
+        """Note that the leaves of a Relax variable are fields of a new expression."""
+        leaves = list(self.g.env[var])
+        self.exprs[var] = expr
+        walk_fields(expr, var.ty, iter(leaves), self._home)
+
+    def _home(self, value: int, expr: Any) -> None:
+        if value >= 0 and value not in self.homes:
+            self.homes[value] = expr
+
+    # emission --------------------------------------------------------------------------
+
+    def _emit(self, name: str, value: Any, ty: Any, var: Any = None) -> Any:
+        """Bind an expression of known type; ``var`` keeps the kind of an old variable."""
+        if isinstance(value, ir.Call):
+            relax.expr._update_type(value, ty)
+        inner = self.dataflow and (var is None or self._stays_inside(var))
+        new = (relax.DataflowVar if inner else relax.Var)(name, ty)
+        self.bindings.append(relax.VarBinding(new, value))
+        return new
+
+    def _stays_inside(self, var: Any) -> bool:
+        """Whether a variable of a dataflow block is bound to one that the block hides."""
+        return is_dataflow(var) or any(var.same_as(s) for s in self.shadowed)
+
+    def _form(self, value: int, form: Form, name: str | None = None, var: Any = None) -> Any:
+        """Expression of a value in a form, converting it at most once."""
+        route = self._route(value)
+        if form == route.root:
+            return self._at_home(value)
+        key = (value, form)
+        if key in self.made:
+            return self.made[key]
+        source = route.source(form)
+        start = self._form(value, source)
+        self.made[key] = self._convert(value, start, source, form, name, var)
+        return self.made[key]
+
+    def _at_home(self, value: int) -> Any:
+        home = self.homes[value]
+        if isinstance(home, relax.TupleGetItem):
+            home = self._field(self.g.values[value].name, home)
+            self.homes[value] = home
+        return home
+
+    def _field(self, name: str, expr: Any) -> Any:
+        """Bind a field of a (nested) tuple step by step: each is taken of a variable."""
+        whole = expr.tuple_value
+        if isinstance(whole, relax.TupleGetItem):
+            expr = relax.TupleGetItem(self._field(name, whole), expr.index)
+        return self._emit(name, expr, expr.ty)
+
+    def _convert(
+        self, value: int, start: Any, have: Form, want: Form, name: str | None, var: Any
+    ) -> Any:
+        name = name or self.g.values[value].name
+        mesh = self._mesh(value)
+        pending = [i for i, x in enumerate(want) if x == P]
+        moved = any(x != y and not (x == R and y == P) for x, y in zip(have, want))
+        out = start
+        if moved:
+            complete = [R if x == P else x for x in want]
+            call = redistribute(start, mesh, placement_of(complete))
+            out = self._emit(name, call, self._type(value, want), None if pending else var)
+        if pending:
+            out = self._emit(name, ops.partial(out, mesh, pending), self._type(value, want), var)
+        return out
+
+    def _plain_expr(self, value: Any) -> Any:
+        """An expression without conversions: values in their root forms."""
+        if isinstance(value, ir.Call):  # an annotation that became its parameter's placement
+            return self._plain_expr(value.args[0])
+        if isinstance(value, relax.Tuple):
+            return relax.Tuple([self._plain_expr(f) for f in value.fields])
+        if isinstance(value, relax.TupleGetItem):
+            whole = self._plain_expr(value.tuple_value)
+            if isinstance(whole, relax.Tuple):
+                return whole.fields[value.index]
+            return relax.TupleGetItem(whole, value.index)
+        if isinstance(value, ir.GenericConst):
+            return self._constant(value, 0)
+        if value in self.exprs:
+            return self.exprs[value]
+        return value
+
+    def _constant(self, value: Any, mesh: int) -> Any:
+        labels = [R] * len(self.decision.mesh_axes(mesh))
+        return ir.GenericConst(value.value, as_dtensor(value.ty, self.meshes[mesh], labels))
+
+
+def is_dataflow(expr: Any) -> bool:
+    """Whether an expression is a variable that its dataflow block hides."""
+    return isinstance(expr, relax.DataflowVar)
+
+
+def rebuilt(ty: Any, leaves: Any) -> Any:
+    """A type of the same nesting with new leaves; None keeps the old leaf."""
+    if isinstance(ty, relax.TupleType):
+        return relax.TupleType([rebuilt(f, leaves) for f in ty.fields])
+    if not carries_value(ty):
+        return ty
+    new = next(leaves, None)
+    return ty if new is None else new
+
+
+def walk_fields(expr: Any, ty: Any, leaves: Any, visit: Any) -> None:
+    """Visit (leaf number, expression of that field) over a nested tuple type."""
+    if not isinstance(ty, relax.TupleType):
+        if carries_value(ty):
+            visit(next(leaves), expr)
+        return
+    for i, field in enumerate(ty.fields):
+        walk_fields(relax.TupleGetItem(expr, i), field, leaves, visit)
