@@ -1,0 +1,193 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""One case the whole way: every pass with its invariants, run, and compared."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import campaign_modules
+import campaign_plans
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import ir, relax
+
+import tvm_distir as td
+from tvm_distir.analysis import check_level
+from tvm_distir.errors import DistIRError
+from tvm_distir.plan import Plan
+from tvm_distir.runtime import Reference
+from tvm_distir.transform import (
+    AnnotateSharding,
+    LegalizeRedistribute,
+    LowerDistIR,
+    OptimizeCollectives,
+    PropagateSharding,
+)
+
+RTOL = 1e-3
+"""Inexact outputs: relative to the largest magnitude of the output too, and at least to 1."""
+
+THREADS_EVERY = 6
+"""Every so many seeds run on the engine of threads as well."""
+
+BAD = ("WRONG", "RAW", "INVARIANT", "HANG", "CRASH")
+"""Outcomes that are bugs. Refusals (DIST...) may be."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A module, its plan in JSON form, the results that must be bit-equal, the inputs' seed."""
+
+    mod: ir.IRModule
+    plan: dict[str, Any]
+    exact: tuple[bool, ...]
+    seed: int
+
+    @staticmethod
+    def of_seed(seed: int) -> Case:
+        """The case of a seed."""
+        made = campaign_modules.sample(seed)
+        return Case(made.mod, campaign_plans.plan_dict(seed, made.mod), made.exact, seed)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case.
+
+    Attributes
+    ----------
+    kind : str
+        ``ok``, ``refused``, ``unusable`` (the original itself does not run or gives NaN), or one
+        of :data:`BAD`.
+    stage : str
+        The pass, engine or comparison.
+    what : str
+        Error code or class: cases with equal kind, stage and ``what`` fail alike.
+    message : str
+    """
+
+    kind: str
+    stage: str = ""
+    what: str = ""
+    message: str = ""
+
+    @property
+    def bad(self) -> bool:
+        """Whether it is a bug for certain."""
+        return self.kind in BAD
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What must stay the same while a case is shrunk."""
+        return self.kind, self.stage, self.what
+
+    def as_dict(self) -> dict[str, str]:
+        """JSON form."""
+        return asdict(self)
+
+
+class Failed(Exception):
+    """An invariant does not hold."""
+
+    def __init__(self, stage: str, what: str, message: str) -> None:
+        super().__init__(message)
+        self.stage, self.what = stage, what
+
+
+def _invariants(name: str, before: tuple[Any, str], after: ir.IRModule, level: int) -> str:
+    """Hold what every pass promises; give back the text of the result."""
+    source, text = before
+    if source.script(show_meta=True) != text:
+        raise Failed(name, "input changed", "the pass changed its input")
+    relax.analysis.well_formed(after)
+    check_level(after, level)
+    printed = after.script(show_meta=True)
+    try:
+        again = tvm.script.from_source(printed)
+    except Exception as error:
+        raise Failed(name, "no parse", f"the text does not parse: {error}") from error
+    if not tvm_ffi.structural_equal(again, after):
+        raise Failed(name, "other module", "the text parses to another module")
+    return str(printed)
+
+
+def _stages(plan: Plan) -> tuple[tuple[str, Any, int], ...]:
+    return (
+        ("annotate", AnnotateSharding(plan), 2),
+        ("propagate", PropagateSharding(), 3),
+        ("legalize", LegalizeRedistribute(), 4),
+        ("optimize", OptimizeCollectives(), 4),
+        ("lower", LowerDistIR(), 5),
+    )
+
+
+def check(case: Case, threads: bool = False) -> Outcome:
+    """Run a case, with ``threads`` on the engine of threads too; nothing is raised."""
+    inputs = campaign_modules.inputs_of(case.mod, case.seed)
+    try:
+        expected = Reference(case.mod).run(inputs)
+    except Exception as error:
+        return Outcome("unusable", "reference", type(error).__name__, _short(error))
+    if any(a.dtype.kind == "f" and not np.isfinite(a).all() for a in expected):
+        return Outcome("unusable", "reference", "not finite")
+    stage = "plan"
+    try:
+        mod, text = case.mod, str(case.mod.script(show_meta=True))
+        for stage, run_pass, level in _stages(Plan.from_dict(case.plan)):
+            after = run_pass(mod)
+            text = _invariants(stage, (mod, text), after, level)
+            mod = after
+        stage = "virtual"
+        outcome = compare(stage, td.run(mod, inputs, engine="virtual"), expected, case.exact)
+        if outcome.kind != "ok":
+            return outcome
+        if threads:
+            stage = "threads"
+            return compare(stage, td.run(mod, inputs, engine="threads"), expected, case.exact)
+        return outcome
+    except Failed as error:
+        return Outcome("INVARIANT", error.stage, error.what, _short(error))
+    except DistIRError as error:
+        kind = "refused" if stage in ("plan", "annotate", "propagate") else "RAW"
+        if error.code.startswith("DIST09") or error.code in ("DIST0451", "DIST0452"):
+            kind = "RAW"
+        return Outcome(kind, stage, error.code, _short(error))
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)
+        ours = [
+            f"{f.filename.rsplit('/', 1)[-1]}:{f.name}" for f in where if "tvm_distir" in f.filename
+        ]
+        what = type(error).__name__ + (f" in {ours[-1]}" if ours else "")
+        return Outcome("RAW", stage, what, _short(error))
+
+
+def compare(
+    stage: str, got: Sequence[Any], expected: Sequence[Any], exact: Sequence[bool]
+) -> Outcome:
+    """Bit for bit where sums are exact, else by :data:`RTOL`."""
+    if len(got) != len(expected):
+        return Outcome("WRONG", stage, "count", f"{len(got)} outputs instead of {len(expected)}")
+    for i, (a, b, bits) in enumerate(zip(got, expected, exact)):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            message = f"output {i}: {a.dtype}{a.shape} instead of {b.dtype}{b.shape}"
+            return Outcome("WRONG", stage, "type", message)
+        if bits and np.array_equal(a, b):
+            continue
+        wide, ref = a.astype("float64"), b.astype("float64")
+        apart = float(np.abs(wide - ref).max(initial=0.0))
+        largest = float(np.abs(ref).max(initial=1.0))
+        close = np.allclose(wide, ref, rtol=RTOL, atol=RTOL * largest)
+        if bits or not close:
+            what = "rounding" if close else "value"
+            return Outcome("WRONG", stage, what, f"output {i}: {apart:g} apart, of {largest:g}")
+    return Outcome("ok")
+
+
+def _short(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return lines[-1][:300] if not isinstance(error, DistIRError) else str(error)[:300]

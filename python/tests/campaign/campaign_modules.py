@@ -1,0 +1,175 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Random level-1 modules: parameters, private functions that call each other, blocks, results."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import campaign_ops
+import campaign_ops_nn
+import numpy as np
+from campaign_writer import SIZE_WEIGHTS, SIZES, Callee, Item, Skip, Writer
+from tvm import ir, relax
+
+OPS = campaign_ops.OPS + campaign_ops_nn.OPS
+SHARES = np.array([share for share, _ in OPS]) / sum(share for share, _ in OPS)
+BOUNDED = re.compile(r"_below(\d+)$")
+"""An integer parameter's name ends with the bound of its values."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A module, and per flattened result whether it must be equal bit for bit."""
+
+    mod: ir.IRModule
+    exact: tuple[bool, ...]
+
+
+def inputs_of(mod: ir.IRModule, seed: int) -> list[np.ndarray]:
+    """Whole inputs of ``main``: floats from {-2..2}, integers below the bound in their name."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for param in mod["main"].params:
+        shape, dtype = [int(n) for n in param.ty.shape], str(param.ty.dtype)
+        if dtype == "bool":
+            found.append(rng.integers(0, 2, shape).astype(bool))
+        elif dtype.startswith("int"):
+            bound = BOUNDED.search(str(param.name))
+            found.append(rng.integers(0, int(bound[1]) if bound else 1, shape).astype(dtype))
+        else:
+            found.append(rng.integers(-2, 3, shape).astype(dtype))
+    return found
+
+
+def sample(seed: int) -> Sample:
+    """The module of a seed."""
+    rng = np.random.default_rng([seed, 1])
+    builder = relax.BlockBuilder()
+    params = _params(rng)
+    callees: list[Callee] = []
+    for number in range(int(rng.choice([0, 0, 1, 1, 2, 3]))):
+        callees.append(_private(rng, builder, f"f{number}", params, callees))
+    exact = _main(rng, builder, params, callees)
+    return Sample(builder.get(), exact)
+
+
+def _params(rng: np.random.Generator) -> list[relax.Var]:
+    """Two to six tensors whose dims come from a few sizes, so that they fit together."""
+    sizes = [int(n) for n in rng.choice(SIZES, size=3, p=SIZE_WEIGHTS)]
+    found = []
+    for i in range(int(rng.integers(2, 7))):
+        rank = int(rng.choice([0, 1, 2, 3, 4], p=[0.03, 0.17, 0.4, 0.28, 0.12]))
+        shape = [int(rng.choice(sizes)) for _ in range(rank)]
+        while int(np.prod(shape)) > 2000:
+            shape.pop()
+        if rng.random() < 0.12:
+            bound = min(sizes)
+            found.append(relax.Var(f"p{i}_below{bound}", relax.TensorType(shape, "int32")))
+        else:
+            found.append(relax.Var(f"p{i}", relax.TensorType(shape, "float32")))
+    return found
+
+
+def _hold_params(writer: Writer, params: list[relax.Var], bound: float) -> None:
+    for param in params:
+        named = BOUNDED.search(str(param.name))
+        most = int(named[1]) - 1 if named else bound
+        writer.hold(param, max(most, 0.5), True)
+
+
+def _steps(writer: Writer, count: int) -> None:
+    """Emit ``count`` ops, skipping draws that do not fit."""
+    for _ in range(count):
+        for _attempt in range(8):
+            try:
+                OPS[int(writer.rng.choice(len(OPS), p=SHARES))][1](writer)
+                break
+            except Skip:
+                continue
+
+
+def _private(
+    rng: np.random.Generator,
+    builder: relax.BlockBuilder,
+    name: str,
+    outer: list[relax.Var],
+    callees: list[Callee],
+) -> Callee:
+    """A private function of some of main's parameter shapes, perhaps as a tuple."""
+    chosen = [p for p in outer if str(p.ty.dtype) == "float32"][: int(rng.integers(1, 4))]
+    shapes: list[Any] = [tuple(int(n) for n in p.ty.shape) for p in chosen] or [()]
+    nested = len(shapes) > 1 and rng.random() < 0.15
+    types = [relax.TensorType(list(s), "float32") for s in shapes]
+    specs: list[Any] = [[*shapes]] if nested else shapes
+    if nested:
+        params = [relax.Var("pack", relax.TupleType(types))]
+    else:
+        params = [relax.Var(f"a{i}", ty) for i, ty in enumerate(types)]
+    writer = Writer(rng, builder, callees)
+    with builder.function(name, params, private=True):
+        with builder.dataflow():
+            if nested:
+                params = [builder.emit(relax.TupleGetItem(params[0], i)) for i in range(len(types))]
+            _hold_params(writer, params, campaign_ops_nn.CALL_BOUND)
+            _steps(writer, int(rng.integers(1, 6)))
+            result, spec = _result(rng, writer)
+            out = builder.emit_output(result)
+        gv = builder.emit_func_output(out)
+    return Callee(gv, tuple(specs), spec)
+
+
+def _result(rng: np.random.Generator, writer: Writer) -> tuple[Any, Any]:
+    """One value, a pair, or a nested tuple; and bound and exactness of each tensor."""
+    last = [i for i in writer.pool if i.dtype == "float32"][-4:] or writer.pool[-1:]
+
+    def leaf(item: Item) -> tuple[Any, Any]:
+        return item.var, (item.bound, item.exact)
+
+    kind = rng.random()
+    if kind < 0.45 or len(last) < 2:
+        return leaf(last[-1])
+    a, b = leaf(last[-1]), leaf(last[-2])
+    if kind < 0.85:
+        return relax.Tuple([a[0], b[0]]), [a[1], b[1]]
+    c = leaf(last[0])
+    return relax.Tuple([a[0], relax.Tuple([b[0], c[0]])]), [a[1], [b[1], c[1]]]
+
+
+def _flat(spec: Any) -> list[bool]:
+    if isinstance(spec, list):
+        return [x for part in spec for x in _flat(part)]
+    return [bool(spec[1])]
+
+
+def _main(
+    rng: np.random.Generator,
+    builder: relax.BlockBuilder,
+    params: list[relax.Var],
+    callees: list[Callee],
+) -> tuple[bool, ...]:
+    """The public function: one to three blocks; what a later one uses leaves the earlier."""
+    writer = Writer(rng, builder, callees)
+    _hold_params(writer, params, 2)
+    blocks = int(rng.choice([1, 1, 1, 2, 3]))
+    with builder.function("main", params):
+        for number in range(blocks):
+            last = number == blocks - 1
+            if not last and rng.random() < 0.4:
+                _steps(writer, int(rng.integers(1, 4)))
+                continue
+            with builder.dataflow():
+                before = len(writer.pool)
+                _steps(writer, int(rng.integers(3, 9) if blocks == 1 else rng.integers(2, 5)))
+                if last:
+                    result, spec = _result(rng, writer)
+                    out = builder.emit_output(result)
+                else:
+                    kept = writer.pool[before:]
+                    del writer.pool[before:]
+                    for item in kept[-3:]:
+                        writer.hold(builder.emit_output(item.var), item.bound, item.exact)
+        builder.emit_func_output(out)
+    return tuple(_flat(spec))

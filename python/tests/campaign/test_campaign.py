@@ -1,0 +1,174 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Random modules, meshes and plans the whole way; `scripts/campaign.py` runs many more."""
+
+from __future__ import annotations
+
+import collections
+
+import campaign_check
+import campaign_modules
+import campaign_plans
+import campaign_runner
+import campaign_saved
+import campaign_shrink
+import numpy as np
+import pytest
+import tvm_ffi
+from campaign_check import Case, Outcome
+from tvm import ir, relax
+
+from tvm_distir.transform import LowerDistIR
+
+SEEDS = (1000, 1060)
+REFUSALS = {"DIST0411"}
+"""What a random plan may ask for that cannot be: a stationary placement no op can use."""
+
+
+def test_random_cases_equal_one_device():
+    """No wrong value, traceback, broken invariant, hang or crash, but those known to be open."""
+    known = {saved.case.seed for saved in campaign_saved.load_all() if saved.still_open}
+    counts, failures = collections.Counter(), []
+    for seed, outcome in campaign_runner.outcomes(*SEEDS):
+        counts[outcome.kind] += 1
+        if seed in known:
+            continue
+        if outcome.bad or (outcome.kind == "refused" and outcome.what not in REFUSALS):
+            failures.append((seed, outcome))
+    assert not failures
+    assert counts["ok"] >= 0.75 * (SEEDS[1] - SEEDS[0]), counts
+
+
+def _calls(mod):
+    for fn in mod.functions.values():
+        for block in fn.body.blocks:
+            for binding in block.bindings:
+                if isinstance(binding.value, ir.Call):
+                    yield str(getattr(binding.value.op, "name", "private call"))
+
+
+def test_the_generator_reaches_everything():
+    """Over some hundred seeds: ops of every family, private calls, tuples, blocks, meshes."""
+    ops, kinds, meshes = set(), set(), set()
+    for seed in range(400):
+        mod = campaign_modules.sample(seed).mod
+        plan = campaign_plans.plan_dict(seed, mod)
+        ops.update(_calls(mod))
+        kinds.update(next(k for k in ("param", "value", "call") if k in r) for r in plan["rules"])
+        kinds.update("stationary" for r in plan["rules"] if r.get("stationary"))
+        shapes = [
+            m["axes"] for m in plan.get("meshes", {"mesh0": {"axes": plan.get("mesh")}}).values()
+        ]
+        meshes.add((len(shapes), len(shapes[0])))
+        assert sum(int(np.prod(list(s.values()))) for s in shapes) <= 16
+    assert len(ops) >= 50
+    assert {"private call", "relax.nn.conv2d", "relax.take", "relax.topk", "relax.prod"} <= ops
+    assert kinds == {"param", "value", "call", "stationary"}
+    assert meshes >= {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)}
+
+
+def test_a_seed_gives_one_case():
+    for seed in (3, 17, 40):
+        one, two = Case.of_seed(seed), Case.of_seed(seed)
+        assert tvm_ffi.structural_equal(one.mod, two.mod)
+        assert (one.plan, one.exact) == (two.plan, two.exact)
+
+
+@relax.expr_functor.mutator
+class _Twice(relax.PyExprMutator):
+    """Counts every all_reduce twice."""
+
+    def visit_call_(self, call):
+        kept = super().visit_call_(call)
+        if isinstance(call.op, ir.Op) and str(call.op.name) == "relax.dist.all_reduce":
+            once = self.builder_.emit(kept)
+            return relax.op.add(once, once)
+        return kept
+
+
+def _faulty():
+    """LowerDistIR with a fault planted."""
+
+    class Pass:
+        def __call__(self, mod):
+            out = LowerDistIR()(mod)
+            return ir.IRModule(
+                {
+                    gv: _Twice(out).visit_expr(f) if isinstance(f, relax.Function) else f
+                    for gv, f in out.functions.items()
+                },
+                attrs=out.attrs,
+                global_infos=out.global_infos,
+            )
+
+    return Pass()
+
+
+def _matmul_case():
+    builder = relax.BlockBuilder()
+    x, y = (relax.Var(n, relax.TensorType([8, 8], "float32")) for n in ("x", "y"))
+    with builder.function("main", [x, y]):
+        with builder.dataflow():
+            near = builder.emit(relax.op.nn.relu(relax.op.add(x, x)))
+            product = builder.emit(relax.op.matmul(near, y))
+            out = builder.emit_output(relax.op.negative(product))
+        builder.emit_func_output(out)
+    rules = [
+        {"param": p, "placement": s, "stationary": True}
+        for p, s in (("x", "S[1], R"), ("y", "S[0], R"))
+    ]
+    plan = {"schema_version": 1, "mesh": {"a0": 2, "a1": 2}, "rules": rules}
+    return Case(builder.get(), plan, (True,), 5)
+
+
+def test_a_planted_fault_is_found_and_shrunk(monkeypatch, tmp_path):
+    """The check sees a planted fault; the shrunk case fails alike and survives its files."""
+    case = _matmul_case()
+    assert campaign_check.check(case).kind == "ok"
+    monkeypatch.setattr(campaign_check, "LowerDistIR", _faulty)
+    outcome = campaign_check.check(case)
+    assert (outcome.kind, outcome.what) == ("WRONG", "value")
+    small = campaign_shrink.shrink(case, outcome, limit_s=20)
+    assert set(_calls(small.mod)) <= {"relax.matmul", "relax.negative"}
+    assert len(small.plan["mesh"]) == 1
+    name = campaign_saved.save(small, outcome, tmp_path)
+    (saved,) = campaign_saved.load_all(tmp_path)
+    assert saved.name == name
+    assert tvm_ffi.structural_equal(saved.case.mod, small.mod)
+    assert campaign_check.check(saved.case).key == outcome.key
+    monkeypatch.undo()
+    assert campaign_check.check(saved.case).kind == "ok"
+
+
+@pytest.mark.parametrize(
+    ("got", "kind", "what"),
+    [
+        (np.array([1, 2], "float32"), "ok", ""),
+        (np.array([1, 2.0001], "float32"), "WRONG", "rounding"),
+        (np.array([1, 3], "float32"), "WRONG", "value"),
+        (np.array([[1, 2]], "float32"), "WRONG", "type"),
+    ],
+)
+def test_exact_outputs_are_compared_by_bits(got, kind, what):
+    found = campaign_check.compare("virtual", [got], [np.array([1, 2], "float32")], [True])
+    assert (found.kind, found.what) == (kind, what)
+
+
+def test_a_worker_that_hangs_or_dies_costs_one_seed(monkeypatch):
+    """A seed without an answer is a HANG, one whose process ends a CRASH; the next one runs."""
+    bodies = {7: "time.sleep(60)", 8: "os._exit(9)"}
+
+    def lines(first, last, threads_every):
+        steps = [
+            "import json, os, time",
+            f"print({campaign_runner.MARK!r} + 'ready', flush=True)",
+        ]
+        for seed in range(first, last):
+            answer = campaign_runner.MARK + f'[{seed}, {{"kind": "ok"}}]'
+            steps.append(bodies.get(seed, f"print({answer!r}, flush=True)"))
+        return "\n".join(steps)
+
+    monkeypatch.setattr(campaign_runner, "worker_code", lines)
+    found = [o.kind for _, o in campaign_runner.outcomes(6, 10, limit_s=1.0)]
+    assert found == ["ok", "HANG", "CRASH", "ok"]
+    assert Outcome("HANG").bad
