@@ -109,6 +109,8 @@ POOLS = [
     *pools(1),
     *pools(3),
     case(nn.max_pool2d(var(2, 4, 4, 3), (2, 2), (2, 2), layout="NHWC")),
+    case(nn.avg_pool2d(var(2, 4, 4, 4, dtype="int32"), (2, 2), (2, 2))),
+    case(nn.adaptive_avg_pool2d(var(2, 4, 4, 4, dtype="int32"), 2)),
     case(nn.avg_pool2d(x(), (3, 3), (1, 1), (1, 1), count_include_pad=True), {}, 1e-6),
     *(
         case(getattr(nn, f"adaptive_avg_pool{n}d")(var(*(3, 4, 6, 4, 2)[: 2 + n]), size), {}, 1e-6)

@@ -146,7 +146,7 @@ def pool(call: CallShape) -> Draft:
     for c in "NC":
         draft.tie({0: data.index(c)}, {0: out.index(c)})
     _tie_spatial(draft, data, out, windows(call.attrs, kernel), "pool")
-    if "avg" in call.op:
+    if "avg" in call.op and call.floats:  # an integer average rounds
         draft.linear((0,))
     taps = 1
     for n in kernel:
@@ -166,7 +166,8 @@ def adaptive_pool(call: CallShape) -> Draft:
     for c in "NC":
         draft.tie({0: data.index(c)}, {0: out.index(c)})
     draft.default_why = "the windows of an adaptive pool depend on the whole extent"
-    draft.linear((0,))
+    if call.floats:
+        draft.linear((0,))
     draft.work(elements(call.ins[0]))
     return draft
 
