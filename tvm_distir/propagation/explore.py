@@ -10,6 +10,7 @@ again and again with other weights, and measures what came out.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ from .decision import Decision, Instance
 from .forms import Alternative, fits
 from .graph import LAYOUT_OPS, Axis, Graph, divisible
 from .propagator import Propagator
-from .reach import Reacher
+from .reach import Reach, Reacher
 
 Labels = dict[str, dict[int, int]]
 """Per public function: label of each weight, by its flat number among the parameters."""
@@ -127,7 +128,7 @@ class _Search(Propagator):
         self, mod: ir.IRModule, axis: Axis, weights: Mapping[str, Collection[int]]
     ) -> None:
         self._weights, self.asked = weights, dict[str, dict[int, int | None]]()
-        self.parts = 0
+        self.parts, self._reached = 0, dict[int, dict[str, Reach]]()
         super().__init__(mod, Costs(), [axis])
 
     def _reacher(self) -> Reacher:
@@ -150,7 +151,13 @@ class _Search(Propagator):
         """Label the module anew."""
         self.ask(labels)
         self.parts = parts
-        self.reach = self._reacher().run()
+        free = all(label is None for found in labels.values() for label in found.values())
+        if not free:
+            self.reach = self._reacher().run()
+        else:
+            if parts not in self._reached:
+                self._reached[parts] = self._reacher().run()
+            self.reach = self._reached[parts]
         self.weigh(costs)
         return self.run()
 
@@ -320,10 +327,10 @@ class Explorer:
             seen.add(inst.number)
             waiting += [kid for _, kid in sorted(inst.kids.items())]
             g = inst.graph
-            names = [str(var.name) for var in g.env]
+            names = Counter(str(var.name) for var in g.env)
             for var, k in g.node_of.items():
                 node = g.nodes[k]
-                if node.rule is None or len(node.results) != 1 or names.count(str(var.name)) > 1:
+                if node.rule is None or len(node.results) != 1 or names[str(var.name)] > 1:
                     continue
                 v = node.results[0]
                 wants = {form[0] for form in decision.wants(inst, v)}

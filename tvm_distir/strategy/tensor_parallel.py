@@ -44,12 +44,10 @@ SLACK_PERCENT = 10
 PRICES = (1.0, 8.0, 64.0, 512.0)
 """Prices tried until the bounds hold. At 1, all weights cost what all results cost to send."""
 
-HALVINGS = 6
-"""Of the prices, from the first that holds."""
+CUTS = 3
+"""Of the prices by four, from the first that holds; then one step back by two."""
 
-BISECTIONS = 1
-
-LOPSIDED = ((1.0, 1 / 64), (8.0, 1 / 64), (1 / 64, 1.0), (1 / 64, 8.0))
+LOPSIDED = ((8.0, 1 / 64), (1 / 64, 8.0))
 """Factors on the two prices: one bound may hold by itself."""
 
 LAUNCH = 1 << 20
@@ -267,10 +265,8 @@ def search(
     held, worked = start
     if start == (1.0, 1.0) or not attempt(held, worked):
         held = worked = next((price for price in PRICES if attempt(price, price)), PRICES[-1])
-    for _ in range(HALVINGS):
-        if not attempt(held / 2, worked / 2):
-            break
-        held, worked = held / 2, worked / 2
+    scale = _lowest(1.0, lambda factor: attempt(held * factor, worked * factor))
+    held, worked = held * scale, worked * scale
     for factors in LOPSIDED:
         attempt(held * factors[0], worked * factors[1])
     held = _lowest(held, lambda price: attempt(price, worked))
@@ -280,19 +276,11 @@ def search(
 
 
 def _lowest(price: float, holds: Callable[[float], bool]) -> float:
-    """Return the lowest price that holds, halving and then bisecting geometrically."""
-    failed = 0.0
-    for _ in range(HALVINGS):
-        if not holds(price / 2):
-            failed = price / 2
-            break
-        price /= 2
-    for _ in range(BISECTIONS if failed else 0):
-        middle = math.sqrt(failed * price)
-        if holds(middle):
-            price = middle
-        else:
-            failed = middle
+    """Return the lowest price that holds, of those tried."""
+    for _ in range(CUTS):
+        if not holds(price / 4):
+            return price / 2 if holds(price / 2) else price
+        price /= 4
     return price
 
 
