@@ -53,7 +53,9 @@ class Decision:
     entries : dict of str to Instance
         Per public function.
     cost : int
-        Total in 1/1024 wire bytes.
+        Sum of the axes' minima in 1/1024 wire bytes; each axis counts the work, with the sizes it
+        was solved with. Compare decisions of several axes by
+        :class:`~tvm_distir.propagation.evaluate.Evaluator`.
     bound : int
         A proven lower bound of it, axis by axis.
     conversions : Conversions

@@ -80,7 +80,9 @@ class _Function:
         opened = self._attr(OPEN_AXES_ATTR) or {}
         self.open = {str(k): {int(a) for a in v} for k, v in opened.items()}
         self.stationary = {str(n) for n in self._attr(STATIONARY_ATTR) or []}
-        self.param_pins = self._annotated_params()
+        # a private function's caller decides how an argument comes in: there the annotation is
+        # a node of its own
+        self.param_pins = self._annotated_params() if self.g.public else {}
 
     def _attr(self, name: str) -> Any:
         return self.fn.attrs[name] if self.fn.attrs and name in self.fn.attrs else None

@@ -567,3 +567,28 @@ class Module:
     assert tvm_ffi.structural_equal(tvm.script.from_source(out.script(show_meta=True)), out)
     kinds = [labels_of(t.placement) for t in flat_types(out["main"].ret_ty)]
     assert kinds == [(1,), (1,), (1,), (1,)]
+
+
+def test_annotations_inside_private_functions_count():
+    """The function's own annotation of its parameter holds, whatever the caller has."""
+    text = """
+@I.ir_module
+class Module:
+    I.module_global_infos({"mesh": [R.device_mesh((2,), I.Range(0, 2))]})
+    @R.function(private=True)
+    def f(x: R.Tensor((4, 4), "float32")) -> R.Tensor((4, 4), "float32"):
+        xp = R.dist.annotate_sharding(x, device_mesh="mesh[0]", placement="S[1]")
+        y = R.nn.relu(xp)
+        return y
+    @R.function
+    def main(x: R.Tensor((4, 4), "float32")) -> R.Tensor((4, 4), "float32"):
+        cls = Module
+        a = R.dist.annotate_sharding(x, device_mesh="mesh[0]", placement="S[0]")
+        y: R.Tensor((4, 4), "float32") = cls.f(a)
+        return y
+"""
+    out = PropagateSharding()(tvm.script.from_source(text))
+    check_level(out, 3)
+    assert placement(out, "x") == (0,)
+    assert moves(out) == [((0,), (1,))]
+    assert labels_of(out["main"].ret_ty.placement) == (1,)
