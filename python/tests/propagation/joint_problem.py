@@ -17,6 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from joint_work import talking_axes, work
+
 from tvm_distir.ir import R
 from tvm_distir.propagation.cost import INFINITE
 from tvm_distir.propagation.decision import Decision, Instance
@@ -72,6 +74,7 @@ class Joint:
         self.ranks = [axis.size for axis in self.axes]
         self.nodes: list[Node] = []
         self.values: list[Value] = []
+        self.talking = 0  # decided ops that send something along another axis than the first
         self._models: dict[str, list[Any]] = {}
         self._expand(decision.entries[entry], [])
         for value in self.values:
@@ -142,7 +145,11 @@ class Joint:
         decided = tuple(inst.choice[a][k] for a in range(len(self.axes)))
         if math.prod(len(x) for x in lists) > MOST_COMBINATIONS:
             raise TooLarge
-        combinations = [c for c in itertools.product(*lists) if self._divides(inst, k, c)]
+        free = [len(x) > 1 for x in lists]
+        self.talking += bool(inst.graph.nodes[k].rule) and any(
+            a > 0 for a in talking_axes(inst.graph.nodes[k].rule, decided)
+        )
+        combinations = [c for c in itertools.product(*lists) if self._divides(inst, k, c, free)]
         costs = [self._cost(inst, k, c) for c in combinations]
         position = combinations.index(decided) if decided in combinations else -1
         if inner:  # hands on what it gets
@@ -150,7 +157,10 @@ class Joint:
         self.nodes.append(Node(combinations, costs, position))
         return len(self.nodes) - 1
 
-    def _divides(self, inst: Instance, k: int, combination: Combination) -> bool:
+    def _divides(
+        self, inst: Instance, k: int, combination: Combination, free: Sequence[bool]
+    ) -> bool:
+        """Whether dims come out even; what only axes without a choice cut may be as it is."""
         node, values = inst.graph.nodes[k], inst.graph.values
         walks: dict[int, list[int]] = {}
         for a, alternative in enumerate(combination):
@@ -167,20 +177,19 @@ class Joint:
                 cuts: dict[int, list[int]] = {}
                 for a, alternative in enumerate(combination):
                     if v >= 0 and alternative[side] and alternative[side][i] >= 0:
-                        cuts.setdefault(alternative[side][i], []).append(self.ranks[a])
-                if any(not _even(values[v].shape[d], parts, True) for d, parts in cuts.items()):
-                    return False
+                        cuts.setdefault(alternative[side][i], []).append(a)
+                for d, axes in cuts.items():
+                    parts = [self.ranks[a] for a in axes]
+                    chosen = any(free[a] for a in axes)
+                    if chosen and not _even(values[v].shape[d], parts, True):
+                        return False
         return True
 
     def _cost(self, inst: Instance, k: int, combination: Combination) -> int:
         """Work of an op; what holding a free parameter of an entry costs."""
         node, g, costs = inst.graph.nodes[k], inst.graph, self.shop.costs
         if node.kind == "op" and node.rule is not None:
-            others = tuple(
-                (n, c[0] + c[1], c[2] is not None) for n, c in zip(self.ranks[1:], combination[1:])
-            )
-            alternative = self.shop.forms.intern([combination[0]])
-            return int(self.shop.work(node.rule, alternative, self.ranks[0], others)[1])
+            return work(costs, node.rule, combination, self.ranks)
         if node.kind != "param" or not g.public:
             return 0
         total, whole = 0, g.values[node.results[0]].size_bytes
