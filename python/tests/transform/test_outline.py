@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from typing import Any
 
@@ -435,6 +436,61 @@ def test_twenty_thousand_bindings() -> None:
     out = OutlineRepeatedLayers()(mod)
     assert calls(out) == {"layer": 3334}
     ir.assert_structural_equal(InlinePrivateFunctions()(out), mod)
+
+
+def random_layers(draw: random.Random) -> ir.IRModule:
+    """Stretches of layers of a few kinds; now and then one reads or gives something else."""
+    ops = [op.add, op.multiply, op.subtract, op.maximum, op.minimum]
+    kinds = [
+        [
+            (draw.choice(ops), draw.random(), draw.random(), draw.randint(0, 5))
+            for _ in range(length)
+        ]
+        for length in (draw.randint(3, 9) for _ in range(draw.randint(1, 3)))
+    ]
+    stretches = [(draw.choice(kinds), draw.randint(1, 5)) for _ in range(draw.randint(1, 4))]
+    noise = draw.choice([0.0, 0.03])
+
+    def write(w: Writer) -> Any:
+        values, extra = [w.weight("x")], []
+        for i, kind in enumerate(kind for kind, count in stretches for _ in range(count)):
+            inside = [values[-1]]
+            for make, first, second, source in kind:
+                left, right = (inside[int(part * len(inside))] for part in (first, second))
+                if source == 0:
+                    right = w.weight(f"h.{i}.w{len(inside) % 3}")
+                elif source == 1:
+                    right = w.weight("shared")
+                elif source == 2:
+                    right = relax.const(2.0 if draw.random() < 0.15 else 1.0, "float32")
+                if draw.random() < noise:
+                    right = draw.choice(values)
+                inside.append(w.emit(make(left, right)))
+            values.append(inside[-1])
+            extra += [value for value in inside[1:] if draw.random() < noise]
+        return [values[-1], *extra]
+
+    return Writer().module(write)
+
+
+def test_random_layers_come_back() -> None:
+    """Inlined again, a module is the original, but for tuples made and taken apart."""
+    tidy = tvm.transform.Sequential(
+        [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()]
+    )
+    found = 0
+    for seed in range(30):
+        mod = random_layers(random.Random(seed))
+        for min_repeats, min_bindings in ((2, 4), (3, 2)):
+            options = {"min_repeats": min_repeats, "min_bindings": min_bindings}
+            out = OutlineRepeatedLayers(**options)(mod)
+            relax.analysis.well_formed(out)
+            for name, count in calls(out).items():
+                assert count >= min_repeats
+                assert len(out[name].body.blocks[0].bindings) >= min_bindings
+                found += 1
+            ir.assert_structural_equal(tidy(InlinePrivateFunctions()(out)), tidy(mod))
+    assert found > 60
 
 
 def test_bad_options() -> None:
