@@ -66,13 +66,18 @@ def main() -> None:
     """Print a table of bytes, and one of counts."""
     options = parser(__doc__, jax=True)
     options.add_argument("--layers", type=int, nargs="+", default=list(LAYERS))
+    options.add_argument("--verify", action="store_true", help="run ours and compare (slow)")
     given = options.parse_args()
     bytes_rows, count_rows = [], []
     with JaxPeer(given.jax_python) as peer:
         print_setting(**peer.versions)
         for title, (model, sequence, build) in CASES.items():
             for layers in given.layers:
-                ours = of_module(td.distribute(*build(layers)))
+                mod, plan = build(layers)
+                ours = of_module(td.distribute(mod, plan))
+                if given.verify:
+                    td.verify(mod, plan).check()
+                    print(f"{title}, {layers}: equal to the single device's result", flush=True)
                 shardy, gspmd = (
                     of_xla(peer, model, layers, sequence, which) for which in (True, False)
                 )
