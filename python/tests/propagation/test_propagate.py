@@ -592,3 +592,14 @@ class Module:
     assert placement(out, "x") == (0,)
     assert moves(out) == [((0,), (1,))]
     assert labels_of(out["main"].ret_ty.placement) == (1,)
+
+
+def test_squeeze_keeps_a_dim_cut_down_to_one():
+    """(2, 1, 6) over 2 devices: each shard is (1, 1, 6), its result (1, 6)."""
+    x = relax.Var("x", tensor(2, 1, 6))
+    mod = build([x], lambda e, _: e(R_.squeeze(x)))
+    out = distribute(mod, [{"param": "x", "placement": "S[0]"}], a=2)
+    lowered = LowerDistIR()(LegalizeRedistribute()(out))
+    value = np.arange(12, dtype=F32).reshape(2, 1, 6)
+    (found,) = td.run(lowered, [value], engine="virtual")
+    assert np.array_equal(found, value.reshape(2, 6))

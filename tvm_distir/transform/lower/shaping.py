@@ -11,9 +11,12 @@ from tvm import relax
 from .calls import LocalCall, register_local
 
 
-@register_local("relax.reshape")
+@register_local("relax.reshape", "relax.squeeze")
 def reshape(cx: LocalCall) -> Any:
-    """The leading dim of a group is cut: blocks of rows stay blocks of rows."""
+    """The leading dim of a group is cut: blocks of rows stay blocks of rows.
+
+    A squeeze without axes would drop a cut dim whose shard has one element.
+    """
     return relax.op.reshape(cx.operand(0), cx.outs[0].local)
 
 
