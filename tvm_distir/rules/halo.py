@@ -54,6 +54,11 @@ class Window:
         """How many rows the last window reaches behind the operand (negative: stays inside)."""
         return (result - 1) * self.stride - self.before + self.reach - extent
 
+    def borders(self, extent: int, result: int) -> tuple[int, int]:
+        """How many first and last result rows have windows that leave the operand."""
+        over = max(0, self.overhang(extent, result))
+        return -(-self.before // self.stride), -(-over // self.stride)
+
 
 def windows(attrs: Any, kernel: Sequence[int]) -> list[Window]:
     """Windows per spatial dim from strides, dilation and padding of a call's attributes."""
@@ -142,13 +147,31 @@ def most_blocks(extent: int, result: int) -> int:
     return next(n for n in range(least, 1, -1) if all(n % k for k in range(2, math.isqrt(n) + 1)))
 
 
+def blocks_with_borders(window: Window, extent: int, result: int) -> int:
+    """Blocks of a result whose border rows are computed apart; 1 when there are none.
+
+    Blocks must be aligned, and one must hold the border rows of both ends.
+    """
+    least = max(1, sum(window.borders(extent, result)))
+    if extent != result * window.stride:
+        return 1
+    return max((n for n in range(1, result // least + 1) if result % n == 0), default=1)
+
+
 def tie_halo(
-    draft: Draft, dim: int, result_dim: int, window: Window, extent: int, result: int
+    draft: Draft,
+    dim: int,
+    result_dim: int,
+    window: Window,
+    extent: int,
+    result: int,
+    blocks: int | None = None,
 ) -> None:
     """Add the factor of a dim whose blocks need neighbour rows.
 
     ``comm_bytes`` are those of the rows one rank fetches of both sides, over the whole other
-    dims; where the blocks of operand and result are not aligned, those of two ranks.
+    dims; where the blocks of operand and result are not aligned, those of two ranks. ``blocks``
+    limits the factor to even blocks.
     """
     plan = exchange(window, extent, result, 2)
     shape = draft.call.ins[0]
@@ -157,6 +180,7 @@ def tie_halo(
         {0: dim},
         {0: result_dim},
         "halo",
-        size=most_blocks(extent, result),
+        size=most_blocks(extent, result) if blocks is None else blocks,
         comm_bytes=size_bytes(rows, draft.call.in_dtypes[0]),
+        uneven=blocks is None,
     )

@@ -13,6 +13,7 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
+from tvm_distir.errors import LoweringError
 from tvm_distir.rules.halo import Window, exchange, most_blocks
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -107,6 +108,16 @@ CASES = {
         (2,),
         2,
     ),
+    "average of what is there": (pool(nn.avg_pool2d, 3, 8, 1, (1, 1)), 2, (2,), 2),
+    "average of what is there, stride 2": (pool(nn.avg_pool2d, 3, 8, 2, (1, 1)), 2, (4,), 1),
+    "average of what is there, long": (pool(nn.avg_pool2d, 5, 16, 1, (2, 2)), 2, (2, 2), 6),
+    "average of what is there, behind": (pool(nn.avg_pool2d, 3, 6, 1, (0, 2)), 2, (3,), 1),
+    "average of what is there, two axes": (
+        pool(nn.avg_pool2d, 3, 8, 1, (1, 1), dilation=(1, 1)),
+        2,
+        (2, 2),
+        6,
+    ),
     "pad": (([("x", (2, 8, 3), F)], lambda x: nn.pad(x, [0, 0, 1, 1, 0, 1])), 1, (2,), 0),
     "pad, 4 ranks": (([("x", (2, 8, 3), F)], lambda x: nn.pad(x, [0, 0, 1, 1, 0, 0])), 1, (4,), 1),
     "pad in front, value": (
@@ -177,6 +188,26 @@ def test_both_spatial_dims():
     np.testing.assert_array_equal(h.run(mod, inputs)[0], h.reference(whole, inputs)[0])
 
 
+def test_corners_of_an_average_that_counts_no_padding():
+    """Both dims cut: windows at a corner average fewer rows and fewer columns."""
+    specs = [("x", (1, 2, 8, 6), F)]
+    whole, call = h.whole_module(specs, lambda x: nn.avg_pool2d(x, (5, 3), padding=(2, 1)))
+    mod = lowered(specs, call, (2, 3), [halo_factor(call, 2), halo_factor(call, 3)])
+    inputs = h.draw(specs)
+    np.testing.assert_array_equal(h.run(mod, inputs)[0], h.reference(whole, inputs)[0])
+
+
+def test_an_average_in_blocks_too_small_is_refused():
+    """The rule does not offer them; placements written by hand are told so."""
+    specs, make = pool(nn.avg_pool2d, 5, 8, 1, (2, 2))
+    _, call = h.whole_module(specs, make)
+    factor = halo_factor(call, 2)
+    assert factor.size == 2 and not factor.uneven
+    with pytest.raises(LoweringError) as caught:
+        lowered(specs, call, (4,), [factor])
+    assert caught.value.code == "DIST0507"
+
+
 def test_rows_and_cut_input_channels():
     """Halo along one axis, a sum of terms along the other; both uneven."""
     specs = [("x", (1, 3, 7, 4), F), ("w", (2, 3, 3, 3), F)]
@@ -201,11 +232,9 @@ def test_bytes_are_those_of_one_row_each_way(ranks):
 @pytest.mark.parametrize(
     ("make", "key"),
     [
-        (pool(nn.avg_pool2d, 3, 8, 1, (1, 1))[1], "average fewer rows"),
-        (
-            pool(nn.avg_pool2d, 3, 8, 2, ceil_mode=True, count_include_pad=True)[1],
-            "behind the padding",
-        ),
+        (pool(nn.avg_pool2d, 3, 8, 2, ceil_mode=True, count_include_pad=True)[1], "ceil_mode"),
+        (pool(nn.avg_pool2d, 2, 8, 1, (1, 1))[1], "average fewer rows"),
+        (pool(nn.avg_pool2d, 9, 8, 1, (4, 4))[1], "even blocks are too small"),
         (pool(nn.max_pool2d, 8, 8)[1], "no blocks"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..dims import elements, nominal
 from ..draft import CallShape, Draft
-from ..halo import Window, tie_halo, windows
+from ..halo import Window, blocks_with_borders, tie_halo, windows
 from ..registry import register_sharding_rule
 
 
@@ -23,13 +23,22 @@ def _obstacle(call: CallShape, window: Window, extent: Any, result: Any) -> str 
         return "spatial dim of unknown extent: how many neighbour rows it needs is not known"
     if extent < 2 or result < 2:
         return f"{extent} rows give {result}: there are no blocks"
-    over = window.overhang(extent, result)
-    if "avg_pool" in call.op:
-        if not bool(call.attrs.count_include_pad) and (window.before or over > 0):
-            return "windows at the border average fewer rows, which a block cannot tell"
-        if over > window.after:
-            return "the last window reaches behind the padding, where fewer rows are averaged"
+    if _counts_apart(call, window, extent, result):
+        if bool(call.attrs.ceil_mode):
+            return "with ceil_mode, windows at the border average fewer rows"
+        if blocks_with_borders(window, extent, result) == 1:
+            return "windows at the border average fewer rows, and even blocks are too small"
     return None
+
+
+def _counts_apart(call: CallShape, window: Window, extent: int, result: int) -> bool:
+    """Whether an average divides by fewer elements at the border than elsewhere."""
+    if "avg_pool" not in call.op:
+        return False
+    over = window.overhang(extent, result)
+    if bool(call.attrs.count_include_pad):
+        return over > window.after
+    return bool(window.before) or over > 0
 
 
 def _tie_spatial(draft: Draft, data: str, out: str, sliding: list[Window], what: str) -> None:
@@ -41,11 +50,14 @@ def _tie_spatial(draft: Draft, data: str, out: str, sliding: list[Window], what:
             draft.tie({0: d}, {0: o}, size=result, uneven=window.stride == 1)
             continue
         why = _obstacle(draft.call, window, extent, result)
-        if why is None:
-            tie_halo(draft, d, o, window, extent, result)
-        else:
+        if why is not None:
             draft.whole("in", 0, d, f"spatial dim of a {what}: {why}")
             draft.whole("out", 0, o, f"spatial dim of a {what}: {why}")
+        elif _counts_apart(draft.call, window, extent, result):
+            blocks = blocks_with_borders(window, extent, result)
+            tie_halo(draft, d, o, window, extent, result, blocks)
+        else:
+            tie_halo(draft, d, o, window, extent, result)
 
 
 def _unsupported(draft: Draft) -> Draft:
