@@ -128,7 +128,7 @@ def test_a_planted_fault_is_found_and_shrunk(monkeypatch, tmp_path):
     monkeypatch.setattr(campaign_check, "LowerDistIR", _faulty)
     outcome = campaign_check.check(case)
     assert (outcome.kind, outcome.what) == ("WRONG", "value")
-    small = campaign_shrink.shrink(case, outcome, limit_s=20)
+    small = campaign_shrink.shrink(case, outcome, limit_s=8)
     assert set(_calls(small.mod)) <= {"relax.matmul", "relax.negative"}
     assert len(small.plan["mesh"]) == 1
     name = campaign_saved.save(small, outcome, tmp_path)
