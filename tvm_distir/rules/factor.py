@@ -25,7 +25,8 @@ class Factor:
     size : int or tvm Expr
         Into how many equal blocks the space divides at most: a mesh axis of n devices needs
         ``size % n == 0`` (or ``uneven``). For dims tied one to one it is their extent; a tied
-        dim of extent m times the size is cut into blocks of whole m's.
+        dim of extent m times the size is cut into blocks of whole m's. Those of a halo may
+        have any extents, see :func:`.halo.most_blocks`.
     ins, outs : tuple of int or None
         Per flattened tensor operand and result, the dim that walks the space; None: whole.
     kind : str
