@@ -19,7 +19,8 @@ the other; ``op``: position in :data:`tvm_distir.runtime.collectives.REDUCE_OPS`
 ``recv``                  tag, shape, the same six, out
 ========================  ==============================================================
 
-Each finds the fabric of the worker that calls it through :func:`worker`.
+Each finds the fabric of the worker that calls it through :func:`worker`. All but ``send`` and
+``recv`` exist twice, in the native library and in Python; :func:`register` chooses.
 """
 
 from __future__ import annotations
@@ -33,9 +34,10 @@ import numpy as np
 import tvm_ffi
 
 from ..errors import RuntimeError_
+from ..native import ccl as native
 from .calls import Transfer
 from .collectives import REDUCE_OPS, Collective
-from .fabric import Fabric
+from .fabric import Fabric, Meetings, NativeFabric
 from .layout import np_dtype
 from .tensors import to_array, to_tensor
 
@@ -53,21 +55,28 @@ ARGS: dict[str, tuple[str, ...]] = {
 }
 """Names of the integer arguments between ``group_size`` and ``out``."""
 
+FABRICS: dict[str, Callable[[Sequence[int], float], Meetings]] = {
+    "native": NativeFabric,
+    "python": Fabric,
+}
+"""The two implementations: makers of a fabric from its ranks and the timeout in seconds."""
+
 _here = threading.local()
 
 
 @contextmanager
-def worker(fabric: Fabric, rank: int) -> Iterator[None]:
+def worker(fabric: Meetings, rank: int) -> Iterator[None]:
     """Make the calling thread the worker ``rank`` of a fabric."""
     _here.place = (fabric, rank)
     try:
-        yield
+        with fabric.worker(rank):
+            yield
     finally:
         del _here.place
 
 
-def _place(name: str) -> tuple[Fabric, int]:
-    place: tuple[Fabric, int] | None = getattr(_here, "place", None)
+def _place(name: str) -> tuple[Any, int]:
+    place: tuple[Meetings, int] | None = getattr(_here, "place", None)
     if place is None:
         raise RuntimeError_(
             "DIST0605",
@@ -129,24 +138,40 @@ def _transfer(args: Sequence[Any]) -> Transfer:
     return Transfer(int(tag), tuple(int(n) for n in shape), src, dst)
 
 
-def _send(fabric: Fabric, rank: int, x: Any, *args: Any) -> Any:
+def _send(fabric: Meetings, rank: int, x: Any, *args: Any) -> Any:
     array = to_array(x)
     fabric.send(rank, _transfer(args), array)
     return to_tensor(array)
 
 
-def _recv(fabric: Fabric, rank: int, *args: Any) -> None:
+def _recv(fabric: Meetings, rank: int, *args: Any) -> None:
     *transfer, out = args
     _fill(out, fabric.receive(rank, _transfer(transfer), np_dtype(str(out.dtype))))
 
 
-def functions() -> dict[str, Callable[..., Any]]:
-    """All packed functions, by short name."""
-    made = {name: _guarded(name, _collective(name)) for name in ARGS}
+def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
+    """All packed functions, by short name.
+
+    Parameters
+    ----------
+    collectives : str
+        A key of :data:`FABRICS`; only workers of such a fabric may call the functions.
+    """
+    made: dict[str, Callable[..., Any]]
+    if collectives == "native":
+        made = {name: native.collective(name) for name in ARGS}
+    else:
+        made = {name: _guarded(name, _collective(name)) for name in ARGS}
     return {**made, "send": _guarded("send", _send), "recv": _guarded("recv", _recv)}
 
 
-def register() -> None:
-    """Register the functions with the FFI, replacing what stood there."""
-    for name, function in functions().items():
+def register(collectives: str = "native") -> None:
+    """Register the functions with the FFI, replacing what stood there.
+
+    Raises
+    ------
+    EnvironmentError_
+        DIST0110 without the native library.
+    """
+    for name, function in functions(collectives).items():
         tvm_ffi.register_global_func(PREFIX + name, function, override=True)

@@ -4,26 +4,71 @@
 
 One fabric serves one run. A rank that waits is recorded with what it waits for, so that the
 fabric sees at once when nobody can go on; a failure of one rank ends the waiting of all.
+
+:class:`NativeFabric` meets in the native library, :class:`Fabric` is the same in plain Python, its
+oracle.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import RuntimeError_
 from ..ir import local_shape
+from ..native import ccl as native
 from .calls import Transfer
 from .collectives import LOCAL, Collective, apply, apply_local
 
 Array = npt.NDArray[Any]
+Route = tuple[int, int, int]
+"""Tag, source rank, destination rank."""
+
+
+class Meetings(Protocol):
+    """What the engine and the packed functions need of a fabric."""
+
+    @property
+    def failure(self) -> tuple[int, BaseException] | None:
+        """The first rank that failed, and its error."""
+        ...
+
+    def worker(self, rank: int) -> Any:
+        """Context in which the calling thread is the worker ``rank``."""
+        ...
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """Record the first failure and wake every waiting rank."""
+        ...
+
+    def finish(self, rank: int) -> None:
+        """Record that a rank has run to its end."""
+        ...
+
+    def send(self, rank: int, transfer: Transfer, x: Array) -> None:
+        """Post the tiles this rank owes; does not wait."""
+        ...
+
+    def receive(self, rank: int, transfer: Transfer, dtype: np.dtype[Any]) -> Array:
+        """Wait for the tiles of a transfer and return this rank's part."""
+        ...
+
+    def executed(self, rank: int) -> list[native.Executed]:
+        """Collectives a rank executed, known once it has ended."""
+        ...
+
+    def received(self, rank: int) -> list[tuple[Transfer, int]]:
+        """Transfers a rank received, each with the bytes of one element."""
+        ...
 
 
 class Aborted(Exception):
@@ -47,7 +92,113 @@ def _words(call: Collective, x: Array) -> str:
     return f"{call.text()} on {x.nbytes} bytes ({x.dtype}{list(x.shape)})"
 
 
-class Fabric:
+class _Mail(ABC):
+    """Transfers between meshes, tile by tile, over letters that a subclass carries."""
+
+    def __init__(self) -> None:
+        self._received: dict[int, list[tuple[Transfer, int]]] = {}
+
+    @abstractmethod
+    def _post(self, route: Route, letter: tuple[Transfer, Array]) -> None: ...
+
+    @abstractmethod
+    def _take(self, route: Route, what: str) -> tuple[Transfer, Array]: ...
+
+    def send(self, rank: int, transfer: Transfer, x: Array) -> None:
+        """Post the tiles this rank owes; does not wait."""
+        for tile in transfer.tiles():
+            if tile.src == rank:
+                part = x[tile.src_slices()].copy()
+                self._post((transfer.tag, rank, tile.dst), (transfer, part))
+
+    def receive(self, rank: int, transfer: Transfer, dtype: np.dtype[Any]) -> Array:
+        """Wait for the tiles of a transfer and return this rank's (zero-padded) part.
+
+        Raises
+        ------
+        RuntimeError_
+            DIST0611 when the sender meant another transfer or type, else as ``collective``.
+        """
+        size = [int(n) for n in local_shape(transfer.shape, transfer.dst[2], transfer.dst[0])]
+        out = np.zeros(size, dtype)
+        for tile in transfer.tiles():
+            if tile.dst != rank:
+                continue
+            route = (transfer.tag, tile.src, rank)
+            promised, part = self._take(route, f"receive of {transfer.text()}")
+            if promised != transfer or part.dtype != dtype:
+                raise RuntimeError_(
+                    "DIST0611",
+                    f"rank {rank} expects {transfer.text()} of {dtype}{list(transfer.shape)}, "
+                    f"rank {tile.src} sent {part.dtype}{list(promised.shape)}",
+                    remedy="Give every transfer its own tag, and both ends the same shape.",
+                )
+            out[tile.dst_slices()] = part
+        self._received.setdefault(rank, []).append((transfer, dtype.itemsize))
+        return out
+
+    def received(self, rank: int) -> list[tuple[Transfer, int]]:
+        """Transfers a rank received, each with the bytes of one element."""
+        return self._received.get(rank, [])
+
+
+class NativeFabric(_Mail):
+    """Meeting place of the ranks of one run, in the native library.
+
+    Parameters
+    ----------
+    ranks : sequence of int
+        Ranks that take part.
+    timeout_s : float
+        How long a rank waits for another one that is busy computing.
+    """
+
+    def __init__(self, ranks: Sequence[int], timeout_s: float) -> None:
+        super().__init__()
+        self._native = native.NativeFabric(sorted(ranks), timeout_s)
+        self._letters: dict[Route, deque[tuple[Transfer, Array]]] = {}
+        self._lock = threading.Lock()
+        self._errors: dict[int, BaseException] = {}
+
+    @property
+    def failure(self) -> tuple[int, BaseException] | None:
+        """The first rank that failed, and its error."""
+        first = self._native.failure()
+        if first is None:
+            return None
+        rank, message = first
+        return rank, self._errors.get(rank, RuntimeError_(message))
+
+    def worker(self, rank: int) -> Any:
+        """Context in which the calling thread is the worker ``rank``."""
+        return self._native.worker(rank)
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        """Record the first failure and wake every waiting rank."""
+        with self._lock:
+            self._errors.setdefault(rank, error)
+        self._native.fail(rank, f"{type(error).__name__}: {error}")
+
+    def finish(self, rank: int) -> None:
+        """Record that a rank has run to its end."""
+        self._native.finish(rank)
+
+    def _post(self, route: Route, letter: tuple[Transfer, Array]) -> None:
+        with self._lock:
+            self._letters.setdefault(route, deque()).append(letter)
+        self._native.post(*route)
+
+    def _take(self, route: Route, what: str) -> tuple[Transfer, Array]:
+        self._native.take(*route, what)
+        with self._lock:
+            return self._letters[route].popleft()
+
+    def executed(self, rank: int) -> list[native.Executed]:
+        """Collectives a rank executed, known once it has ended."""
+        return self._native.executed(rank)
+
+
+class Fabric(_Mail):
     """Meeting place of the ranks of one run.
 
     Parameters
@@ -59,14 +210,21 @@ class Fabric:
     """
 
     def __init__(self, ranks: Sequence[int], timeout_s: float) -> None:
+        super().__init__()
+        self._executed: dict[int, list[native.Executed]] = {}
         self._ranks = tuple(sorted(ranks))
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
         self._meetings: dict[tuple[int, ...], _Meeting] = {}
-        self._mail: dict[tuple[int, int, int], deque[tuple[Transfer, Array]]] = {}
+        self._mail: dict[Route, deque[tuple[Transfer, Array]]] = {}
         self._waits: dict[int, _Wait] = {}
         self._done: set[int] = set()
         self.failure: tuple[int, BaseException] | None = None
+
+    @contextmanager
+    def worker(self, rank: int) -> Iterator[None]:
+        """Context in which the calling thread is the worker ``rank``."""
+        yield
 
     def fail(self, rank: int, error: BaseException) -> None:
         """Record the first failure and wake every waiting rank."""
@@ -116,6 +274,8 @@ class Fabric:
         if last:
             self._complete(group, meeting)
         results = meeting.results or {}
+        done = native.Executed(call.name, call.groups, results[rank].nbytes, 1)
+        self._executed.setdefault(rank, []).append(done)
         return results[rank]
 
     def _complete(self, group: tuple[int, ...], meeting: _Meeting) -> None:
@@ -135,48 +295,24 @@ class Fabric:
             meeting.results = done
             self._changed.notify_all()
 
-    def send(self, rank: int, transfer: Transfer, x: Array) -> None:
-        """Post the tiles this rank owes; does not wait."""
-        posted = [
-            (tile, x[tile.src_slices()].copy()) for tile in transfer.tiles() if tile.src == rank
-        ]
+    def _post(self, route: Route, letter: tuple[Transfer, Array]) -> None:
         with self._changed:
             self._check_failure()
-            for tile, part in posted:
-                box = self._mail.setdefault((transfer.tag, rank, tile.dst), deque())
-                box.append((transfer, part))
+            self._mail.setdefault(route, deque()).append(letter)
             self._changed.notify_all()
 
-    def receive(self, rank: int, transfer: Transfer, dtype: np.dtype[Any]) -> Array:
-        """Wait for the tiles of a transfer and return this rank's (zero-padded) part.
+    def _take(self, route: Route, what: str) -> tuple[Transfer, Array]:
+        with self._changed:
+            self._check_failure()
+            box = self._mail.setdefault(route, deque())
+            if not box:
+                here = _Wait(what, lambda: bool(box), lambda: [route[1]])
+                self._wait(route[2], here, lambda: bool(box))
+            return box.popleft()
 
-        Raises
-        ------
-        RuntimeError_
-            DIST0611 when the sender meant another transfer or type, else as ``collective``.
-        """
-        size = [int(n) for n in local_shape(transfer.shape, transfer.dst[2], transfer.dst[0])]
-        out = np.zeros(size, dtype)
-        for tile in transfer.tiles():
-            if tile.dst != rank:
-                continue
-            with self._changed:
-                self._check_failure()
-                box = self._mail.setdefault((transfer.tag, tile.src, rank), deque())
-                if not box:
-                    src = tile.src
-                    here = _Wait(f"receive of {transfer.text()}", lambda: bool(box), lambda: [src])
-                    self._wait(rank, here, lambda: bool(box))
-                promised, part = box.popleft()
-            if promised != transfer or part.dtype != dtype:
-                raise RuntimeError_(
-                    "DIST0611",
-                    f"rank {rank} expects {transfer.text()} of {dtype}{list(transfer.shape)}, "
-                    f"rank {tile.src} sent {part.dtype}{list(promised.shape)}",
-                    remedy="Give every transfer its own tag, and both ends the same shape.",
-                )
-            out[tile.dst_slices()] = part
-        return out
+    def executed(self, rank: int) -> list[native.Executed]:
+        """Collectives a rank executed, one by one."""
+        return self._executed.get(rank, [])
 
     def _check_failure(self) -> None:
         if self.failure is not None:

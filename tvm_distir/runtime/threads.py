@@ -3,7 +3,7 @@
 """The engine ``threads``: one worker per rank in a Disco ``ThreadedSession`` of this process.
 
 Each mesh's entry function is compiled whole; every worker has a virtual machine of its own, and
-the workers meet in a :class:`~tvm_distir.runtime.fabric.Fabric`. An exception that leaves a
+the workers meet in a fabric (:mod:`tvm_distir.runtime.fabric`). An exception that leaves a
 worker would abort the process: workers call :func:`_invoke`, which hands it to the fabric.
 """
 
@@ -23,9 +23,11 @@ import tvm_ffi
 from tvm import ir, relax
 
 from ..autoload import repair_disco
-from ..errors import DistIRError, RuntimeError_
+from ..errors import DistIRError, RuntimeError_, nearest
 from . import ccl
-from .fabric import Aborted, Fabric
+from .counts import CollectiveCount
+from .executed import count_executed
+from .fabric import Aborted, Meetings
 from .kernels import KernelCache
 from .layout import Entry, entries, gather_outputs, shard_inputs
 from .tensors import flat_tensors, to_array, to_tensor
@@ -41,7 +43,7 @@ _THREADS_VARIABLE = "TVM_NUM_THREADS"
 class _Job:
     """What the workers of one run share."""
 
-    fabric: Fabric
+    fabric: Meetings
     machine: dict[int, Any]
     function: dict[int, str]
     inputs: dict[int, list[Array]]
@@ -128,7 +130,6 @@ def _session(workers: int) -> Any:
                 remedy="Unset TVM_USE_RUNTIME_LIB, or use the engine virtual.",
             )
         tvm_ffi.register_global_func(_INVOKE, _invoke, override=True)
-        ccl.register()
         _sessions[workers] = disco.ThreadedSession(workers)
     return _sessions[workers]
 
@@ -141,18 +142,33 @@ class ThreadsEngine:
     timeout_s : float
         How long a rank waits for another one that is busy; ranks that can never meet are
         found at once.
+    collectives : str
+        ``"native"``, those of the native library, or ``"python"``, their slow reference.
 
     Attributes
     ----------
-    collectives : tuple
-        Empty: the compiled code is not counted.
+    collectives : tuple of CollectiveCount
+        What the last run executed, as the first rank of every mesh counted it.
+
+    Raises
+    ------
+    RuntimeError_
+        DIST0601 for other collectives.
     """
 
     name = "threads"
 
-    def __init__(self, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, timeout_s: float = TIMEOUT_S, collectives: str = "native") -> None:
+        if collectives not in ccl.FABRICS:
+            raise RuntimeError_(
+                "DIST0601",
+                f'the engine threads has no collectives "{collectives}"',
+                place="engine",
+                remedy=nearest(collectives, ccl.FABRICS),
+            )
         self.timeout_s = timeout_s
-        self.collectives: tuple[Any, ...] = ()
+        self._implementation = collectives
+        self.collectives: tuple[CollectiveCount, ...] = ()
 
     def run(self, mod: ir.IRModule, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
         """Run every device's entry function and return the whole outputs.
@@ -168,23 +184,28 @@ class ThreadsEngine:
         ------
         RuntimeError_
             The first failure of any worker: DIST0610 to DIST0613, or what the worker raised.
+        EnvironmentError_
+            DIST0110 when the native library is needed and missing.
         """
+        self.collectives = ()
         found = entries(mod)
         local = shard_inputs(mod, inputs)
-        job = _Job(Fabric([r for e in found for r in e.ranks], self.timeout_s), {}, {}, {})
+        ranks = [r for e in found for r in e.ranks]
+        job = _Job(ccl.FABRICS[self._implementation](ranks, self.timeout_s), {}, {}, {})
         for entry, per_rank in zip(found, local):
             machine = compile_entry(mod, entry.function)
             for rank, row in zip(entry.ranks, per_rank):
                 job.machine[rank], job.function[rank] = machine, entry.function
                 job.inputs[rank] = row
-        self._call(job, max(r for e in found for r in e.ranks) + 1)
+        self._call(job, max(ranks) + 1)
         _raise_failure(job, found)
+        self.collectives = count_executed(mod, found, job.fabric)
         return gather_outputs(mod, [[job.outputs[r] for r in e.ranks] for e in found])
 
-    @staticmethod
-    def _call(job: _Job, workers: int) -> None:
+    def _call(self, job: _Job, workers: int) -> None:
         with _lock, one_thread_each(workers):
             session = _session(workers)
+            ccl.register(self._implementation)  # machines look the functions up when made
             number = next(_numbers)
             _jobs[number] = job
             try:
