@@ -56,15 +56,21 @@ class Evaluator:
             if node.kind != "op" or node.rule is None:
                 continue
             axes = [a for a, x in enumerate(self.shop.axes) if x.mesh == node.mesh]
-            first, *rest = axes
-            others = []
-            for a in rest:
-                choice = inst.choice[a][k]
-                labels = choice.needs + choice.gives
-                others.append((self.shop.axes[a].size, labels, choice.factor is not None))
-            alone = self.shop.forms.intern([inst.choice[first][k]])
-            _, price = self.shop.work(node.rule, alone, self.shop.axes[first].size, tuple(others))
-            total += price
+            sides = {
+                a: (
+                    self.shop.axes[a].size,
+                    inst.choice[a][k].needs + inst.choice[a][k].gives,
+                    inst.choice[a][k].factor is not None,
+                )
+                for a in axes
+            }
+            work = sent = 0
+            for a in axes:
+                others = tuple(side for b, side in sides.items() if b != a)
+                ranks = self.shop.axes[a].size
+                work, own = self.shop.parts(node.rule, inst.choice[a][k], ranks, others)
+                sent += own
+            total += self.shop.costs.scaled(work + sent)
         return total
 
     def _conversions(self, inst: Instance) -> int:

@@ -193,6 +193,17 @@ class Workshop:
         ranks: int,
         others: tuple[tuple[int, tuple[int, ...] | None, bool], ...],
     ) -> int:
+        local, sent = self.parts(rule, alt, ranks, others)
+        return self.costs.scaled(local + sent)
+
+    def parts(
+        self,
+        rule: Rule,
+        alt: Alternative,
+        ranks: int,
+        others: tuple[tuple[int, tuple[int, ...] | None, bool], ...],
+    ) -> tuple[int, int]:
+        """Unscaled cost of a call's local work, and of what it sends along its own axis."""
         c, flops, sent, launches = self.costs, rule.flops, 0, 0
         sizes = list(rule.in_bytes + rule.out_bytes)
         mine = (ranks, alt.needs + alt.gives, alt.factor is not None)
@@ -212,9 +223,7 @@ class Workshop:
             elif f.kind in ("max", "min", "prod"):
                 sent = 2 * sum(sizes[len(rule.in_bytes) :]) * (ranks - 1) // ranks
                 launches = 1
-        return c.scaled(
-            c.flop * flops + c.memory * sum(sizes) + c.wire * sent + c.launch * launches
-        )
+        return c.flop * flops + c.memory * sum(sizes), c.wire * sent + c.launch * launches
 
 
 def hold_on(g: Graph, reach: Reach, axis: Axis, a: int, k: int) -> tuple[bool, bool]:

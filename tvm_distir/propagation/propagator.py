@@ -11,6 +11,7 @@ from tvm import ir, relax
 from ..errors import PropagationError
 from ..ir import is_private, mesh_axes, mesh_shape, meshes
 from ..ir.types import relax_functions
+from .collector import collector_paused
 from .cost import Costs
 from .decision import Decision, Instance, Signature
 from .evaluate import Evaluator, Price
@@ -64,8 +65,9 @@ def propagate(mod: ir.IRModule, costs: Costs | None = None) -> Decision:
             place="module",
             remedy="Run AnnotateSharding(plan), or set global_infos (mesh) yourself.",
         )
-    found = Propagator(mod, costs or Costs())
-    return shared(found, found.run())
+    with collector_paused():
+        found = Propagator(mod, costs or Costs())
+        return shared(found, found.run())
 
 
 class Propagator:

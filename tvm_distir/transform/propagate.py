@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Iterator
 from typing import Any
 
 import tvm
@@ -15,6 +12,7 @@ from tvm import ir, relax
 from ..ir.attributes import OPEN_AXES_ATTR, PARTIAL_ATTR, STATIONARY_ATTR
 from ..ir.types import relax_functions
 from ..propagation import Costs, Decision, Instance, propagate
+from ..propagation.collector import collector_paused
 from .retype import FunctionRewriter
 
 
@@ -48,18 +46,6 @@ def PropagateSharding(costs: Costs | None = None) -> tvm.transform.Pass:
             return ModuleRewriter(mod, propagate(mod, costs)).run()
 
     return run
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause Python's cycle collector: the pass makes many small objects and no cycles."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class ModuleRewriter:

@@ -233,36 +233,30 @@ class FunctionRewriter(Operands):
         return form == self._route(v).root
 
     def _result(self) -> Any:
-        position = 0
         body = self.old.body.body
+        return self._returned(body, body.ty, list(self.g.rets))
 
-        def convert(old: Any, ty: Any) -> Any:
-            nonlocal position
-            if isinstance(ty, relax.TupleType):
-                if old is not None and not isinstance(old, relax.Tuple) and old in self.exprs:
-                    rets = self.g.rets[position : position + len(self.g.env[old])]
-                    if all(self._returns_root(k) for k in rets):
-                        position += len(rets)
-                        return self.exprs[old]
-                fields = []
-                for i, t in enumerate(ty.fields):
-                    item = old.fields[i] if isinstance(old, relax.Tuple) else None
-                    fields.append(convert(item, t))
-                return relax.Tuple(fields)
-            if not carries_value(ty):
-                return old
-            k = self.g.rets[position]
-            position += 1
-            v = self.g.nodes[k].operands[0]
-            if v == CONST:
-                return self._constant_operand(k, 0, old)
-            self._arrive(v)
-            form = self.decision.needs(self.inst, k, 0, self.g.values[v].mesh)
-            if form == self._route(v).root and old is not None and old in self.exprs:
-                return self.exprs[old]
-            return self._form(v, form)
-
-        return convert(body, body.ty)
+    def _returned(self, old: Any, ty: Any, rets: list[int]) -> Any:
+        """A returned expression; takes its nodes off the front of ``rets``."""
+        if isinstance(ty, relax.TupleType):
+            if old is not None and not isinstance(old, relax.Tuple) and old in self.exprs:
+                own = rets[: len(self.g.env[old])]
+                if all(self._returns_root(k) for k in own):
+                    del rets[: len(own)]
+                    return self.exprs[old]
+            items = old.fields if isinstance(old, relax.Tuple) else [None] * len(ty.fields)
+            return relax.Tuple([self._returned(x, t, rets) for x, t in zip(items, ty.fields)])
+        if not carries_value(ty):
+            return old
+        k = rets.pop(0)
+        v = self.g.nodes[k].operands[0]
+        if v == CONST:
+            return self._constant_operand(k, 0, old)
+        self._arrive(v)
+        form = self.decision.needs(self.inst, k, 0, self.g.values[v].mesh)
+        if form == self._route(v).root and old is not None and old in self.exprs:
+            return self.exprs[old]
+        return self._form(v, form)
 
 
 def _read_inside(block: Any) -> list[Any]:

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tvm import relax
@@ -67,24 +68,21 @@ class Operands(ValueForms):
 
     def _arguments(self, k: int, args: Sequence[Any]) -> list[Any]:
         """All arguments of a call, tensors in their wanted forms."""
-        position = 0
+        count = itertools.count()
+        return [self._argument(k, a, count) for a in args]
 
-        def convert(old: Any) -> Any:
-            nonlocal position
-            ty = old.ty
-            if isinstance(ty, relax.TupleType):
-                if isinstance(old, relax.Tuple):
-                    fields = [convert(f) for f in old.fields]
-                else:
-                    fields = [convert(relax.TupleGetItem(old, i)) for i in range(len(ty.fields))]
-                whole = self._unchanged_tuple(old, fields)
-                return whole if whole is not None else relax.Tuple(fields)
-            if not carries_value(ty):
-                return old
-            position += 1
-            return self._operand(k, position - 1, old)
-
-        return [convert(a) for a in args]
+    def _argument(self, k: int, old: Any, count: Iterator[int]) -> Any:
+        """One argument; ``count`` numbers the flat operands."""
+        ty = old.ty
+        if isinstance(ty, relax.TupleType):
+            whole = isinstance(old, relax.Tuple)
+            items = (
+                old.fields if whole else [relax.TupleGetItem(old, i) for i in range(len(ty.fields))]
+            )
+            fields = [self._argument(k, item, count) for item in items]
+            same = self._unchanged_tuple(old, fields)
+            return same if same is not None else relax.Tuple(fields)
+        return self._operand(k, next(count), old) if carries_value(ty) else old
 
     def _unchanged_tuple(self, old: Any, fields: list[Any]) -> Any:
         """The old tuple variable's expression when every field is used as it is there."""

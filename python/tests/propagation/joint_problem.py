@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from joint_work import talking_axes, work
+from joint_work import work
 
 from tvm_distir.ir import R
 from tvm_distir.propagation.cost import INFINITE
@@ -74,7 +74,6 @@ class Joint:
         self.ranks = [axis.size for axis in self.axes]
         self.nodes: list[Node] = []
         self.values: list[Value] = []
-        self.talking = 0  # decided ops that send something along another axis than the first
         self._models: dict[str, list[Any]] = {}
         self._expand(decision.entries[entry], [])
         for value in self.values:
@@ -146,9 +145,6 @@ class Joint:
         if math.prod(len(x) for x in lists) > MOST_COMBINATIONS:
             raise TooLarge
         free = [len(x) > 1 for x in lists]
-        self.talking += bool(inst.graph.nodes[k].rule) and any(
-            a > 0 for a in talking_axes(inst.graph.nodes[k].rule, decided)
-        )
         combinations = [c for c in itertools.product(*lists) if self._divides(inst, k, c, free)]
         costs = [self._cost(inst, k, c) for c in combinations]
         position = combinations.index(decided) if decided in combinations else -1

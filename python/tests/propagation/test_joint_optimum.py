@@ -79,14 +79,9 @@ def test_the_integer_program_finds_what_enumeration_does():
 
 
 def test_the_joint_price_is_the_price_of_the_decision():
-    """Work and conversions as the propagator prices a decision, plus what is held.
-
-    It counts what ops send along the first axis only, so ops that send along others are left out.
-    """
+    """Work and conversions as the propagator prices a decision, plus what is held."""
     checked = 0
     for _, solver, joint in _problems():
-        if joint.talking:
-            continue
         held = sum(
             node.costs[i]
             for node, i in zip(joint.nodes, joint.decided())
