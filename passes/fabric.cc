@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <chrono>
 #include <sstream>
+#include <thread>
 
 namespace tvm_distir {
 namespace {
@@ -19,14 +20,26 @@ namespace {
 namespace ffi = tvm::ffi;
 using Clock = std::chrono::steady_clock;
 
-constexpr int kSpins = 200;
+constexpr int kSpins = 100;
+constexpr int kYields = 40;
 constexpr int64_t kFirstSliceUs = 2000;
 constexpr int64_t kSliceUs = 50000;
 
-void Pause() {
+// Looks again a short while before a rank sleeps: first alone, then letting other threads run, as
+// there may be fewer cores than ranks. True as soon as `over()` holds.
+template <typename Over>
+bool SpinUntil(const Over& over) {
+  for (int i = 0; i < kSpins + kYields; ++i) {
+    if (over()) return true;
+    if (i >= kSpins) {
+      std::this_thread::yield();
+    } else {
 #if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
+      __builtin_ia32_pause();
 #endif
+    }
+  }
+  return false;
 }
 
 }  // namespace
@@ -69,14 +82,11 @@ bool Meeting::Retract(uint32_t round) {
 }
 
 void TaskCounter::WaitForAll(uint32_t count) {
-  for (int i = 0;; ++i) {
+  if (SpinUntil([&] { return done_.load(std::memory_order_acquire) == count; })) return;
+  for (;;) {
     const uint32_t done = done_.load(std::memory_order_acquire);
     if (done == count) return;
-    if (i < kSpins) {
-      Pause();
-    } else {
-      SleepWhile(&done_, done, kSliceUs);
-    }
+    SleepWhile(&done_, done, kSliceUs);
   }
 }
 
@@ -131,10 +141,7 @@ void Fabric::Take(const Route& route, const std::string& what) {
 }
 
 void Fabric::WaitFor(int64_t rank, const Wait& wait, const std::function<bool()>& give_up) {
-  for (int i = 0; i < kSpins; ++i) {
-    if (wait.over()) return;
-    Pause();
-  }
+  if (SpinUntil([&] { return wait.over(); })) return;
   const Clock::time_point start = Clock::now();
   const auto waited_s = [&] {
     return std::chrono::duration<double>(Clock::now() - start).count();
