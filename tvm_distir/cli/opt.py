@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .outputs import Outputs
-from .stages import LEVELS, Stopwatch, check_pass, load_plan, make_pass
+from .stages import LEVELS, PASSES, Stopwatch, check_pass, load_plan, make_pass
 
 
 def add_parser(commands: Any) -> None:
@@ -23,7 +23,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("input", metavar="in.py", help="a .py file that holds one module")
     parser.add_argument(
-        "-p", "--passes", required=True, metavar="P,P,...", help=f"of {', '.join(LEVELS)}"
+        "-p", "--passes", required=True, metavar="P,P,...", help=f"of {', '.join(PASSES)}"
     )
     parser.add_argument("--plan", metavar="P.json", help="the plan for annotate")
     parser.add_argument("-o", dest="output", metavar="out.py", help="write here, not to stdout")
@@ -44,7 +44,7 @@ def _names(text: str) -> list[str]:
             "DIST0152",
             f'"{text}" holds an empty name',
             place="-p",
-            remedy=f"Write passes separated by commas: {','.join(LEVELS)}.",
+            remedy=f"Write passes separated by commas: {','.join(PASSES)}.",
         )
     return names
 
@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
             mod = step(mod)
         if arguments.print_after_all:
             print(f"# after {name}\n{script(mod)}", file=sys.stderr)
-        if arguments.verify_each:
+        if arguments.verify_each and name in LEVELS:
             with watch.stage("verify-each"):
                 check_level(mod, LEVELS[name])
     with watch.stage("print"):

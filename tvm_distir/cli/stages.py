@@ -20,9 +20,16 @@ LEVELS = {
     "optimize": "legalized",
     "lower": "local",
 }
-"""Passes of ``opt -p``, in the order of the pipeline, and the level each ends at."""
+"""Passes of the pipeline, in order, and the level each ends at."""
+
+STRUCTURE = ("outline", "inline")
+"""Further passes of ``opt -p``, which keep the level."""
+
+PASSES = (*STRUCTURE, *LEVELS)
 
 _FACTORIES = {
+    "outline": "OutlineRepeatedLayers",
+    "inline": "InlinePrivateFunctions",
     "propagate": "PropagateSharding",
     "legalize": "LegalizeRedistribute",
     "optimize": "OptimizeCollectives",
@@ -64,8 +71,8 @@ def check_pass(name: str, has_plan: bool) -> None:
     UsageError
         DIST0152 for an unknown name, DIST0151 for ``annotate`` without a plan.
     """
-    if name not in LEVELS:
-        raise UsageError("DIST0152", f'no pass "{name}"', place="-p", remedy=nearest(name, LEVELS))
+    if name not in PASSES:
+        raise UsageError("DIST0152", f'no pass "{name}"', place="-p", remedy=nearest(name, PASSES))
     if name == "annotate" and not has_plan:
         raise UsageError(
             "DIST0151", "annotate needs a plan", place="-p", remedy="Add --plan P.json."

@@ -243,3 +243,26 @@ def test_process_closed_pipe(work: Path) -> None:
         check=False,
     )
     assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+
+
+def test_opt_outlines_and_inlines(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Repeated layers go into a private function, and back."""
+    layers = "".join(
+        f"""        a{i} = R.matmul(b{i}, w{i})
+        c{i} = R.nn.relu(a{i})
+        d{i} = R.exp(c{i})
+        b{i + 1} = R.add(d{i}, b{i})
+"""
+        for i in range(3)
+    )
+    weights = ", ".join(f'w{i}: R.Tensor((4, 4), "float32")' for i in range(3))
+    (work / "flat.py").write_text(
+        "from tvm.script import ir as I\nfrom tvm.script import relax as R\n\n\n"
+        "@I.ir_module\nclass Module:\n    @R.function\n"
+        f'    def main(b0: R.Tensor((4, 4), "float32"), {weights}):\n{layers}        return b3\n'
+    )
+    assert main(["opt", "-p", "outline", "flat.py", "-o", "outlined.py"]) == 0
+    outlined = from_tvmscript(str(work / "outlined.py"))
+    assert len(outlined.functions) == 2
+    assert main(["opt", "-p", "inline", "outlined.py"]) == 0
+    assert len(from_tvmscript(capsys.readouterr().out).functions) == 1
