@@ -23,18 +23,27 @@ except _DistIRError as _error:
         raise
     sys.exit(str(_error))  # the command prints one message and exits 1, without a traceback
 
-from .errors.tree import register_with_ffi as _register_errors
-from .ir import device_mesh
-from .ir import ops as _ops
-from .rules.inference import register_inference as _register_inference
 
-_register_errors()
-_ops.register()
-_register_inference()
+def _register() -> None:
+    """Tell TVM of our errors and ops. Its runtime-only library knows no ops: nothing to add."""
+    from tvm.base import _RUNTIME_ONLY
 
-from .runtime import legalize as _legalize  # noqa: E402
+    if _RUNTIME_ONLY:
+        return
+    from .errors.tree import register_with_ffi
+    from .ir import ops
+    from .rules.inference import register_inference
 
-_legalize.register()
+    register_with_ffi()
+    ops.register()
+    register_inference()
+
+    from .runtime import legalize
+
+    legalize.register()
+
+
+_register()
 
 __version__ = "0.1.0"
 
@@ -42,6 +51,7 @@ _LAZY = {
     "Plan": "plan",
     "Program": "program",
     "System": "system",
+    "device_mesh": "ir",
     "distribute": "transform",
     "export": "program",
     "from_onnx": "frontend",
@@ -56,7 +66,7 @@ _LAZY = {
 
 _MODULES = ("analysis", "errors", "explain", "propagation", "rules", "strategy", "transform")
 
-__all__ = ["device_mesh", *_LAZY, *_MODULES]
+__all__ = [*_LAZY, *_MODULES]
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -60,3 +61,12 @@ def test_stock_passes_and_ops_answer_as_without_the_package():
     plain = output()
     assert "S[1]" in plain and "allreduce" in plain
     assert output("with") == plain
+
+
+def test_tvms_runtime_only_library_has_no_ops_to_add():
+    """With TVM_USE_RUNTIME_LIB=1 the import neither fails nor warns."""
+    env = {**os.environ, "TVM_USE_RUNTIME_LIB": "1"}
+    code = "import tvm, tvm_distir; from tvm_distir.autoload import autoload; autoload()"
+    command = [sys.executable, "-W", "error", "-c", code]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == done.stderr == ""
