@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ..ir import P, R
+from ..ir import P
 from .cost import Conversions
 from .forms import Alternative
 from .graph import Axis, Graph
@@ -123,8 +123,3 @@ class Decision:
         """Form in which a value is produced."""
         node, result = inst.graph.producer[value]
         return self.gives(inst, node, result, inst.graph.values[value].mesh)
-
-
-def signature(labels: Sequence[int]) -> str:
-    """Short text of a form, for messages."""
-    return ",".join("R" if x == R else "P" if x < R else f"S{x}" for x in labels)

@@ -56,7 +56,6 @@ class Tables:
         self._ids: dict[tuple[tuple[int, ...], bytes], int] = {}
         self._sums: dict[tuple[int, int], tuple[int, int]] = {}
         self._buckets: dict[Any, tuple[tuple[int, int], list[int], tuple[int, ...]]] = {}
-        self.widest = 0
         self.joins = 0
 
     def intern(self, array: Array) -> tuple[int, int]:
@@ -215,7 +214,6 @@ class _Eliminator:
             if now > self.limit:
                 break
             gone[v] = 1
-            self.tables.widest = max(self.tables.widest, now)
             for u in self.remove(v):
                 if u not in self.keep:
                     smaller = self.bucket(u)
