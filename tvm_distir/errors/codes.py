@@ -56,6 +56,8 @@ CODES: dict[str, str] = {
     "DIST0331": "a model of the zoo has no such key or size",
     "DIST0332": "the keys given to the zoo make no model",
     "DIST0340": "the inputs of a module cannot be drawn",
+    "DIST0350": "an op of a model that is to be trained has no gradient",
+    "DIST0351": "a model, loss or optimizer does not make a training step",
     # 040x-044x: rules and propagation
     "DIST0401": "what a call calls has no sharding rule, and none can be derived",
     "DIST0402": "the shape of an operand or result of a call is unknown",
