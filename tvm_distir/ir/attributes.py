@@ -27,6 +27,10 @@ PARAM_NAMES_ATTR = "dist.param_names"
 NUM_INPUT_ATTR = "num_input"
 """How many leading parameters are data (TVM's name)."""
 
+TRAINING_ATTR = "dist.training"
+"""Entry function of a training step: ``updated``, the value that is the new form of each updated
+parameter, by the parameter's name; ``states``, the names of a weight's optimizer states."""
+
 FRONTEND_ATTR = "dist.frontend"
 """Module: where it was imported from."""
 
