@@ -156,14 +156,16 @@ order_loops = tvm.transform.module_pass(_order_all, opt_level=0, name="tvm_disti
 
 
 def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutable:
-    """Compile for this machine's CPU: legalise, order the loops, TVM's default build.
+    """Compile: legalise, order the loops, TVM's default build.
+
+    The target is the one in scope (``with target:``), or else this machine's CPU.
 
     Raises
     ------
     RuntimeError_
         DIST0606 with the first line of TVM's message.
     """
-    target = host_target()
+    target = tvm.target.Target.current(allow_none=True) or host_target()
     try:
         with target:
             ready = tvm.transform.Sequential(

@@ -262,13 +262,9 @@ class FunctionLegalizer(Values):
             leaf = self.env.get(source, source)
         have = dict(self._terms(leaf, 0))
         if any(have[a] != op for a in axes if a in have):
-            raise self._fault(
-                "DIST0504",
-                f'the operand holds terms of "{have[axes[0]]}", the wrap says "{op}"',
-                var,
-                value,
-                "Name the same op.",
-            )
+            # Terms of another op are no terms of this one: the value is completed, then wrapped.
+            leaf = self._complete(leaf, 0, [a for a in have if a not in axes], var.name)
+            have = dict(self._terms(leaf, 0))
         missing = [a for a in axes if a not in have]
         if not missing:
             self._alias(var, leaf)

@@ -26,7 +26,7 @@ class _Splicer:
         """Append a body; return its result. Transfers of an inner body get tags of their own."""
         tags: dict[int, int] = {}
         for var, value in bindings_of(fn, name):
-            new = substitute(value, env)
+            new = _item(substitute(value, env))
             callee = str(new.op.name_hint) if _is_function_call(new) else ""
             if callee in self.bodies:
                 body = self.bodies[callee]
@@ -49,6 +49,13 @@ class _Splicer:
         new = make(*call.args, **{**dict(call.attrs.items()), "tag": tags[old]})
         relax.expr._update_type(new, call.ty)
         return new
+
+
+def _item(value: Any) -> Any:
+    """The field itself where a call site's tuple took the place of a tuple parameter."""
+    if isinstance(value, relax.TupleGetItem) and isinstance(value.tuple_value, relax.Tuple):
+        return value.tuple_value.fields[int(value.index)]
+    return value
 
 
 def _is_function_call(value: Any) -> bool:
