@@ -16,7 +16,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..ir import static_shape, tensor_type
-from ..plan.matching import bindings_of
+from .training import forward_bindings
 
 _SAME = ("relax.astype", "relax.dist.annotate_sharding", "relax.dist.redistribute")
 _MOST_STEPS = 64
@@ -68,6 +68,8 @@ class Residual:
 
 class Consumers:
     """Follows values of a module to their consumers, into private functions.
+
+    Of a training step only the forward part counts.
 
     Parameters
     ----------
@@ -211,7 +213,7 @@ def _op_name(value: Any) -> str:
 
 def _index(fn: relax.Function) -> dict[Any, list[tuple[Any, Any, int]]]:
     readers: dict[Any, list[tuple[Any, Any, int]]] = {}
-    for binding in bindings_of(fn.body):
+    for binding in forward_bindings(fn):
         value = getattr(binding, "value", None)
         if isinstance(value, relax.Var):
             readers.setdefault(value, []).append((binding.var, value, -1))

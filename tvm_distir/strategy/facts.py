@@ -18,6 +18,7 @@ from ..ir.attributes import INPUTS_ATTR, NUM_INPUT_ATTR, param_names
 from ..plan import MeshSpec, Rule, plain_name
 from ..plan.matching import MAIN
 from ..plan.schema import DEFAULT_MESH
+from .training import state_names
 
 DATA_NAMES = (
     "x",
@@ -122,11 +123,12 @@ def entries(mod: ir.IRModule) -> list[tuple[str, relax.Function, str | None]]:
 
 
 def tensor_parameters(name: str, fn: relax.Function, rule_name: str | None) -> list[Parameter]:
-    """Return the tensor parameters of an entry, in order."""
+    """Return the tensor parameters of an entry, in order; not an optimizer's states of weights."""
     out = []
+    states = state_names(fn)
     for position, (param, given) in enumerate(zip(fn.params, param_names(fn), strict=True)):
         tensor = tensor_type(param.ty)
-        if tensor is not None:
+        if tensor is not None and given not in states:
             shape = static_shape(param.ty)
             out.append(
                 Parameter(

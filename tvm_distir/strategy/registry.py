@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ..errors import PlanError, nearest
 from ..plan import Plan
+from .training import with_updates
 
 Strategy = Callable[..., Plan]
 Registered = TypeVar("Registered", bound=Strategy)
@@ -40,7 +42,8 @@ def register_strategy(name: str) -> Callable[[Registered], Registered]:
 
     Its parameters after the mesh are its options. Their defaults are required, and say of
     which type (str, int, bool) an option is. The plan may leave axes open (None) that other
-    strategies fill.
+    strategies fill. In a training step, what it says of a weight goes for the new weight and the
+    optimizer's states too.
 
     Raises
     ------
@@ -50,7 +53,8 @@ def register_strategy(name: str) -> Callable[[Registered], Registered]:
     """
 
     def add(function: Registered) -> Registered:
-        if _STRATEGIES.get(name, function) is not function:
+        known = _STRATEGIES.get(name)
+        if known is not None and getattr(known, "__wrapped__", None) is not function:
             raise PlanError(
                 "DIST0230",
                 "another strategy has this name",
@@ -65,8 +69,13 @@ def register_strategy(name: str) -> Callable[[Registered], Registered]:
                     place=f'strategy "{name}"',
                     remedy="Give it one.",
                 )
-        _STRATEGIES[name] = function
-        return function
+
+        @functools.wraps(function)
+        def planned(mod: Any, mesh: Any, *args: Any, **options: Any) -> Plan:
+            return with_updates(mod, function(mod, mesh, *args, **options))
+
+        _STRATEGIES[name] = planned
+        return cast(Registered, planned)
 
     return add
 

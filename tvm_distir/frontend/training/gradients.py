@@ -1,0 +1,349 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of ops for which TVM has none, or one that costs more than it must.
+
+A gradient is a function ``(result, call, gradient of the result, builder)`` to one expression
+per argument; None where there is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import (
+    add,
+    astype,
+    broadcast_to,
+    collapse_sum_to,
+    einsum,
+    exp,
+    matmul,
+    mean,
+    multiply,
+    permute_dims,
+    reshape,
+    rsqrt,
+    scatter_elements,
+    subtract,
+    tanh,
+    zeros,
+)
+from tvm.relax.op import erf as erf_op
+from tvm.relax.op import sum as sum_op
+from tvm.relax.op.grad import take_backward
+
+from ...errors import ModelError
+from ...ir import static_shape
+
+Gradient = Callable[[Any, ir.Call, Any, relax.BlockBuilder], list[Any]]
+
+GRADIENTS: dict[str, Gradient] = {}
+"""By op name."""
+
+
+def _gradient(*names: str) -> Callable[[Gradient], Gradient]:
+    def keep(function: Gradient) -> Gradient:
+        for name in names:
+            GRADIENTS[f"relax.{name}"] = function
+        return function
+
+    return keep
+
+
+def _const(value: float, like: Any) -> Any:
+    return relax.const(value, str(like.ty.dtype))
+
+
+def _shape(expr: Any) -> tuple[Any, ...]:
+    return static_shape(expr.ty) or ()
+
+
+def _refuse(call: ir.Call, what: str) -> ModelError:
+    return ModelError(
+        "DIST0350",
+        what,
+        place=str(call.op.name),
+        remedy="Write the model without it, or train by hand-written gradients.",
+    )
+
+
+def _fitted(builder: relax.BlockBuilder, gradient: Any, like: Any) -> Any:
+    """Sum a gradient over the dims along which its value was broadcast."""
+    gradient = builder.normalize(gradient)
+    if _shape(gradient) == _shape(like):
+        return gradient
+    return collapse_sum_to(builder.emit(gradient), like.ty.shape)
+
+
+# -- contractions
+
+
+@_gradient("matmul")
+def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """``x @ w``; of a weight matrix the sum over all leading dims is one contraction.
+
+    TVM sums the products of every leading index afterwards, which needs them all in memory.
+    """
+    x, w = call.args
+    if len(_shape(w)) != 2 or len(_shape(x)) < 3:
+        return list(call.op.get_attr("FPrimalGradient")(_, call, grad, builder))
+    lead = "abcdefgh"[: len(_shape(x)) - 1]
+    through = matmul(grad, builder.emit(permute_dims(w)))
+    return [through, einsum((x, grad), f"{lead}x,{lead}y->xy")]
+
+
+# -- elementwise
+
+
+@_gradient("rsqrt")
+def _rsqrt(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """``-y^3 / 2``."""
+    cube = multiply(y, builder.emit(multiply(y, y)))
+    return [multiply(grad, builder.emit(multiply(_const(-0.5, y), builder.emit(cube))))]
+
+
+@_gradient("square")
+def _square(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    x = call.args[0]
+    return [multiply(grad, builder.emit(multiply(_const(2.0, x), x)))]
+
+
+@_gradient("erf")
+def _erf(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """``2 / sqrt(pi) exp(-x^2)``."""
+    x = call.args[0]
+    bell = builder.emit(exp(builder.emit(multiply(_const(-1.0, x), builder.emit(x * x)))))
+    return [multiply(grad, builder.emit(multiply(_const(2 / math.sqrt(math.pi), x), bell)))]
+
+
+@_gradient("nn.gelu")
+def _gelu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """``Phi(x) + x phi(x)``, the normal distribution and its density."""
+    x = call.args[0]
+    root = builder.emit(erf_op(builder.emit(multiply(_const(math.sqrt(0.5), x), x))))
+    below = builder.emit(multiply(_const(0.5, x), builder.emit(add(_const(1.0, x), root))))
+    bell = builder.emit(exp(builder.emit(multiply(_const(-0.5, x), builder.emit(x * x)))))
+    density = builder.emit(multiply(_const(1 / math.sqrt(2 * math.pi), x), bell))
+    return [multiply(grad, builder.emit(add(below, builder.emit(multiply(x, density)))))]
+
+
+@_gradient("nn.gelu_tanh")
+def _gelu_tanh(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Of ``x/2 (1 + t)``, ``t = tanh u``, ``u = k (x + c x^3)``.
+
+    ``(1 + t)/2 + x/2 (1 - t^2) k (1 + 3 c x^2)``.
+    """
+    x = call.args[0]
+    k, c = math.sqrt(2 / math.pi), 0.044715
+    half, one = _const(0.5, x), _const(1.0, x)
+    squared = builder.emit(multiply(x, x))
+    inner = builder.emit(add(one, builder.emit(multiply(_const(c, x), squared))))
+    inner = builder.emit(multiply(x, inner))
+    t = builder.emit(tanh(builder.emit(multiply(_const(k, x), inner))))
+    outer = builder.emit(multiply(half, builder.emit(add(one, t))))
+    slope = builder.emit(add(one, builder.emit(multiply(_const(3 * c, x), squared))))
+    slope = builder.emit(multiply(_const(0.5 * k, x), slope))
+    bell = builder.emit(subtract(one, builder.emit(multiply(t, t))))
+    bent = builder.emit(multiply(x, builder.emit(multiply(bell, slope))))
+    return [multiply(grad, builder.emit(add(outer, bent)))]
+
+
+# -- layout
+
+
+@_gradient("squeeze", "flatten", "nn.batch_flatten")
+def _squeeze(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    return [reshape(grad, call.args[0].ty.shape)]
+
+
+@_gradient("strided_slice")
+def _strided_slice(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Zeros around the slice."""
+    shape = _shape(call.args[0])
+    axes, begin, end = ([int(n) for n in call.args[i].fields] for i in (1, 2, 3))
+    steps = [int(n) for n in call.args[4].fields] if len(call.args) > 4 else [1] * len(axes)
+    if any(step != 1 for step in steps):
+        raise _refuse(call, f"the gradient of a slice with the steps {steps} is not known")
+    widths = [0] * (2 * len(shape))
+    for axis, low, high in zip(axes, begin, end, strict=True):
+        d = axis % len(shape)
+        n = int(shape[d])
+        low = max(low + n, 0) if low < 0 else min(low, n)
+        high = max(high + n, 0) if high < 0 else min(high, n)
+        widths[2 * d], widths[2 * d + 1] = low, n - high
+    return [relax.op.nn.pad(grad, widths, pad_value=0.0), *[None] * (len(call.args) - 1)]
+
+
+@_gradient("repeat")
+def _repeat(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Sum over the copies."""
+    shape = list(_shape(call.args[0]))
+    if call.attrs.axis is None:
+        raise _refuse(call, "the gradient of a repeat of all elements is not known")
+    axis, times = int(call.attrs.axis) % len(shape), int(call.attrs.repeats)
+    copies = builder.emit(reshape(grad, [*shape[: axis + 1], times, *shape[axis + 1 :]]))
+    return [sum_op(copies, axis + 1)]
+
+
+@_gradient("nn.dropout")
+def _dropout(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    raise _refuse(call, "a training step with dropout is not offered: its stream is not defined")
+
+
+@_gradient("topk")
+def _topk(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """The values' gradients go back to where the values came from."""
+    x = call.args[0]
+    if str(call.attrs.ret_type) != "both":
+        raise _refuse(call, "the gradient of a topk needs its indices")
+    places = builder.emit(astype(builder.emit(relax.TupleGetItem(y, 1)), "int64"))
+    values = builder.emit(relax.TupleGetItem(grad, 0))
+    empty = builder.emit(zeros(x.ty.shape, str(x.ty.dtype)))
+    axis = int(call.attrs.axis) % len(_shape(x))
+    return [scatter_elements(empty, places, values, axis=axis, reduction="add")]
+
+
+# -- look-ups
+
+
+@_gradient("take")
+def _take(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Rows of the gradient, summed where they were looked up.
+
+    TVM's kernel takes flat indices, and of the table only the shape: zeros stand for it, so that
+    a table that lies elsewhere need not come.
+    """
+    table, index = call.args
+    shape, places = list(_shape(table)), _shape(index)
+    if call.attrs.axis is None and len(shape) != 1:
+        raise _refuse(call, "the gradient of a look-up in a flattened table is not known")
+    axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
+    count: Any = 1
+    for n in places:
+        count = count * n
+    if len(places) != 1:
+        index = builder.emit(reshape(index, (count,)), "flat_index")
+        grad = builder.emit(reshape(grad, (*shape[:axis], count, *shape[axis + 1 :])))
+    empty = builder.emit(zeros(table.ty.shape, str(table.ty.dtype)), "rows")
+    return [take_backward(grad, empty, index, axis), None]
+
+
+# -- norms
+
+
+def _normed(x: Any, axes: list[int], epsilon: float, builder: relax.BlockBuilder) -> Any:
+    """``(x - mean) * r`` and ``r = 1 / sqrt(variance + epsilon)``, over some axes."""
+    centre = builder.emit(mean(x, axes, keepdims=True))
+    shifted = builder.emit(subtract(x, centre))
+    spread = builder.emit(mean(builder.emit(multiply(shifted, shifted)), axes, keepdims=True))
+    scale = builder.emit(rsqrt(builder.emit(add(spread, _const(epsilon, x)))))
+    return builder.emit(multiply(shifted, scale)), scale
+
+
+def _through_norm(
+    normed: Any, scale: Any, grad: Any, axes: list[int], centred: bool, builder: relax.BlockBuilder
+) -> Any:
+    """``r (g - mean(g) - xh mean(g xh))``; the first mean only where the norm is centred."""
+    along = builder.emit(mean(builder.emit(multiply(grad, normed)), axes, keepdims=True))
+    rest = builder.emit(subtract(grad, builder.emit(multiply(normed, along))))
+    if centred:
+        rest = builder.emit(subtract(rest, builder.emit(mean(grad, axes, keepdims=True))))
+    return multiply(scale, rest)
+
+
+@_gradient("nn.layer_norm")
+def _layer_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    x, gamma, beta = call.args
+    axes = [int(a) % len(_shape(x)) for a in call.attrs.axes]
+    normed, scale = _normed(x, axes, float(call.attrs.epsilon), builder)
+    inner = builder.emit(multiply(grad, gamma)) if call.attrs.scale else grad
+    through = _through_norm(normed, scale, inner, axes, True, builder)
+    by_gamma = _fitted(builder, multiply(grad, normed), gamma) if call.attrs.scale else None
+    return [through, by_gamma, _fitted(builder, grad, beta) if call.attrs.center else None]
+
+
+@_gradient("nn.rms_norm")
+def _rms_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    x, gamma = call.args
+    axes = [int(a) % len(_shape(x)) for a in call.attrs.axes]
+    squares = builder.emit(mean(builder.emit(multiply(x, x)), axes, keepdims=True))
+    scale = builder.emit(rsqrt(builder.emit(add(squares, _const(float(call.attrs.epsilon), x)))))
+    normed = builder.emit(multiply(x, scale))
+    inner = builder.emit(multiply(grad, gamma))
+    through = _through_norm(normed, scale, inner, axes, False, builder)
+    return [through, _fitted(builder, multiply(grad, normed), gamma)]
+
+
+@_gradient("nn.batch_norm")
+def _batch_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Of the normalised data of a training batch; the running statistics have no gradient."""
+    x, gamma = call.args[:2]
+    shape = _shape(x)
+    channel = int(call.attrs.axis) % len(shape)
+    others = [d for d in range(len(shape)) if d != channel]
+    per_channel = [n if d == channel else 1 for d, n in enumerate(shape)]
+    data = builder.emit(relax.TupleGetItem(grad, 0))
+    normed, scale = _normed(x, others, float(call.attrs.epsilon), builder)
+    inner = data
+    if call.attrs.scale:
+        inner = builder.emit(multiply(data, builder.emit(reshape(gamma, per_channel))))
+    through = _through_norm(normed, scale, inner, others, True, builder)
+    by_gamma = sum_op(builder.emit(multiply(data, normed)), others)
+    by_beta = sum_op(data, others)
+    return [
+        through,
+        by_gamma if call.attrs.scale else None,
+        by_beta if call.attrs.center else None,
+        None,
+        None,
+    ]
+
+
+# -- pools, attention
+
+
+@_gradient("nn.adaptive_avg_pool2d")
+def _global_pool(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Of a global mean: each pixel gets its share."""
+    x = call.args[0]
+    shape, layout = _shape(x), str(call.attrs.layout)
+    if any(int(n) != 1 for n in call.attrs.output_size or ()):
+        raise _refuse(call, "the gradient of an adaptive pool to more than one pixel is not known")
+    pixels = math.prod(int(shape[layout.index(c)]) for c in "HW")
+    share = builder.emit(multiply(grad, _const(1 / pixels, x)))
+    return [broadcast_to(share, x.ty.shape)]
+
+
+@_gradient("nn.attention", "nn.attention_bias")
+def _attention(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Operands ``(batch, seq, heads, width)``: softmax(q k^T scale + bias) v, differentiated."""
+    query, key, value = call.args[:3]
+    bias = call.args[3] if len(call.args) > 3 else None
+    if call.attrs.causal_mask is not None or call.attrs.window_size is not None:
+        raise _refuse(call, "the gradient of an attention with a built-in mask is not known")
+    given = call.attrs.scale
+    scale = float(given) if given is not None else 1 / math.sqrt(int(_shape(query)[3]))
+
+    def heads_first(tensor: Any) -> Any:
+        return builder.emit(permute_dims(tensor, [0, 2, 1, 3]))
+
+    def flipped(tensor: Any) -> Any:
+        return builder.emit(permute_dims(tensor, [0, 1, 3, 2]))
+
+    q, k, v, g = (heads_first(t) for t in (query, key, value, grad))
+    scores = builder.emit(multiply(builder.emit(matmul(q, flipped(k))), _const(scale, q)))
+    if bias is not None:
+        scores = builder.emit(add(scores, bias))
+    probs = builder.emit(relax.op.nn.softmax(scores, -1))
+    by_value = builder.emit(matmul(flipped(probs), g))
+    by_probs = builder.emit(matmul(g, flipped(v)))
+    along = builder.emit(sum_op(builder.emit(multiply(by_probs, probs)), -1, keepdims=True))
+    by_scores = builder.emit(multiply(builder.emit(subtract(by_probs, along)), probs))
+    scaled = builder.emit(multiply(by_scores, _const(scale, q)))
+    by_query = builder.emit(matmul(scaled, k))
+    by_key = builder.emit(matmul(flipped(scaled), q))
+    found = [permute_dims(t, [0, 2, 1, 3]) for t in (by_query, by_key, by_value)]
+    return found if bias is None else [*found, _fitted(builder, by_scores, bias)]

@@ -1,0 +1,103 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What strategies know of a training step: its forward part, and what follows its weights.
+
+A strategy places the weights by the forward part alone. The new weights and the optimizer's
+states lie as their weights do.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tvm import ir, relax
+
+from ..ir.attributes import TRAINING_ATTR, param_names
+from ..plan import Plan, Rule
+from ..plan.matching import bindings_of
+
+
+def state_names(fn: relax.Function) -> set[str]:
+    """Names of the parameters that are states of weights; none of other functions."""
+    return {str(n) for names in _training(fn, "states").values() for n in names}
+
+
+def _training(fn: relax.Function, key: str) -> dict[str, Any]:
+    attrs: Any = fn.attrs or {}
+    if TRAINING_ATTR not in attrs:
+        return {}
+    return {str(k): v for k, v in attrs[TRAINING_ATTR][key].items()}
+
+
+def forward_bindings(fn: relax.Function) -> list[Any]:
+    """Return the bindings of a function; of a training step those that its loss depends on."""
+    bindings = list(bindings_of(fn.body))
+    if not _training(fn, "updated"):
+        return bindings
+    result = _resolved(fn.body.body, bindings)
+    needed = {result.fields[0] if isinstance(result, relax.Tuple) else result}
+    kept = []
+    for binding in reversed(bindings):
+        if binding.var in needed:
+            kept.append(binding)
+            needed.update(_variables(binding.value))
+    return kept[::-1]
+
+
+def _resolved(result: Any, bindings: Sequence[Any]) -> Any:
+    """Look a variable up that is bound to the tuple of results."""
+    found = {b.var: b.value for b in bindings if isinstance(result, relax.Var)}
+    while isinstance(result, relax.Var) and isinstance(found.get(result), relax.Var | relax.Tuple):
+        result = found[result]
+    return result
+
+
+def _variables(expr: Any) -> Iterator[Any]:
+    if isinstance(expr, relax.Var):
+        yield expr
+    elif isinstance(expr, ir.Call):
+        for arg in expr.args:
+            yield from _variables(arg)
+    elif isinstance(expr, relax.Tuple):
+        for field in expr.fields:
+            yield from _variables(field)
+    elif isinstance(expr, relax.TupleGetItem):
+        yield from _variables(expr.tuple_value)
+
+
+def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
+    """Place new weights and optimizer states of a training step as a plan places the weights.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1; any module.
+    plan : Plan
+        A strategy's: each parameter has a rule of its own name.
+
+    Returns
+    -------
+    Plan
+        With more rules: a ``param`` rule per state, a ``value`` rule per new weight and state.
+    """
+    rules = list(plan.rules)
+    functions = {
+        str(gv.name_hint): fn for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)
+    }
+    for name, fn in functions.items():
+        updated, states = _training(fn, "updated"), _training(fn, "states")
+        own = {r.name: r for r in rules if r.kind == "param" and r.function in (None, name)}
+        for parameter in param_names(fn) if updated else ():
+            rule = own.get(glob.escape(parameter))
+            if rule is None or parameter not in updated:
+                continue
+            followers = [parameter, *map(str, states.get(parameter, ()))]
+            rules.extend(replace(rule, name=glob.escape(n)) for n in followers[1:])
+            rules.extend(
+                Rule("value", str(updated[n]), rule.placement, rule.mesh, function=rule.function)
+                for n in followers
+            )
+    return Plan(plan.meshes, tuple(rules))
