@@ -11,11 +11,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any
-
-from tvm.relax.distributed import Placement
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MeshError
+
+if TYPE_CHECKING:
+    from tvm.relax.distributed import Placement
 
 R = -1
 P = -2
@@ -54,6 +55,8 @@ def placement_text(labels: Sequence[int]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _placement(labels: Labels) -> Placement:
+    from tvm.relax.distributed import Placement
+
     return Placement.from_text(placement_text(labels))
 
 

@@ -12,33 +12,40 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .base import Engine
     from .compare import OutputReport, VerifyReport
     from .counts import CollectiveCount
-    from .engines import Engine, engine, engine_names, register_engine, run
-    from .layout import Entry, Port, entries, gather_outputs, shard_inputs
+    from .dist_io import entries
+    from .engines import engine, engine_names, register_engine, run
+    from .inputs import bind_inputs
+    from .layout import Entry, Port, gather_outputs
+    from .lowered import compile_entry
     from .reference import Reference, strip_annotations
-    from .threads import ThreadsEngine, compile_entry
+    from .sharded import ShardedArray, Stored
+    from .threads import ThreadsEngine
     from .verifying import verify
     from .virtual import VirtualEngine
 
 _HOME = {
     "CollectiveCount": "counts",
-    "Engine": "engines",
+    "Engine": "base",
     "Entry": "layout",
     "OutputReport": "compare",
     "Port": "layout",
     "Reference": "reference",
+    "ShardedArray": "sharded",
+    "Stored": "sharded",
     "ThreadsEngine": "threads",
     "VerifyReport": "compare",
     "VirtualEngine": "virtual",
-    "compile_entry": "threads",
+    "bind_inputs": "inputs",
+    "compile_entry": "lowered",
     "engine": "engines",
     "engine_names": "engines",
-    "entries": "layout",
+    "entries": "dist_io",
     "gather_outputs": "layout",
     "register_engine": "engines",
     "run": "engines",
-    "shard_inputs": "layout",
     "strip_annotations": "reference",
     "verify": "verifying",
 }
@@ -50,9 +57,12 @@ __all__ = [
     "OutputReport",
     "Port",
     "Reference",
+    "ShardedArray",
+    "Stored",
     "ThreadsEngine",
     "VerifyReport",
     "VirtualEngine",
+    "bind_inputs",
     "compile_entry",
     "engine",
     "engine_names",
@@ -60,7 +70,6 @@ __all__ = [
     "gather_outputs",
     "register_engine",
     "run",
-    "shard_inputs",
     "strip_annotations",
     "verify",
 ]

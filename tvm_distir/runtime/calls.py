@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir
@@ -13,7 +12,9 @@ from tvm.relax.distributed import DeviceMesh
 from ..ir import axis_groups, mesh_devices, mesh_shape, parse_placement
 from ..ir.ops import dist_op_name
 from .collectives import Collective
-from .tiles import Side, Tile, transfer_tiles
+from .tiles import Side, Transfer
+
+__all__ = ["Transfer", "call_axes", "decode_collective", "decode_transfer", "make_side"]
 
 _INT_ARGS = ("dim", "gather_dim", "split_dim", "shift")
 
@@ -34,24 +35,6 @@ def decode_collective(call: ir.Call) -> Collective:
     if "op" in attrs:
         args.append(("op", str(attrs["op"])))
     return Collective(dist_op_name(call) or str(call.op.name), groups, tuple(args))
-
-
-@dataclass(frozen=True)
-class Transfer:
-    """A ``send`` or ``recv``: the two sides, the whole shape and the tag that joins them."""
-
-    tag: int
-    shape: tuple[int, ...]
-    src: Side
-    dst: Side
-
-    def tiles(self) -> tuple[Tile, ...]:
-        """Tiles of the transfer; the same on both sides."""
-        return transfer_tiles(self.shape, self.src, self.dst)
-
-    def text(self) -> str:
-        """Words for messages."""
-        return f"transfer {self.tag} from ranks {list(self.src[1])} to ranks {list(self.dst[1])}"
 
 
 def make_side(mesh: DeviceMesh, placement: Any) -> Side:

@@ -35,11 +35,11 @@ import tvm_ffi
 
 from ..errors import RuntimeError_
 from ..native import ccl as native
-from .calls import Transfer
 from .collectives import REDUCE_OPS, Collective
 from .fabric import Fabric, Meetings, NativeFabric
 from .layout import np_dtype
 from .tensors import to_array, to_tensor
+from .tiles import Transfer
 
 PREFIX = "tvm_distir.ccl."
 

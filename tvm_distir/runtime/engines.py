@@ -4,52 +4,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
-
-import numpy.typing as npt
-from tvm import ir
+import importlib
+from collections.abc import Callable
+from typing import Any
 
 from ..errors import RuntimeError_, nearest
-from .counts import CollectiveCount
-from .threads import ThreadsEngine
-from .virtual import VirtualEngine
+from .base import Engine
+from .inputs import Inputs
 
-Array = npt.NDArray[Any]
-
-
-class Engine(Protocol):
-    """What every engine offers.
-
-    Attributes
-    ----------
-    name : str
-    collectives : tuple of CollectiveCount
-        What the last run executed; empty where the engine does not count.
-    """
-
-    name: str
-    collectives: tuple[CollectiveCount, ...]
-
-    def run(self, mod: ir.IRModule, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
-        """Run a level-5 module on whole arrays."""
-        ...
-
-
-_ENGINES: dict[str, Callable[[], Engine]] = {
-    VirtualEngine.name: VirtualEngine,
-    ThreadsEngine.name: ThreadsEngine,
+_HOME = {
+    "threads": ("threads", "ThreadsEngine"),
+    "virtual": ("virtual", "VirtualEngine"),
 }
+"""Module and class of each engine of ours; loaded when it is asked for."""
+
+_REGISTERED: dict[str, Callable[[], Engine]] = {}
 
 
 def engine_names() -> list[str]:
     """Names that :func:`engine` knows, sorted."""
-    return sorted(_ENGINES)
+    return sorted({*_HOME, *_REGISTERED})
 
 
 def register_engine(name: str, factory: Callable[[], Engine]) -> None:
     """Add (or replace) an engine."""
-    _ENGINES[name] = factory
+    _REGISTERED[name] = factory
 
 
 def engine(name: str | Engine) -> Engine:
@@ -62,43 +41,53 @@ def engine(name: str | Engine) -> Engine:
     """
     if not isinstance(name, str):
         return name
-    if name not in _ENGINES:
+    if name in _REGISTERED:
+        return _REGISTERED[name]()
+    if name not in _HOME:
         raise RuntimeError_(
-            "DIST0601", f'no engine "{name}"', place="engine", remedy=nearest(name, _ENGINES)
+            "DIST0601", f'no engine "{name}"', place="engine", remedy=nearest(name, engine_names())
         )
-    return _ENGINES[name]()
+    module, cls = _HOME[name]
+    made: Engine = getattr(importlib.import_module(f".{module}", __package__), cls)()
+    return made
 
 
 def run(
-    dist: ir.IRModule,
-    inputs: Sequence[Any] | Mapping[str, Any],
+    dist: Any,
+    inputs: Inputs,
     engine: str | Engine = "threads",
-) -> list[Array]:
+    outputs: str = "whole",
+) -> list[Any]:
     """Run a distributed module on all its devices.
 
     Parameters
     ----------
-    dist : IRModule
-        At level 5, with ``dist.io``: the result of ``LowerDistIR``.
-    inputs : sequence or mapping of whole arrays
-        In the order of the original ``main``'s parameters, or by their names. Shapes and types
-        must be exactly those of the parameters.
+    dist : IRModule or Deployment
+        At level 5, with ``dist.io``: the result of ``LowerDistIR``; or what
+        :func:`tvm_distir.load` gives.
+    inputs : sequence or mapping
+        In the order of the original ``main``'s parameters, or by their names. Each is a whole
+        array of exactly the parameter's shape and type, which is cut into shards; a stored
+        one (:func:`tvm_distir.open_weights`), of which only shards are read; or a
+        :class:`ShardedArray`, which is taken as it lies.
     engine : str or Engine
-        ``"threads"``, ``"virtual"``, or an engine object with options of its own.
+        ``"threads"``, ``"virtual"``, ``"mpi"``, or an engine object with options of its own.
+    outputs : str
+        ``"whole"``, or ``"sharded"`` to leave them on their ranks.
 
     Returns
     -------
-    outputs : list of ndarray
-        Whole arrays, in the order of the original function's flattened results.
+    outputs : list of ndarray, or of ShardedArray
+        In the order of the original function's flattened results.
 
     Raises
     ------
     RuntimeError_
         DIST0601 unknown engine, DIST0602 inputs that do not fit, DIST0603 not at level 5,
-        DIST0604 replicas that differ, DIST0605 a construct the engine cannot run, DIST0610 to
-        DIST0613 failures of ranks.
+        DIST0604 replicas that differ, DIST0605 a construct the engine cannot run, DIST0607
+        unknown form of outputs, DIST0610 to DIST0613 failures of ranks.
     """
-    return _engine(engine).run(dist, inputs)
+    return _engine(engine).run(dist, inputs, outputs)
 
 
 _engine = engine

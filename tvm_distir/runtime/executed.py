@@ -4,47 +4,68 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from tvm import ir, relax
-
-from ..ir import axis_groups, local_shape, mesh_axes, mesh_index, mesh_names, mesh_shape, meshes
-from ..ir.ops import dist_op_name
-from .calls import Transfer, call_axes, decode_collective
-from .collectives import TRAFFIC
+from ..ir.placement import local_shape
+from ..native.ccl import Executed
 from .counts import CollectiveCount, Counter
-from .fabric import Meetings
 from .layout import Entry
+from .tiles import Transfer
 
 Groups = tuple[tuple[int, ...], ...]
 
 
-def axes_of_groups(mod: ir.IRModule) -> dict[tuple[int, Groups], tuple[int, ...]]:
-    """Mesh axes by mesh number and rank groups.
+@dataclass(frozen=True)
+class AxisTable:
+    """Names of meshes, and of the mesh axes along which rank groups lie.
 
-    Where several sets of axes have the same groups (an axis of one device changes nothing), a
-    collective of the module decides, else the smallest set.
+    Attributes
+    ----------
+    mesh_names : tuple of str
+    axes : mapping of (mesh number, groups) to str
+        Axis names, joined by ``","``.
     """
-    table: dict[tuple[int, Groups], tuple[int, ...]] = {}
-    for number, mesh in enumerate(meshes(mod)):
-        axes = range(len(mesh_shape(mesh)))
-        for size in range(1, len(axes) + 1):
-            for chosen in itertools.combinations(axes, size):
-                groups = tuple(tuple(g) for g in axis_groups(mesh, chosen))
-                table.setdefault((number, groups), chosen)
 
-    def visit(node: Any) -> None:
-        if isinstance(node, ir.Call) and dist_op_name(node) in TRAFFIC:
-            number = mesh_index(mod, node.attrs["device_mesh"])
-            table[number, decode_collective(node).groups] = call_axes(node)
+    mesh_names: tuple[str, ...]
+    axes: Mapping[tuple[int, Groups], str]
 
-    for function in mod.functions.values():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
-    return table
+    def name(self, mesh: int, groups: Groups) -> str:
+        """Words for the axes of rank groups."""
+        return self.axes.get((mesh, groups), f"groups {[list(g) for g in groups]}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {
+            "mesh_names": list(self.mesh_names),
+            "axes": [
+                {"mesh": mesh, "groups": [list(g) for g in groups], "name": name}
+                for (mesh, groups), name in self.axes.items()
+            ],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> AxisTable:
+        """Read the JSON form."""
+        axes = {}
+        for item in data["axes"]:
+            groups = tuple(tuple(int(r) for r in g) for g in item["groups"])
+            axes[int(item["mesh"]), groups] = str(item["name"])
+        return cls(tuple(str(n) for n in data["mesh_names"]), axes)
+
+
+class Executions(Protocol):
+    """What counting needs of a fabric whose run has ended."""
+
+    def executed(self, rank: int) -> list[Executed]:
+        """Collectives a rank executed."""
+        ...
+
+    def received(self, rank: int) -> list[tuple[Transfer, int]]:
+        """Transfers a rank received, each with the bytes of one element."""
+        ...
 
 
 def _count_transfer(counter: Counter, axes: str, transfer: Transfer, element_bytes: int) -> None:
@@ -55,30 +76,24 @@ def _count_transfer(counter: Counter, axes: str, transfer: Transfer, element_byt
 
 
 def count_executed(
-    mod: ir.IRModule, found: Sequence[Entry], fabric: Meetings
+    table: AxisTable, found: Sequence[Entry], fabric: Executions
 ) -> tuple[CollectiveCount, ...]:
     """Counts of a run from what the first rank of every mesh executed.
 
     Parameters
     ----------
-    mod : IRModule
-        At level 5.
+    table : AxisTable
     found : sequence of Entry
-        Its entry functions.
-    fabric : Meetings
+        The entry functions.
+    fabric : Executions
         Of the run, which has ended.
     """
     counter = Counter()
-    table, axis_names, names = axes_of_groups(mod), mesh_axes(mod), mesh_names(mod)
-    mesh_of = {tuple(entry.ranks): names[entry.mesh_index] for entry in found}
+    mesh_of = {tuple(entry.ranks): table.mesh_names[entry.mesh_index] for entry in found}
     for entry in found:
         number, rank = entry.mesh_index, entry.ranks[0]
         for done in fabric.executed(rank):
-            chosen = table.get((number, done.groups))
-            if chosen is None:
-                axes = f"groups {[list(g) for g in done.groups]}"
-            else:
-                axes = ",".join(axis_names[number][a] for a in chosen)
+            axes = table.name(number, done.groups)
             for _ in range(done.count):
                 counter.collective(done.kind, axes, len(done.groups[0]), done.result_bytes)
         for transfer, element_bytes in fabric.received(rank):

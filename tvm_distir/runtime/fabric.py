@@ -24,10 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import RuntimeError_
-from ..ir import local_shape
+from ..ir.placement import local_shape
 from ..native import ccl as native
-from .calls import Transfer
 from .collectives import LOCAL, Collective, apply, apply_local
+from .tiles import Transfer
 
 Array = npt.NDArray[Any]
 Route = tuple[int, int, int]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,16 +20,17 @@ from typing import Any
 import numpy.typing as npt
 import tvm
 import tvm_ffi
-from tvm import ir, relax
+from tvm.runtime.vm import VirtualMachine
 
 from ..autoload import repair_disco
 from ..errors import DistIRError, RuntimeError_, nearest
 from . import ccl
-from .counts import CollectiveCount
+from .base import Engine, LocalResults
 from .executed import count_executed
 from .fabric import Aborted, Meetings
-from .kernels import KernelCache
-from .layout import Entry, entries, gather_outputs, shard_inputs
+from .inputs import LocalInputs
+from .layout import Entry
+from .runnable import Runnable
 from .tensors import flat_tensors, to_array, to_tensor
 
 Array = npt.NDArray[Any]
@@ -40,7 +41,7 @@ _THREADS_VARIABLE = "TVM_NUM_THREADS"
 
 
 @dataclass
-class _Job:
+class Job:
     """What the workers of one run share."""
 
     fabric: Meetings
@@ -50,42 +51,29 @@ class _Job:
     outputs: dict[int, list[Array]] = field(default_factory=dict)
 
 
-_lock = threading.Lock()
+run_lock = threading.Lock()
+"""Held during a run: the packed functions and the environment belong to one at a time."""
+
 _numbers = itertools.count()
-_jobs: dict[int, _Job] = {}
+_jobs: dict[int, Job] = {}
 _sessions: dict[int, Any] = {}
-_KERNELS = KernelCache(64, machines=False)
 
 
-def entry_module(mod: ir.IRModule, entry: str) -> ir.IRModule:
-    """The entry function and all it calls, directly or not, as a module of its own."""
-    functions: dict[ir.GlobalVar, Any] = {}
-    todo = [mod.get_global_var(entry)]
-    while todo:
-        gv = todo.pop()
-        if gv in functions:
-            continue
-        functions[gv] = mod[gv]
-        if isinstance(mod[gv], relax.Function):
-
-            def visit(node: Any) -> None:
-                if isinstance(node, ir.GlobalVar) and node not in functions:
-                    todo.append(node)
-
-            relax.analysis.post_order_visit(mod[gv], visit)
-    ordered = sorted(functions.items(), key=lambda item: str(item[0].name_hint))
-    return ir.IRModule(dict(ordered), global_infos=mod.global_infos)
-
-
-def compile_entry(mod: ir.IRModule, name: str) -> Any:
-    """Compile one entry function with its callees; returns a module to make machines of.
-
-    Raises
-    ------
-    RuntimeError_
-        DIST0606 when TVM cannot compile it.
-    """
-    return _KERNELS.get(entry_module(mod, name), name)
+def make_job(
+    program: Runnable,
+    local: LocalInputs,
+    fabric: Callable[[Sequence[int], float], Meetings],
+    timeout_s: float,
+) -> Job:
+    """What the workers need: a library each, and their inputs."""
+    ranks = [r for e in program.entries for r in e.ranks]
+    job = Job(fabric(ranks, timeout_s), {}, {}, {})
+    for entry in program.entries:
+        library = program.library(entry)
+        for rank in entry.ranks:
+            job.machine[rank], job.function[rank] = library, entry.function
+            job.inputs[rank] = local.of(entry, rank)
+    return job
 
 
 @contextmanager
@@ -104,13 +92,16 @@ def one_thread_each(workers: int) -> Iterator[None]:
 
 def _invoke(number: int) -> None:
     """Run one job's part on the calling worker. Lets no exception out."""
-    job = _jobs[number]
     rank = int(tvm.get_global_func("runtime.disco.worker_rank")())
-    if rank not in job.machine:
-        return
+    if rank in _jobs[number].machine:
+        work(_jobs[number], rank)
+
+
+def work(job: Job, rank: int) -> None:
+    """Run one rank's part on the calling thread. Lets no exception out."""
     try:
         with ccl.worker(job.fabric, rank):
-            machine = relax.VirtualMachine(job.machine[rank], tvm.cpu())
+            machine = VirtualMachine(job.machine[rank], tvm.cpu())
             args = [to_tensor(a) for a in job.inputs[rank]]
             result = machine[job.function[rank]](*args)
             job.outputs[rank] = [to_array(t) for t in flat_tensors(result)]
@@ -134,7 +125,7 @@ def _session(workers: int) -> Any:
     return _sessions[workers]
 
 
-class ThreadsEngine:
+class ThreadsEngine(Engine):
     """Runs level-5 modules with one Disco worker thread per rank.
 
     Parameters
@@ -168,17 +159,9 @@ class ThreadsEngine:
             )
         self.timeout_s = timeout_s
         self._implementation = collectives
-        self.collectives: tuple[CollectiveCount, ...] = ()
 
-    def run(self, mod: ir.IRModule, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
-        """Run every device's entry function and return the whole outputs.
-
-        Parameters
-        ----------
-        mod : IRModule
-            At level 5, with ``dist.io``.
-        inputs : sequence or mapping of whole arrays
-            See :func:`tvm_distir.runtime.run`.
+    def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
+        """Run every rank's entry function on its local inputs.
 
         Raises
         ------
@@ -187,23 +170,15 @@ class ThreadsEngine:
         EnvironmentError_
             DIST0110 when the native library is needed and missing.
         """
-        self.collectives = ()
-        found = entries(mod)
-        local = shard_inputs(mod, inputs)
-        ranks = [r for e in found for r in e.ranks]
-        job = _Job(ccl.FABRICS[self._implementation](ranks, self.timeout_s), {}, {}, {})
-        for entry, per_rank in zip(found, local):
-            machine = compile_entry(mod, entry.function)
-            for rank, row in zip(entry.ranks, per_rank):
-                job.machine[rank], job.function[rank] = machine, entry.function
-                job.inputs[rank] = row
-        self._call(job, max(ranks) + 1)
-        _raise_failure(job, found)
-        self.collectives = count_executed(mod, found, job.fabric)
-        return gather_outputs(mod, [[job.outputs[r] for r in e.ranks] for e in found])
+        found = program.entries
+        job = make_job(program, local, ccl.FABRICS[self._implementation], self.timeout_s)
+        self._call(job, max(job.machine) + 1)
+        raise_failure(job, found)
+        self.collectives = count_executed(program.axes, found, job.fabric)
+        return job.outputs
 
-    def _call(self, job: _Job, workers: int) -> None:
-        with _lock, one_thread_each(workers):
+    def _call(self, job: Job, workers: int) -> None:
+        with run_lock, one_thread_each(workers):
             session = _session(workers)
             ccl.register(self._implementation)  # machines look the functions up when made
             number = next(_numbers)
@@ -215,7 +190,8 @@ class ThreadsEngine:
                 del _jobs[number]
 
 
-def _raise_failure(job: _Job, found: Sequence[Entry]) -> None:
+def raise_failure(job: Job, found: Sequence[Entry]) -> None:
+    """Raise the first failure of a job's workers, if there is one."""
     if job.fabric.failure is None:
         return
     rank, error = job.fabric.failure
@@ -231,4 +207,4 @@ def _raise_failure(job: _Job, found: Sequence[Entry]) -> None:
     ) from error
 
 
-__all__ = ["TIMEOUT_S", "Aborted", "ThreadsEngine", "compile_entry", "entry_module"]
+__all__ = ["TIMEOUT_S", "Aborted", "ThreadsEngine"]

@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..ir import check_placement, shard_slices
+from ..ir.placement import check_placement, shard_slices
 
 Bounds = tuple[tuple[int, int], ...]
 Side = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
@@ -112,3 +112,21 @@ def outgoing(tiles: Sequence[Tile], rank: int) -> list[Tile]:
 def incoming(tiles: Sequence[Tile], rank: int) -> list[Tile]:
     """Tiles a rank receives, in order."""
     return [t for t in tiles if t.dst == rank]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A ``send`` or ``recv``: the two sides, the whole shape and the tag that joins them."""
+
+    tag: int
+    shape: tuple[int, ...]
+    src: Side
+    dst: Side
+
+    def tiles(self) -> tuple[Tile, ...]:
+        """Tiles of the transfer; the same on both sides."""
+        return transfer_tiles(self.shape, self.src, self.dst)
+
+    def text(self) -> str:
+        """Words for messages."""
+        return f"transfer {self.tag} from ranks {list(self.src[1])} to ranks {list(self.dst[1])}"

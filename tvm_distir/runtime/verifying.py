@@ -13,8 +13,8 @@ import numpy.typing as npt
 from tvm import ir
 
 from ..errors import RuntimeError_
+from .base import Engine
 from .compare import VerifyReport, coarsest_float, compare_outputs, largest, not_finite
-from .engines import Engine
 from .engines import engine as make_engine
 from .layout import same_bits
 from .reference import Reference, strip_annotations

@@ -20,11 +20,15 @@ from tvm import ir, relax
 
 from ..errors import InternalError, RuntimeError_
 from ..ir import local_shape, mesh_axes, mesh_index, mesh_names, meshes
-from .calls import Transfer
+from .base import Engine, LocalResults
 from .collectives import apply
-from .counts import CollectiveCount, Counter
+from .counts import Counter
+from .inputs import LocalInputs
 from .kernels import KernelCache
-from .layout import Entry, entries, gather_outputs, np_dtype, shard_inputs
+from .layout import Entry, np_dtype
+from .lowered import Lowered
+from .plain import run_plain
+from .runnable import Runnable
 from .segments import (
     ENTRY,
     AliasStep,
@@ -36,6 +40,7 @@ from .segments import (
     make_program,
 )
 from .tensors import flat_tensors, to_array, to_tensor
+from .tiles import Transfer
 
 Array = npt.NDArray[Any]
 Value = Any
@@ -61,7 +66,8 @@ def _mail_key(transfer: Transfer) -> MailKey:
 class _Run:
     """State of one run: mailboxes between meshes and counters."""
 
-    def __init__(self, mod: ir.IRModule, kernels: KernelCache) -> None:
+    def __init__(self, mod: ir.IRModule, found: Sequence[Entry], kernels: KernelCache) -> None:
+        self.entries = found
         self.mod = relax.transform.ToNonDataflow()(mod)
         self.kernels = kernels
         self.counter = Counter()
@@ -201,67 +207,64 @@ class _Run:
 
     def transfer_axes(self, transfer: Transfer) -> str:
         """``"mesh0->mesh1"``."""
-        ids = {tuple(e.ranks): self.mesh_names[e.mesh_index] for e in entries(self.mod)}
+        ids = {tuple(e.ranks): self.mesh_names[e.mesh_index] for e in self.entries}
         return "->".join(ids.get(side[1], "?") for side in (transfer.src, transfer.dst))
 
 
-class VirtualEngine:
+class VirtualEngine(Engine):
     """Runs level-5 modules on one process, all ranks step by step.
+
+    A deployed program holds no steps, only compiled functions: its ranks take one plain thread
+    each, with the same collectives in NumPy.
 
     Parameters
     ----------
     kernels : KernelCache, optional
         Where compiled segments are kept; by default one cache per process.
-
-    Attributes
-    ----------
-    collectives : tuple of CollectiveCount
-        What the last run executed.
     """
 
     name = "virtual"
 
     def __init__(self, kernels: KernelCache | None = None) -> None:
         self._kernels = kernels or _KERNELS
-        self.collectives: tuple[CollectiveCount, ...] = ()
 
-    def run(self, mod: ir.IRModule, inputs: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
-        """Run the entry functions and return the whole outputs.
-
-        Parameters
-        ----------
-        mod : IRModule
-            At level 5, with ``dist.io``.
-        inputs : sequence or mapping of whole arrays
-            See :func:`tvm_distir.runtime.run`.
+    def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
+        """Run every rank's entry function on its local inputs.
 
         Raises
         ------
         RuntimeError_
-            DIST0602 for inputs that do not fit, DIST0605 for a construct it cannot run, DIST0610
-            when meshes wait for each other forever.
+            DIST0605 for a construct it cannot run, DIST0610 when meshes wait for each other
+            forever.
         """
-        found = entries(mod)
-        local = shard_inputs(mod, inputs)
-        state = _Run(mod, self._kernels)
-        tasks: dict[int, Generator[None, None, PerRank]] = {}
-        for i, (entry, per_rank) in enumerate(zip(found, local)):
-            made: dict[int, Any] = {}
-            columns: list[PerRank] = []
-            for k in range(len(entry.inputs)):
-                column = []
-                for row in per_rank:
-                    if id(row[k]) not in made:
-                        made[id(row[k])] = to_tensor(row[k])
-                    column.append(made[id(row[k])])
-                columns.append(column)
-            tasks[i] = state.function(entry.function, columns, entry)
+        if not isinstance(program, Lowered):
+            results, self.collectives = run_plain(program, local)
+            return results
+        found = program.entries
+        state = _Run(program.mod, found, self._kernels)
+        tasks = {
+            i: state.function(entry.function, _columns(entry, local), entry)
+            for i, entry in enumerate(found)
+        }
         results = _take_turns(tasks, state)
         self.collectives = state.counter.counts()
-        rows = [
-            [[to_array(t) for t in flat_tensors(v)] for v in results[i]] for i in range(len(found))
-        ]
-        return gather_outputs(mod, rows)
+        return {
+            rank: [to_array(t) for t in flat_tensors(value)]
+            for i, entry in enumerate(found)
+            for rank, value in zip(entry.ranks, results[i])
+        }
+
+
+def _columns(entry: Entry, local: LocalInputs) -> list[PerRank]:
+    """Inputs one by one, each as a tensor per rank; replicas share theirs."""
+    made: dict[int, tuple[Array, Any]] = {}  # holds the array, so that no other takes its id
+    columns: list[PerRank] = [[] for _ in entry.inputs]
+    for rank in entry.ranks:
+        for column, array in zip(columns, local.of(entry, rank)):
+            if id(array) not in made:
+                made[id(array)] = (array, to_tensor(array))
+            column.append(made[id(array)][1])
+    return columns
 
 
 def _take_turns(

@@ -13,9 +13,10 @@ import pytest
 from level5_modules import draw
 
 import tvm_distir as td
-from tvm_distir.ir import parse_placement
+from tvm_distir.ir import mesh_devices, mesh_shape, parse_placement
 from tvm_distir.runtime import collectives as cc
-from tvm_distir.runtime.layout import Port, gather, same_bits, shard
+from tvm_distir.runtime.inputs import LocalInputs
+from tvm_distir.runtime.layout import Entry, Port, gather_outputs, same_bits
 from tvm_distir.runtime.tiles import transfer_tiles
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "bool"]
@@ -186,17 +187,23 @@ def test_shard_and_gather_invert_each_other(shape):
             side = (sizes, tuple(range(math.prod(sizes))), labels)
             if uneven_twice(shape, side):
                 continue
-            parts = shard(whole, labels, mesh)
-            for got, want in zip(parts, local_arrays(whole, side).values()):
-                assert np.array_equal(got, want)
-            port = Port(0, "y", shape, "float32", labels)
-            assert np.array_equal(gather(parts, port, mesh, "y"), whole)
+            entry = entry_of(mesh, Port(0, "y", shape, "float32", labels))
+            parts = {r: LocalInputs({0: whole}).of(entry, r) for r in entry.ranks}
+            for got, want in zip(parts.values(), local_arrays(whole, side).values()):
+                assert np.array_equal(got[0], want)
+            assert np.array_equal(gather_outputs([entry], parts)[0], whole)
+
+
+def entry_of(mesh, port):
+    """An entry that takes and gives one value."""
+    ranks = tuple(int(d) for d in mesh_devices(mesh).ravel())
+    return Entry("main", 0, mesh_shape(mesh), ranks, (port,), (port,))
 
 
 def test_replicas_that_differ_are_named():
     mesh = td.device_mesh({"dp": 2, "tp": 2})
     port = Port(0, "y", (4,), "float32", parse_placement("S[0], R"))
-    parts = [np.zeros(2, "float32") for _ in range(4)]
-    parts[3] = -parts[3]  # -0.0: equal in value, other bits
-    with pytest.raises(td.errors.RuntimeError_, match="DIST0604 main/y: ranks 2 and 3"):
-        gather(parts, port, mesh, "main/y")
+    parts = {rank: [np.zeros(2, "float32")] for rank in range(4)}
+    parts[3] = [-parts[3][0]]  # -0.0: equal in value, other bits
+    with pytest.raises(td.errors.RuntimeError_, match='DIST0604 main/output 0 "y": ranks 2 and 3'):
+        gather_outputs([entry_of(mesh, port)], parts)

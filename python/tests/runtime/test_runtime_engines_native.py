@@ -13,7 +13,7 @@ import tvm_distir as td
 from tvm_distir.errors import EnvironmentError_, RuntimeError_
 from tvm_distir.native import LIBRARY_VARIABLE
 from tvm_distir.runtime import ThreadsEngine, VirtualEngine
-from tvm_distir.runtime.executed import axes_of_groups
+from tvm_distir.runtime.groups import axes_of_groups
 from tvm_distir.runtime.layout import same_bits
 
 

@@ -1,0 +1,51 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which mesh axes the rank groups of a module's collectives belong to."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from tvm import ir, relax
+
+from ..ir import axis_groups, mesh_axes, mesh_index, mesh_names, mesh_shape, meshes
+from ..ir.ops import dist_op_name
+from .calls import call_axes, decode_collective
+from .collectives import TRAFFIC
+from .executed import AxisTable, Groups
+
+
+def axes_of_groups(mod: ir.IRModule) -> dict[tuple[int, Groups], tuple[int, ...]]:
+    """Mesh axes by mesh number and rank groups.
+
+    Where several sets of axes have the same groups (an axis of one device changes nothing), a
+    collective of the module decides, else the smallest set.
+    """
+    table: dict[tuple[int, Groups], tuple[int, ...]] = {}
+    for number, mesh in enumerate(meshes(mod)):
+        axes = range(len(mesh_shape(mesh)))
+        for size in range(1, len(axes) + 1):
+            for chosen in itertools.combinations(axes, size):
+                groups = tuple(tuple(g) for g in axis_groups(mesh, chosen))
+                table.setdefault((number, groups), chosen)
+
+    def visit(node: Any) -> None:
+        if isinstance(node, ir.Call) and dist_op_name(node) in TRAFFIC:
+            number = mesh_index(mod, node.attrs["device_mesh"])
+            table[number, decode_collective(node).groups] = call_axes(node)
+
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return table
+
+
+def axis_table(mod: ir.IRModule) -> AxisTable:
+    """Names of meshes and axes, for counts."""
+    names = mesh_axes(mod)
+    axes = {
+        (number, groups): ",".join(names[number][a] for a in chosen)
+        for (number, groups), chosen in axes_of_groups(mod).items()
+    }
+    return AxisTable(tuple(mesh_names(mod)), axes)

@@ -1,0 +1,171 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The inputs of a run: whole arrays, stored arrays or shards, cut for each rank when asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import RuntimeError_, nearest
+from .layout import Bounds, Entry, Port, np_dtype
+from .sharded import ShardedArray, Stored, read_part
+
+Array = npt.NDArray[Any]
+Inputs = Sequence[Any] | Mapping[str, Any]
+
+
+def bad_input(what: str, remedy: str, port: Port | None = None) -> RuntimeError_:
+    """DIST0602, naming the input."""
+    place = f'input {port.index} "{port.name}"' if port else "inputs"
+    return RuntimeError_("DIST0602", what, place=place, remedy=remedy)
+
+
+def input_ports(found: Sequence[Entry]) -> dict[int, Port]:
+    """Inputs of all entries by their position in the original function, in its order."""
+    ports: dict[int, Port] = {}
+    for entry in found:
+        for port in entry.inputs:
+            ports.setdefault(port.index, port)
+    return dict(sorted(ports.items()))
+
+
+def _given(ports: Mapping[int, Port], inputs: Inputs, stored: Mapping[int, Any]) -> dict[int, Any]:
+    """Values by position. A sequence names, in order, the inputs that are not stored."""
+    if isinstance(inputs, Mapping):
+        names = {p.name: i for i, p in ports.items()}
+        for name in inputs:
+            if name not in names:
+                raise bad_input(f'there is no input "{name}"', nearest(name, names))
+        given = {names[name]: value for name, value in inputs.items()}
+        missing = sorted(p.name for i, p in ports.items() if i not in given and i not in stored)
+        if missing:
+            raise bad_input(f"missing: {', '.join(missing)}", "Give every input.")
+        return {**stored, **given}
+    count = max(ports, default=-1) + 1
+    asked = [i for i in range(count) if i not in stored]
+    if len(inputs) != len(asked):
+        raise bad_input(f"{len(inputs)} inputs given, {len(asked)} needed", "Give every input.")
+    return {**stored, **dict(zip(asked, inputs))}
+
+
+def _checked(value: Any, port: Port) -> Any:
+    """The value as an array or a :class:`Stored`, of exactly the port's whole shape and type."""
+    if isinstance(value, ShardedArray):
+        return value
+    if not isinstance(value, Stored):
+        value = np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    dtype = np_dtype(port.dtype)
+    if tuple(value.shape) != port.shape:
+        raise bad_input(
+            f"shape {tuple(value.shape)} given, {port.shape} needed", "Give the whole array.", port
+        )
+    if value.dtype != dtype:
+        raise bad_input(
+            f"type {value.dtype} given, {dtype} needed", f'Use .astype("{dtype}").', port
+        )
+    return value
+
+
+class LocalInputs:
+    """What each rank gets, cut from what the user gave when it is first asked for.
+
+    Replicas of a shard are one array: nothing is cut, read or sent twice.
+
+    Parameters
+    ----------
+    values : mapping of int to array, Stored or ShardedArray
+        By position in the original function.
+    """
+
+    def __init__(self, values: Mapping[int, Any]) -> None:
+        self._values = values
+        self._made: dict[tuple[int, Bounds], Array] = {}
+
+    def source(self, port: Port) -> Any:
+        """What was given for an input."""
+        return self._values[port.index]
+
+    def of(self, entry: Entry, rank: int) -> list[Array]:
+        """Local arrays of a rank, in ``dist.io`` order."""
+        return [self.part(entry, port, rank) for port in entry.inputs]
+
+    def part(self, entry: Entry, port: Port, rank: int) -> Array:
+        """Local (zero-padded) array of one input on a rank."""
+        value = self._values[port.index]
+        if isinstance(value, ShardedArray):
+            return _own_part(value, entry, port, rank)
+        bounds = entry.bounds(port, rank)
+        key = (port.index, bounds)
+        if key not in self._made:
+            self._made[key] = _cut(value, bounds, entry.local_shape(port))
+        return self._made[key]
+
+
+def _cut(value: Any, bounds: Bounds, size: tuple[int, ...]) -> Array:
+    if isinstance(value, Stored):
+        part = value.read(bounds)
+    else:
+        part = value[tuple(slice(a, b) for a, b in bounds)]
+    if part.shape != size:
+        padded = np.zeros(size, part.dtype)
+        padded[tuple(slice(0, n) for n in part.shape)] = part
+        part = padded
+    return np.ascontiguousarray(part).reshape(size)
+
+
+def _own_part(value: ShardedArray, entry: Entry, port: Port, rank: int) -> Array:
+    if rank not in value.parts:
+        raise bad_input(
+            f"rank {rank} has no part, ranks {sorted(value.parts)} have",
+            f"Give a part for each of the ranks {list(entry.ranks)}.",
+            port,
+        )
+    bounds = entry.bounds(port, rank)
+    if value.boxes and value.boxes.get(rank) != bounds:
+        raise bad_input(
+            f"rank {rank} holds {_box_text(value.boxes.get(rank))} of the whole, "
+            f"it needs {_box_text(bounds)}",
+            "Give it whole, or lay it out alike in both modules.",
+            port,
+        )
+    part, size, dtype = read_part(value.parts[rank]), entry.local_shape(port), np_dtype(port.dtype)
+    if part.shape != size or part.dtype != dtype:
+        raise bad_input(
+            f"rank {rank} holds {part.dtype}{list(part.shape)}, it needs {dtype}{list(size)}",
+            "Cut it as dist.io says, padded to equal shards.",
+            port,
+        )
+    return np.ascontiguousarray(part).reshape(size)
+
+
+def _box_text(box: Bounds | None) -> str:
+    return "an unknown box" if box is None else f"[{', '.join(f'{a}:{b}' for a, b in box)}]"
+
+
+def bind_inputs(
+    found: Sequence[Entry], inputs: Inputs, stored: Mapping[int, Any] | None = None
+) -> LocalInputs:
+    """Check what was given to a run and index it by parameter.
+
+    Parameters
+    ----------
+    found : sequence of Entry
+    inputs : sequence in the original function's order, or mapping by parameter name
+        Per parameter a whole array (anything NumPy reads) of exactly its shape and type, a
+        :class:`~tvm_distir.runtime.sharded.Stored` of them, or a
+        :class:`~tvm_distir.runtime.sharded.ShardedArray`.
+    stored : mapping of int to such a value, optional
+        Values that need not be given, by position.
+
+    Raises
+    ------
+    RuntimeError_
+        DIST0602 naming the input.
+    """
+    ports = input_ports(found)
+    given = _given(ports, inputs, stored or {})
+    return LocalInputs({i: _checked(given[i], port) for i, port in ports.items()})

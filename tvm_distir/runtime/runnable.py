@@ -1,0 +1,60 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What engines run: entry functions, and for each a library to make virtual machines of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from .executed import AxisTable
+from .layout import Entry
+
+
+@runtime_checkable
+class Runnable(Protocol):
+    """A distributed program that can be run: a lowered module, or a deployed folder."""
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Entry functions, in mesh order."""
+        ...
+
+    @property
+    def axes(self) -> AxisTable:
+        """Names of the mesh axes that collectives work along."""
+        ...
+
+    @property
+    def stored(self) -> Mapping[int, Any]:
+        """Inputs that come with the program, by position; see ``bind_inputs``."""
+        ...
+
+    def library(self, entry: Entry) -> Any:
+        """Runtime module that holds the entry function, in this process."""
+        ...
+
+    def save(self, entry: Entry, folder: Path) -> Path:
+        """File from which another process can load it (:func:`load_saved`)."""
+        ...
+
+
+def as_runnable(dist: Any) -> Runnable:
+    """A program as it is, a level-5 module wrapped."""
+    if isinstance(dist, Runnable):
+        return dist
+    from .lowered import Lowered
+
+    return Lowered(dist)
+
+
+def load_saved(path: Path, function: str) -> Any:
+    """Load what :meth:`Runnable.save` wrote; a module without a library is compiled here."""
+    if path.suffix == ".json":
+        from .lowered import load_and_compile
+
+        return load_and_compile(path, function)
+    import tvm
+
+    return tvm.runtime.load_module(str(path))
