@@ -1,16 +1,17 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Transformers of any size, built in memory without weights: ``gpt`` and ``llama``."""
+"""Models of any size, built in memory without weights: transformers and convolutional nets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvm import ir
 
 from ...errors import ModelError, nearest
-from . import gpt_model, llama_model
+from . import bert_model, gpt_model, llama_model, moe_model, resnet_model, unet_model, vit_model
+from .bert_model import BertConfig
 from .configs import (
     GPT_DEFAULT_SIZE,
     GPT_PRESETS,
@@ -20,10 +21,29 @@ from .configs import (
     LlamaConfig,
     configure,
 )
+from .moe_model import MoeConfig
+from .resnet_model import ResnetConfig
+from .unet_model import UnetConfig
+from .vit_model import VitConfig
 
-__all__ = ["NAMES", "GptConfig", "LlamaConfig", "build", "gpt", "llama"]
-
-NAMES = ("gpt", "llama")
+__all__ = [
+    "NAMES",
+    "BertConfig",
+    "GptConfig",
+    "LlamaConfig",
+    "MoeConfig",
+    "ResnetConfig",
+    "UnetConfig",
+    "VitConfig",
+    "bert",
+    "build",
+    "gpt",
+    "llama",
+    "moe",
+    "resnet",
+    "unet",
+    "vit",
+]
 
 
 def gpt(**keys: Any) -> ir.IRModule:
@@ -72,20 +92,132 @@ def llama(**keys: Any) -> ir.IRModule:
     return llama_model.build(configure("llama", LLAMA_PRESETS, LLAMA_DEFAULT_SIZE, keys))
 
 
+def bert(**keys: Any) -> ir.IRModule:
+    """Build a BERT encoder.
+
+    ``main(input_ids, token_type_ids, attention_mask, *weights) -> logits``.
+    Weights are named ``embeddings.{tokens,positions,types}.weight``, ``embeddings.norm``,
+    ``layers.<i>.attn.{q,k,v,o}_proj``, ``layers.<i>.attn_norm``,
+    ``layers.<i>.mlp.{up,down}_proj``, ``layers.<i>.mlp_norm``, and ``mlm.{dense,norm,bias}`` or
+    ``classify.{pooler,classifier}``.
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, bert-base (default), bert-large; and any field of :class:`BertConfig`,
+        which overrides the size's own. Batch is 16, seq 128.
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return bert_model.build(configure("bert", bert_model.PRESETS, bert_model.DEFAULT_SIZE, keys))
+
+
+def vit(**keys: Any) -> ir.IRModule:
+    """Build a Vision Transformer, ``main(images, *weights) -> logits``.
+
+    Weights are named ``embed``, ``class_token``, ``places``, ``layers.<i>.ln_1``,
+    ``layers.<i>.attn.{q,k,v,o}_proj``, ``layers.<i>.ln_2``, ``layers.<i>.mlp.{up,down}_proj``,
+    ``norm``, ``head``.
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, vit-b16 (default), vit-l16, vit-h14; and any field of :class:`VitConfig`,
+        which overrides the size's own. Batch is 16.
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return vit_model.build(configure("vit", vit_model.PRESETS, vit_model.DEFAULT_SIZE, keys))
+
+
+def moe(**keys: Any) -> ir.IRModule:
+    """Build a Mixtral style mixture of experts, ``main(input_ids, *weights) -> logits``.
+
+    Weights are named as those of :func:`llama`, but ``layers.<i>.mlp.router.weight`` (in, experts)
+    and ``layers.<i>.mlp.{gate,up,down}_proj`` (experts, in, out).
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, mixtral-8x7b (default), mixtral-8x22b; and any field of
+        :class:`MoeConfig`, which overrides the size's own. Batch is 16, seq 2048, dtype bfloat16
+        (tiny: batch 4, seq 16, float32).
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return moe_model.build(configure("moe", moe_model.PRESETS, moe_model.DEFAULT_SIZE, keys))
+
+
+def unet(**keys: Any) -> ir.IRModule:
+    """Build a diffusion U-Net, ``main(sample, timesteps, text, *weights) -> noise``.
+
+    Without ``text`` when ``context`` is 0.
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, sd-unet (default; that of Stable Diffusion 1); and any field of
+        :class:`UnetConfig`, which overrides the size's own. Batch is 2 (tiny: 4).
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return unet_model.build(configure("unet", unet_model.PRESETS, unet_model.DEFAULT_SIZE, keys))
+
+
+def resnet(**keys: Any) -> ir.IRModule:
+    """Build a ResNet for inference, ``main(images, *weights) -> logits``.
+
+    Weights are named ``stem``, ``blocks.<i>.convs.<j>``, ``blocks.<i>.shortcut``, each with
+    ``conv`` and ``norm``; and ``head``.
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, resnet18, resnet34, resnet50 (default), resnet101, resnet152; and any
+        field of :class:`ResnetConfig`, which overrides the size's own. Batch is 16 (tiny: 4).
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return resnet_model.build(
+        configure("resnet", resnet_model.PRESETS, resnet_model.DEFAULT_SIZE, keys)
+    )
+
+
+_MAKERS: dict[str, Callable[..., ir.IRModule]] = {
+    maker.__name__: maker for maker in (gpt, llama, bert, vit, moe, unet, resnet)
+}
+
+NAMES = tuple(_MAKERS)
+
+
 def build(name: str, keys: Mapping[str, Any]) -> ir.IRModule:
     """Build a model of the zoo by name.
 
     Raises
     ------
     ModelError
-        DIST0330 unknown name; and those of :func:`gpt` and :func:`llama`.
+        DIST0330 unknown name; and those of :func:`gpt` and the others.
     """
-    makers = {"gpt": gpt, "llama": llama}
-    if name not in makers:
+    if name not in _MAKERS:
         raise ModelError(
             "DIST0330",
             f'the zoo has no model "{name}"',
             place=f"zoo:{name}",
             remedy=nearest(name, NAMES),
         )
-    return makers[name](**keys)
+    return _MAKERS[name](**keys)

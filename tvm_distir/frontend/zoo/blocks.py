@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -61,16 +63,16 @@ def merge_heads(x: Any) -> Any:
     return nn.op.reshape(x, (batch, seq, heads * width))
 
 
-def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
+def attend(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
     """Scaled dot product attention, softmax in float32.
 
     Parameters
     ----------
     q, k, v : Tensor
-        (batch, heads, seq, width); ``k`` and ``v`` may have fewer heads, which are then shared
-        by consecutive heads of ``q``.
-    mask : Tensor
-        Bool (seq, seq), True where a score counts.
+        (batch, heads, seq, width); ``k`` and ``v`` may be of another sequence, and may have fewer
+        heads, which are then shared by consecutive heads of ``q``.
+    mask : Tensor, optional
+        Bool, broadcast to the scores (batch, heads, seq, seq): True where a score counts.
 
     Returns
     -------
@@ -89,8 +91,9 @@ def attend(q: Any, k: Any, v: Any, mask: Any) -> Any:
     scores = nn.op.matmul(q, nn.op.permute_dims(k, axes), name="scores")
     scale = Tensor.from_scalar(1.0 / math.sqrt(width), dtype)
     scores = in_float32(nn.op.multiply(scores, scale, name="scaled"))
-    floor = Tensor.from_scalar(MASKED_SCORE, "float32")
-    scores = nn.op.where(mask, scores, floor, name="masked")
+    if mask is not None:
+        floor = Tensor.from_scalar(MASKED_SCORE, "float32")
+        scores = nn.op.where(mask, scores, floor, name="masked")
     weights = back_to(nn.op.softmax(scores, axis=-1, name="probs"), dtype)
     mixed = nn.op.matmul(weights, v, name="mixed")
     return nn.op.reshape(mixed, (batch, heads, seq, width)) if kv_heads != heads else mixed
@@ -133,30 +136,74 @@ class RmsNorm(nn.Module):  # type: ignore[misc]
         return back_to(emit(out, "rms_norm"), x.dtype)
 
 
-def layer_class(base: type, nested: int) -> Any:
+class GroupNorm(nn.Module):  # type: ignore[misc]
+    """Group norm of channels and all later dims, computed in float32."""
+
+    def __init__(self, width: int, groups: int, dtype: str, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter((width,), dtype)
+        self.bias = nn.Parameter((width,), dtype)
+        self.groups, self.eps = groups, eps
+
+    def forward(self, x: Any) -> Any:
+        """Normalise (batch, width, rows, columns)."""
+        out = relax.op.nn.group_norm(
+            in_float32(x)._expr,
+            in_float32(self.weight)._expr,
+            in_float32(self.bias)._expr,
+            num_groups=self.groups,
+            channel_axis=1,
+            axes=[2, 3],
+            epsilon=self.eps,
+        )
+        return back_to(emit(out, "group_norm"), x.dtype)
+
+
+class BatchNorm(nn.Module):  # type: ignore[misc]
+    """Batch norm of (batch, width, ...) by given statistics, computed in float32."""
+
+    def __init__(self, width: int, dtype: str, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter((width,), dtype)
+        self.bias = nn.Parameter((width,), dtype)
+        self.mean = nn.Parameter((width,), dtype)
+        self.variance = nn.Parameter((width,), dtype)
+        self.eps = eps
+
+    def forward(self, x: Any) -> Any:
+        """Normalise (batch, width, rows, columns)."""
+        given = (x, self.weight, self.bias, self.mean, self.variance)
+        out = relax.op.nn.batch_norm(
+            *(in_float32(one)._expr for one in given), axis=1, epsilon=self.eps, training=False
+        )
+        return back_to(emit(out, "batch_norm")[0], x.dtype)
+
+
+def layer_class(base: type, nested: int, name: str = "Layer") -> Any:
     """Fresh subclass of a layer, whose calls go to one private function when ``nested``.
 
-    relax.nn keeps made subroutines on the class, so each export needs a class of its own.
+    relax.nn keeps made subroutines on the class, so each export needs a class of its own; the
+    functions are called as the class, in snake case.
     """
-    return type("Layer", (base,), {"define_subroutine": bool(nested)})
+    return type(name, (base,), {"define_subroutine": bool(nested)})
 
 
-def export_model(model: Any, batch: int, seq: int, layer_prefix: str) -> ir.IRModule:
-    """Export a relax.nn model with a method ``main`` as ``main(input_ids, *weights)``.
+def export_model(model: Any, **data: tuple[Sequence[int], str]) -> ir.IRModule:
+    """Export a relax.nn model with a method ``main`` as ``main(*data, *weights)``.
+
+    Weights of a private function lose the part of their names that all of them share: the
+    place of the layer it was made from.
 
     Parameters
     ----------
     model : nn.Module
-        Its method ``main`` takes int32 token ids of shape (batch, seq).
-    batch, seq : int
-        Shape of the data input.
-    layer_prefix : str
-        How the names of the first layer's weights begin; taken off the private function's
-        parameters.
+        Its method ``main`` takes the data.
+    **data
+        Shape and dtype of each data input, named and ordered as ``main`` has them.
     """
-    ids = nn.spec.Tensor([batch, seq], "int32")
+    inputs = {name: nn.spec.Tensor(list(shape), dtype) for name, (shape, dtype) in data.items()}
     spec = ModuleSpec.from_raw(
-        {"main": {"input_ids": ids, "$": {"param_mode": "plain", "effect_mode": "none"}}}, model
+        {"main": {**inputs, "$": {"param_mode": "plain", "effect_mode": "none"}}}, model
     )
     mod, _, _ = Exporter(debug=False).build(spec)
     functions = {}
@@ -165,8 +212,13 @@ def export_model(model: Any, batch: int, seq: int, layer_prefix: str) -> ir.IRMo
             names = [str(p.name) for p in fn.params]
             functions[gv] = fn.with_attr(PARAM_NAMES_ATTR, names)
         else:
-            functions[gv] = _short_names(fn, layer_prefix)
+            functions[gv] = _short_names(fn)
     return ir.IRModule(functions)
+
+
+def export_tokens(model: Any, batch: int, seq: int) -> ir.IRModule:
+    """Export a model of token ids, ``main(input_ids, *weights)``."""
+    return export_model(model, input_ids=((batch, seq), "int32"))
 
 
 @relax.expr_functor.mutator
@@ -182,5 +234,9 @@ class _Renamer(relax.PyExprMutator):  # type: ignore[misc]
         return relax.Function(params, body, fn.ret_ty, fn.is_pure, fn.attrs)
 
 
-def _short_names(fn: relax.Function, prefix: str) -> relax.Function:
-    return _Renamer().rename(fn, [str(p.name).removeprefix(prefix) for p in fn.params])
+def _short_names(fn: relax.Function) -> relax.Function:
+    names = [str(p.name) for p in fn.params]
+    places = [name.split(".")[:-1] for name in names if "." in name]
+    shared = takewhile(lambda words: len(set(words)) == 1, zip(*places))
+    prefix = "".join(f"{words[0]}." for words in shared)
+    return _Renamer().rename(fn, [name.removeprefix(prefix) for name in names])

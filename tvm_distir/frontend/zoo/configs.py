@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Keys, presets and checks of the zoo's models.
+"""Keys of the zoo's models: how they are read and checked, and those of the decoders.
 
 Architectures: GPT-2 (Radford et al. 2019, table 2), GPT-3 (Brown et al. 2020, table 2.1),
 Llama 2 (Touvron et al. 2023, table 1) and Llama 3 (Grattafiori et al. 2024, table 3).
@@ -8,17 +8,53 @@ Llama 2 (Touvron et al. 2023, table 1) and Llama 3 (Grattafiori et al. 2024, tab
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from ...errors import ModelError, nearest
 
 DTYPES = ("float32", "float16", "bfloat16")
 
+Fault = tuple[str, str]
+"""What is wrong with a configuration, and its remedy."""
+
 
 @dataclass(frozen=True)
-class GptConfig:
+class Config:
+    """What the configurations of all models share.
+
+    A field whose default is 0 or 1 and that is listed in ``FLAGS`` takes these two values only;
+    every other number must be positive, or may be zero too when it is listed in ``MAY_BE_ZERO``.
+    """
+
+    FLAGS: ClassVar[frozenset[str]] = frozenset({"nested"})
+    MAY_BE_ZERO: ClassVar[frozenset[str]] = frozenset()
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield what is wrong, and its remedy, the values of single fields first."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in self.FLAGS:
+                if value not in (0, 1):
+                    yield f"{field.name}={value}", "Give 0 or 1."
+            elif field.name == "dtype":
+                if value not in DTYPES:
+                    yield f'unknown dtype "{value}"', nearest(value, DTYPES)
+            elif not isinstance(value, str) and (
+                value < 0 or (value == 0 and field.name not in self.MAY_BE_ZERO)
+            ):
+                yield f"{field.name}={value} is not positive", "Give a positive number."
+
+
+def indivisible(what: str, size: int, by: str, count: int) -> Iterator[Fault]:
+    """Yield a fault when ``count`` does not divide ``size``."""
+    if size % count:
+        yield f"{what}={size} is not divisible by {by}={count}", f"Choose {by} that divide {what}."
+
+
+@dataclass(frozen=True)
+class GptConfig(Config):
     """A GPT-2 style decoder.
 
     Attributes
@@ -34,6 +70,8 @@ class GptConfig:
     nested : int
         1: a layer is a private function; 0: everything stands in ``main``.
     """
+
+    MAY_BE_ZERO = frozenset({"ffn"})
 
     layers: int = 12
     hidden: int = 768
@@ -56,9 +94,16 @@ class GptConfig:
         """Width of the hidden layer of the feed-forward block."""
         return self.ffn or 4 * self.hidden
 
+    def faults(self) -> Iterator[Fault]:
+        """Yield what is wrong: also heads that do not divide, and too few positions."""
+        yield from super().faults()
+        yield from indivisible("hidden", self.hidden, "heads", self.heads)
+        if self.seq > self.positions:
+            yield f"seq={self.seq} exceeds positions={self.positions}", f"Add positions={self.seq}."
+
 
 @dataclass(frozen=True)
-class LlamaConfig:
+class LlamaConfig(Config):
     """A Llama style decoder.
 
     Attributes
@@ -95,8 +140,19 @@ class LlamaConfig:
         """Width of a head."""
         return self.hidden // self.heads
 
+    def faults(self) -> Iterator[Fault]:
+        """Yield what is wrong: also heads that do not divide, and an odd width of a head."""
+        yield from super().faults()
+        yield from indivisible("hidden", self.hidden, "heads", self.heads)
+        yield from indivisible("heads", self.heads, "kv_heads", self.kv_heads)
+        if self.head_dim % 2:
+            yield (
+                f"the head width {self.head_dim} is odd: rotary embedding needs pairs",
+                "Choose hidden and heads with an even quotient.",
+            )
 
-Config = TypeVar("Config", GptConfig, LlamaConfig)
+
+AnyConfig = TypeVar("AnyConfig", bound=Config)
 
 GPT_DEFAULT_SIZE = "gpt2"
 GPT_PRESETS: dict[str, GptConfig] = {
@@ -124,8 +180,8 @@ LLAMA_PRESETS: dict[str, LlamaConfig] = {
 
 
 def configure(
-    name: str, presets: Mapping[str, Config], default_size: str, keys: Mapping[str, Any]
-) -> Config:
+    name: str, presets: Mapping[str, AnyConfig], default_size: str, keys: Mapping[str, Any]
+) -> AnyConfig:
     """Preset with single keys overridden.
 
     Parameters
@@ -166,7 +222,8 @@ def configure(
             )
         values[key] = _convert(name, key, value, types[key])
     config = replace(base, **values)
-    _check(name, config)
+    for what, remedy in config.faults():
+        raise ModelError("DIST0332", what, place=f"zoo:{name}", remedy=remedy)
     return config
 
 
@@ -181,42 +238,3 @@ def _convert(name: str, key: str, value: Any, kind: type) -> Any:
             "DIST0332", f"{key}={value!r} is not {word}", place=f"zoo:{name}", remedy="Fix it."
         ) from error
     return number
-
-
-def _check(name: str, config: GptConfig | LlamaConfig) -> None:
-    def refuse(what: str, remedy: str) -> None:
-        raise ModelError("DIST0332", what, place=f"zoo:{name}", remedy=remedy)
-
-    may_be_zero = {"ffn"} if isinstance(config, GptConfig) else set()
-    for field in fields(config):
-        value = getattr(config, field.name)
-        if field.name == "nested":
-            if value not in (0, 1):
-                refuse(f"nested={value}", "Give 0 or 1.")
-        elif not isinstance(value, str) and (
-            value < 0 or (value == 0 and field.name not in may_be_zero)
-        ):
-            refuse(f"{field.name}={value} is not positive", "Give a positive number.")
-    if config.dtype not in DTYPES:
-        refuse(f'unknown dtype "{config.dtype}"', nearest(config.dtype, DTYPES))
-    if config.hidden % config.heads:
-        refuse(
-            f"hidden={config.hidden} is not divisible by heads={config.heads}",
-            "Choose heads that divide hidden.",
-        )
-    if isinstance(config, GptConfig) and config.seq > config.positions:
-        refuse(
-            f"seq={config.seq} exceeds positions={config.positions}",
-            f"Add positions={config.seq}.",
-        )
-    if isinstance(config, LlamaConfig):
-        if config.heads % config.kv_heads:
-            refuse(
-                f"heads={config.heads} is not divisible by kv_heads={config.kv_heads}",
-                "Choose kv_heads that divide heads.",
-            )
-        if config.head_dim % 2:
-            refuse(
-                f"the head width {config.head_dim} is odd: rotary embedding needs pairs",
-                "Choose hidden and heads with an even quotient.",
-            )

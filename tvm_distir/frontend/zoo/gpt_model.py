@@ -9,50 +9,9 @@ from typing import Any
 from tvm import ir
 from tvm.relax.frontend import nn
 
-from .blocks import (
-    LayerNorm,
-    attend,
-    causal_mask,
-    export_model,
-    layer_class,
-    merge_heads,
-    positions,
-    split_heads,
-)
+from .blocks import LayerNorm, causal_mask, export_tokens, layer_class, positions
 from .configs import GptConfig
-
-
-class Attention(nn.Module):  # type: ignore[misc]
-    """Causal self-attention with separate query, key and value projections."""
-
-    def __init__(self, config: GptConfig) -> None:
-        super().__init__()
-        self.heads = config.heads
-        width = config.hidden
-        self.q_proj = nn.Linear(width, width, dtype=config.dtype)
-        self.k_proj = nn.Linear(width, width, dtype=config.dtype)
-        self.v_proj = nn.Linear(width, width, dtype=config.dtype)
-        self.o_proj = nn.Linear(width, width, dtype=config.dtype)
-
-    def forward(self, x: Any, mask: Any) -> Any:
-        """(batch, seq, hidden) to the same shape."""
-        q, k, v = (
-            split_heads(proj(x), self.heads) for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        return self.o_proj(merge_heads(attend(q, k, v, mask)))
-
-
-class FeedForward(nn.Module):  # type: ignore[misc]
-    """Two linear layers with the tanh form of gelu between."""
-
-    def __init__(self, config: GptConfig) -> None:
-        super().__init__()
-        self.up_proj = nn.Linear(config.hidden, config.ffn_dim, dtype=config.dtype)
-        self.down_proj = nn.Linear(config.ffn_dim, config.hidden, dtype=config.dtype)
-
-    def forward(self, x: Any) -> Any:
-        """(batch, seq, hidden) to the same shape."""
-        return self.down_proj(nn.op.gelu(self.up_proj(x), approximate="tanh"))
+from .layers import Attention, FeedForward
 
 
 class GptLayer(nn.Module):  # type: ignore[misc]
@@ -61,9 +20,9 @@ class GptLayer(nn.Module):  # type: ignore[misc]
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self.ln_1 = LayerNorm(config.hidden, config.dtype)
-        self.attn = Attention(config)
+        self.attn = Attention(config.hidden, config.heads, config.dtype)
         self.ln_2 = LayerNorm(config.hidden, config.dtype)
-        self.mlp = FeedForward(config)
+        self.mlp = FeedForward(config.hidden, config.ffn_dim, config.dtype, approximate="tanh")
 
     def forward(self, x: Any, mask: Any) -> Any:
         """(batch, seq, hidden) to the same shape."""
@@ -97,4 +56,4 @@ class Gpt(nn.Module):  # type: ignore[misc]
 
 def build(config: GptConfig) -> ir.IRModule:
     """Build the module of a GPT; no weight memory is touched."""
-    return export_model(Gpt(config), config.batch, config.seq, "h.0.")
+    return export_tokens(Gpt(config), config.batch, config.seq)

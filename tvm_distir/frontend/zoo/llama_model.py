@@ -17,7 +17,7 @@ from .blocks import (
     back_to,
     causal_mask,
     emit,
-    export_model,
+    export_tokens,
     in_float32,
     layer_class,
     merge_heads,
@@ -94,14 +94,16 @@ class FeedForward(nn.Module):  # type: ignore[misc]
 
 
 class LlamaLayer(nn.Module):  # type: ignore[misc]
-    """One transformer layer."""
+    """One transformer layer; ``feed_forward`` makes the block after attention."""
+
+    feed_forward: type = FeedForward
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.input_layernorm = RmsNorm(config.hidden, config.dtype, config.eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = RmsNorm(config.hidden, config.dtype, config.eps)
-        self.mlp = FeedForward(config)
+        self.mlp = self.feed_forward(config)
 
     def forward(self, x: Any, mask: Any, cos: Any, sin: Any) -> Any:
         """(batch, seq, hidden) to the same shape."""
@@ -110,11 +112,13 @@ class LlamaLayer(nn.Module):  # type: ignore[misc]
 
 
 class Llama(nn.Module):  # type: ignore[misc]
-    """Token ids to logits."""
+    """Token ids to logits, by layers of the class ``layer``."""
+
+    layer: type = LlamaLayer
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        layer = layer_class(LlamaLayer, config.nested)
+        layer = layer_class(self.layer, config.nested)
         self.config = config
         self.embed_tokens = nn.Embedding(config.vocab, config.hidden, config.dtype)
         self.layers = nn.ModuleList([layer(config) for _ in range(config.layers)])
@@ -134,4 +138,4 @@ class Llama(nn.Module):  # type: ignore[misc]
 
 def build(config: LlamaConfig) -> ir.IRModule:
     """Build the module of a Llama; no weight memory is touched."""
-    return export_model(Llama(config), config.batch, config.seq, "layers.0.")
+    return export_tokens(Llama(config), config.batch, config.seq)
