@@ -54,11 +54,12 @@ class Bindings(Values):
 
     def _here(self, var: Any, value: Any) -> bool:
         where = self.context.meshes_of(var.ty)
-        if isinstance(value, relax.Tuple) and len(where) > 1:
-            self.tuples[var] = list(value.fields)
+        fields = self._fields(value) if len(where) > 1 else None
+        if fields is not None:
+            self.tuples[var] = fields
             if self.writer.dataflow and not isinstance(var, relax.DataflowVar):
-                self._let_out(value.fields)
-            self._note(var, [self._terms_of(e, n) for e, n, _ in leaves_of(value)], False)
+                self._let_out(fields)
+            self._note(var, [self._terms_of(e, n) for e, n, _ in leaves_of(relax.Tuple(fields))], False)
             return False
         if isinstance(value, relax.TupleGetItem) and value.tuple_value in self.tuples:
             item = self.tuples[value.tuple_value][int(value.index)]
@@ -69,6 +70,14 @@ class Bindings(Values):
         if not where:
             return not is_tensors(var.ty) or not isinstance(value, ir.Call)
         return self.number in where
+
+    def _fields(self, value: Any) -> list[Any] | None:
+        """Fields of what is a tuple over several meshes; None for other values."""
+        if isinstance(value, relax.Tuple):
+            return list(value.fields)
+        if isinstance(value, relax.TupleGetItem) and value.tuple_value in self.tuples:
+            return self._fields(self.tuples[value.tuple_value][int(value.index)])
+        return self.tuples.get(value) if isinstance(value, ir.Var) else None
 
     def _let_out(self, fields: Iterable[Any]) -> None:
         """What a tuple that spans meshes takes out of its dataflow block leaves it one by one."""
