@@ -60,7 +60,7 @@ _LAZY = {
     "run": "runtime",
     "simulate": "simulation",
     "train_step": "frontend.training",
-    "verify": "runtime",
+    "verify": "verification",
     "zoo": "frontend",
 }
 """Public names and the module each comes from."""

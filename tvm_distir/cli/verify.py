@@ -44,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     with watch.stage("load"):
         from ..frontend import draw_inputs
         from ..report.verification import to_dict, to_text
-        from ..runtime import engine, verify
+        from ..runtime import engine
+        from ..verification import verify
 
         chosen = engine(arguments.engine)
     work = load_work(arguments, axes, watch)

@@ -107,6 +107,7 @@ CODES: dict[str, str] = {
     "DIST0620": "verify: the reference holds NaN or Inf, which proves nothing",
     "DIST0621": "verify: an output does not depend on the inputs, which proves nothing",
     "DIST0690": "verify: the distributed program gives another result than the original",
+    "DIST0691": "verify: other collectives ran than an exported program claims",
     # 07xx: systems and simulation
     "DIST0701": "there is no such system",
     "DIST0702": "the description of a system cannot be read",

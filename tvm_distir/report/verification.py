@@ -11,7 +11,7 @@ from . import units
 from .text import Painter, printable, table
 
 if TYPE_CHECKING:
-    from ..runtime import VerifyReport
+    from ..verification import VerifyReport
 
 
 def to_dict(outcome: VerifyReport, model: str, timings_s: Mapping[str, float]) -> dict[str, Any]:

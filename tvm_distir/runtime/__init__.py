@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that run level-5 modules, the collectives' meaning, and ``run`` and ``verify``.
+"""Engines that run level-5 modules, the collectives' meaning, and ``run``.
 
 The names below load their modules when they are first used; the package's own import needs only
 :mod:`.legalize`.
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .base import Engine
-    from .compare import OutputReport, VerifyReport
     from .counts import CollectiveCount
     from .dist_io import entries
     from .engines import engine, engine_names, register_engine, run
@@ -23,20 +22,17 @@ if TYPE_CHECKING:
     from .reference import Reference, strip_annotations
     from .sharded import ShardedArray, Stored
     from .threads import ThreadsEngine
-    from .verifying import verify
     from .virtual import VirtualEngine
 
 _HOME = {
     "CollectiveCount": "counts",
     "Engine": "base",
     "Entry": "layout",
-    "OutputReport": "compare",
     "Port": "layout",
     "Reference": "reference",
     "ShardedArray": "sharded",
     "Stored": "sharded",
     "ThreadsEngine": "threads",
-    "VerifyReport": "compare",
     "VirtualEngine": "virtual",
     "bind_inputs": "inputs",
     "compile_entry": "lowered",
@@ -47,20 +43,17 @@ _HOME = {
     "register_engine": "engines",
     "run": "engines",
     "strip_annotations": "reference",
-    "verify": "verifying",
 }
 
 __all__ = [
     "CollectiveCount",
     "Engine",
     "Entry",
-    "OutputReport",
     "Port",
     "Reference",
     "ShardedArray",
     "Stored",
     "ThreadsEngine",
-    "VerifyReport",
     "VirtualEngine",
     "bind_inputs",
     "compile_entry",
@@ -71,7 +64,6 @@ __all__ = [
     "register_engine",
     "run",
     "strip_annotations",
-    "verify",
 ]
 
 

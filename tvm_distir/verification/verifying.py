@@ -6,18 +6,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
-from ..errors import RuntimeError_
-from .base import Engine
-from .compare import VerifyReport, coarsest_float, compare_outputs, largest, not_finite
-from .engines import engine as make_engine
-from .layout import same_bits
-from .reference import Reference, strip_annotations
+from ..errors import DistIRError, RuntimeError_
+from ..program import export
+from ..runtime.base import Engine
+from ..runtime.engines import engine as make_engine
+from ..runtime.layout import same_bits
+from ..runtime.reference import Reference, strip_annotations
+from .bisect import Fault, Search, first_difference
+from .claims import claimed_collectives, differences
+from .compare import OutputReport, coarsest_float, compare_outputs, largest, not_finite
+from .report import VerifyReport
+from .twin import NARROW, WIDE, judge, own_errors, widened, widened_inputs
 
 Array = npt.NDArray[Any]
 
@@ -104,6 +110,64 @@ def refuse_constant_outputs(
     )
 
 
+@dataclass(frozen=True)
+class _Case:
+    """One model, its inputs and what one device makes of them."""
+
+    plain: ir.IRModule
+    draws: Draws
+    seed: int
+    values: list[Array]
+    reference: Reference
+    expected: list[Array]
+
+
+def _run_whole(engine: Engine, dist: ir.IRModule, values: Sequence[Array]) -> tuple[Any, str]:
+    """Whole outputs, and in words which ranks hold different bits of the same output, if any."""
+    try:
+        return engine.run(dist, values), ""
+    except RuntimeError_ as error:
+        if error.code != "DIST0604":
+            raise
+        parts = engine.run(dist, values, "sharded")
+        return [one.whole() for one in parts], f"{error.place}: {error.what}"
+
+
+def _twins(
+    case: _Case, dist: ir.IRModule, engine: Engine, got: Sequence[Array]
+) -> tuple[tuple[OutputReport, ...], tuple[OutputReport, ...]]:
+    """Reports of the 16-bit outputs against the twin, and of the two twins."""
+    twin = Reference(widened(case.plain))
+    truth = twin.run(widened_inputs(case.values))
+
+    def pairs() -> Any:
+        yield case.expected, truth
+        for other in range(1, _DRAWS + 1):
+            values = case.draws.draw(case.seed + other)
+            yield case.reference.run(values), twin.run(widened_inputs(values))
+
+    reports = judge(got, case.expected, truth, own_errors(pairs()))
+    wide, _ = _run_whole(engine, widened(dist), widened_inputs(case.values))
+    return reports, compare_outputs(wide, truth, WIDE, False, None, None)
+
+
+def counts(engine: Engine) -> bool:
+    """Whether an engine counts the collectives it executes; one that does not says so."""
+    return bool(getattr(engine, "counting", True))
+
+
+def _located(search: Search) -> tuple[Fault | None, str]:
+    """The first binding that differs, or why none can be named."""
+    try:
+        fault = first_difference(search)
+    except DistIRError as error:
+        # The difference must be told all the same.
+        return None, f"the search for the first binding that differs stopped: {error}"
+    if fault is None:
+        return None, "no value differs once it is returned: an optimisation is at fault"
+    return fault, ""
+
+
 def verify(
     mod: ir.IRModule,
     plan: Any,
@@ -115,6 +179,7 @@ def verify(
     *,
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     dist: ir.IRModule | None = None,
+    locate: bool = True,
 ) -> VerifyReport:
     """Distribute a module by a plan, run it, and compare with the original on one device.
 
@@ -123,7 +188,8 @@ def verify(
     mod : IRModule
         The original, at level 1 or 2, with a function ``main``.
     plan : Plan
-        How to distribute it; not read when ``dist`` is given.
+        How to distribute it. Where ``dist`` is given it only serves to find a fault, and may
+        be None.
     engine : str or Engine
         See :func:`tvm_distir.runtime.run`.
     seed : int
@@ -131,11 +197,15 @@ def verify(
     exact : bool
         Draw from {-2..2} and demand equal bits.
     atol, rtol : float, optional
-        Instead of the defaults of :data:`tvm_distir.runtime.compare.TOLERANCES`.
+        Instead of the defaults: :data:`.compare.TOLERANCES`, and for 16-bit models what
+        :mod:`.twin` says.
     inputs : sequence or mapping of whole arrays, optional
         Instead of drawn ones.
     dist : IRModule, optional
         The module already distributed and lowered.
+    locate : bool
+        Look for the first binding that differs when the outputs do; runs the module some
+        more times.
 
     Returns
     -------
@@ -163,7 +233,7 @@ def verify(
         # TVM's kernels run without the interpreter's lock: two runs at a time.
         varied = other_core.submit(refuse_constant_outputs, reference, draws, expected, seed)
         try:
-            got = chosen.run(dist, values)
+            got, replicas = _run_whole(chosen, dist, values)
         finally:
             # A comparison that proves nothing is refused first, whatever the run did.
             varied.result()
@@ -174,9 +244,22 @@ def verify(
             place="main",
             remedy="This is a bug of the lowering.",
         )
-    outputs = compare_outputs(got, expected, coarsest_float(plain), exact, atol, rtol)
+    dtype = coarsest_float(plain)
+    collectives = chosen.collectives
+    twin: tuple[OutputReport, ...] = ()
+    narrow = dtype in NARROW and not exact and atol is None and rtol is None
+    if narrow:
+        case = _Case(plain, draws, seed, values, reference, expected)
+        outputs, twin = _twins(case, dist, chosen, got)
+    else:
+        outputs = compare_outputs(got, expected, dtype, exact, atol, rtol)
+    equal = all(o.equal for o in (*outputs, *twin)) and not replicas
+    claims = claimed_collectives(export(dist))
+    fault, no_fault = None, ""
+    if not equal and locate and plan is not None:
+        fault, no_fault = _located(Search(mod, plain, plan, chosen, values, narrow, exact))
     return VerifyReport(
-        equal=all(o.equal for o in outputs),
+        equal=equal,
         max_abs_diff=largest(o.max_abs_diff for o in outputs),
         max_rel_diff=largest(o.max_rel_diff for o in outputs),
         atol=largest(o.atol for o in outputs),
@@ -185,5 +268,11 @@ def verify(
         seed=seed,
         exact=exact,
         outputs=outputs,
-        collectives=chosen.collectives,
+        collectives=collectives,
+        twin=twin,
+        claims=claims,
+        unlike_claims=differences(claims, collectives) if counts(chosen) else (),
+        replicas=replicas,
+        fault=fault,
+        no_fault=no_fault,
     )

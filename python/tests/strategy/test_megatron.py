@@ -220,7 +220,7 @@ def test_two_all_reduces_per_layer_from_onnx(fused_qkv: bool, tmp_path: Path) ->
 
 
 def test_a_distributed_model_computes_the_same() -> None:
-    from tvm_distir.runtime import verify
+    from tvm_distir.verification import verify
 
     mod = zoo.llama(
         size="tiny", layers=1, hidden=8, heads=4, kv_heads=2, ffn=12, vocab=11, batch=4, seq=4
