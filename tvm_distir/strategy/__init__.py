@@ -6,19 +6,23 @@ from __future__ import annotations
 
 from .compose import compose, make_plan, merge
 from .data_parallel import data_parallel
+from .expert_parallel import expert_parallel
 from .megatron import megatron
 from .registry import StrategySpec, parse, register_strategy, strategies
+from .spatial_parallel import spatial_parallel
 from .tensor_parallel import tensor_parallel
 
 __all__ = [
     "StrategySpec",
     "compose",
     "data_parallel",
+    "expert_parallel",
     "make_plan",
     "megatron",
     "merge",
     "parse",
     "register_strategy",
+    "spatial_parallel",
     "strategies",
     "tensor_parallel",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, relax
@@ -40,6 +40,12 @@ class Use:
         Where the consumer stands.
     result : Var or None
         What it is bound to.
+    value : Expr
+        The consumer itself.
+    operand : Var
+        The view of the weight that it takes.
+    dims : tuple of int
+        For each dim of the operand, which dim of the weight it is.
     """
 
     kind: str
@@ -48,6 +54,9 @@ class Use:
     kept: int | None
     function: str
     result: Any
+    value: Any
+    operand: Any
+    dims: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,7 @@ class Consumers:
             seen.add(state)
             where, var, dims = state
             for bound, value, position in self.readers(where, var):
-                step = self._step(where, bound, value, position, dims)
+                step = self._step(where, var, bound, value, position, dims)
                 if isinstance(step, Use):
                     if step not in found:
                         found.append(step)
@@ -118,12 +127,12 @@ class Consumers:
         return found
 
     def _step(
-        self, where: str, bound: Any, value: Any, position: int, dims: tuple[int, ...]
+        self, where: str, var: Any, bound: Any, value: Any, position: int, dims: tuple[int, ...]
     ) -> Use | tuple[str, Any, tuple[int, ...]]:
         """Return where a view of the weight goes on, or what consumes it."""
         if isinstance(value, relax.Var):
             return where, bound, dims
-        other = Use("other", _op_name(value), None, None, where, bound)
+        other = Use("other", _op_name(value), None, None, where, bound, value, var, dims)
         if position < 0 or not isinstance(value, ir.Call):
             return other
         if isinstance(value.op, ir.GlobalVar):
@@ -140,10 +149,10 @@ class Consumers:
             return where, bound, tuple(dims[a] for a in order)
         if op == "relax.matmul" and len(dims) > 1:
             contracted, kept = (dims[-1], dims[-2]) if position == 0 else (dims[-2], dims[-1])
-            return Use("matmul", op, contracted, kept, where, bound)
+            return replace(other, kind="matmul", contracted=contracted, kept=kept)
         if op == "relax.take" and position == 0 and dims:
             axis = 0 if value.attrs.axis is None else int(value.attrs.axis) % len(dims)
-            return Use("take", op, None, dims[axis], where, bound)
+            return replace(other, kind="take", kept=dims[axis])
         return other
 
     def split_into(self, function: str, result: Any, width: int) -> int | None:

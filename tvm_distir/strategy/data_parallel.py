@@ -8,7 +8,7 @@ from tvm import ir
 
 from ..errors import PlanError
 from ..ir import R
-from ..plan import Plan
+from ..plan import MeshSpec, Plan
 from .facts import (
     MeshLike,
     Parameter,
@@ -60,26 +60,36 @@ def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp") -> Plan:
     for name, fn, rule_name in entries(mod):
         parameters = tensor_parameters(name, fn, rule_name)
         data = data_positions(fn, name)
-        batch = _batch_input([p for p in parameters if p.position in data], name)
-        size = batch.shape[BATCH_DIM] if batch.shape else None
-        check_divisible(
-            size,
-            spec.shape[number],
-            "the batch",
-            axis,
-            batch.place,
-        )
+        batched = batched_inputs([p for p in parameters if p.position in data], spec, axis, name)
         for parameter in parameters:
             is_data = parameter.position in data
-            batched = (
-                is_data
-                and bool(parameter.shape)
-                and parameter.shape is not None
-                and same_size(parameter.shape[BATCH_DIM], size)
-            )
-            label = BATCH_DIM if batched else R
+            label = BATCH_DIM if parameter.position in batched else R
             rules.append(parameter_rule(parameter, spec, number, label, stationary=not is_data))
     return Plan((spec,), tuple(rules))
+
+
+def batched_inputs(data: list[Parameter], mesh: MeshSpec, axis: str, name: str) -> list[int]:
+    """Return the positions of the data inputs whose dim 0 is the batch.
+
+    Parameters
+    ----------
+    data : list of Parameter
+        The data inputs of an entry; the batch is dim 0 of the first one that has dims.
+    mesh : MeshSpec
+    axis : str
+        The axis that is to divide the batch.
+    name : str
+        Of the entry, for messages.
+
+    Raises
+    ------
+    PlanError
+        DIST0233 no data input with a batch; DIST0234 the batch is not divisible by the axis.
+    """
+    batch = _batch_input(data, name)
+    size = batch.shape[BATCH_DIM] if batch.shape else None
+    check_divisible(size, mesh.axes[axis], "the batch", axis, batch.place)
+    return [p.position for p in data if p.shape and same_size(p.shape[BATCH_DIM], size)]
 
 
 def _batch_input(data: list[Parameter], name: str) -> Parameter:

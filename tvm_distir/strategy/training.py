@@ -27,7 +27,7 @@ def state_names(fn: relax.Function) -> set[str]:
 
 def _training(fn: relax.Function, key: str) -> dict[str, Any]:
     attrs: Any = fn.attrs or {}
-    if TRAINING_ATTR not in attrs:
+    if TRAINING_ATTR not in attrs or key not in attrs[TRAINING_ATTR]:
         return {}
     return {str(k): v for k, v in attrs[TRAINING_ATTR][key].items()}
 
@@ -81,7 +81,8 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
     Returns
     -------
     Plan
-        With more rules: a ``param`` rule per state, a ``value`` rule per new weight and state.
+        With more rules: a ``param`` rule per state, a ``value`` rule per new weight and state and
+        per weight that the backward part reads anew.
     """
     rules = list(plan.rules)
     functions = {
@@ -89,6 +90,7 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
     }
     for name, fn in functions.items():
         updated, states = _training(fn, "updated"), _training(fn, "states")
+        again = _training(fn, "again")
         own = {r.name: r for r in rules if r.kind == "param" and r.function in (None, name)}
         for parameter in param_names(fn) if updated else ():
             rule = own.get(glob.escape(parameter))
@@ -96,8 +98,10 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
                 continue
             followers = [parameter, *map(str, states.get(parameter, ()))]
             rules.extend(replace(rule, name=glob.escape(n)) for n in followers[1:])
+            values = [str(updated[n]) for n in followers]
+            values += [str(again[parameter])] if parameter in again else []
             rules.extend(
-                Rule("value", str(updated[n]), rule.placement, rule.mesh, function=rule.function)
-                for n in followers
+                Rule("value", value, rule.placement, rule.mesh, function=rule.function)
+                for value in values
             )
     return Plan(plan.meshes, tuple(rules))
