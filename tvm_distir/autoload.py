@@ -24,6 +24,7 @@ CCL_NAMES = (
     "local_slice",
     "partial",
     "axis_index",
+    "exchange",
     "send",
     "recv",
 )

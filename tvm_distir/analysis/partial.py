@@ -16,6 +16,7 @@ from tvm.relax.distributed import DTensorType
 from ..errors import LevelError
 from ..ir import P, R, is_private, labels_of
 from ..ir.attributes import PARTIAL_ATTR
+from ..ir.ops import call_axes
 from ..ir.types import value_types
 from ..rules import match_factor, rule_of
 
@@ -113,9 +114,7 @@ class PartialState:
         if short in ("redistribute", "recv"):
             return [NONE]
         if short in ("all_reduce", "reduce_scatter"):
-            key = "mesh_axes" if short == "all_reduce" else "mesh_axis"
-            raw = call.attrs[key]
-            axes = frozenset([int(raw)] if short == "reduce_scatter" else [int(a) for a in raw])
+            axes = frozenset(call_axes(call))
             if str(call.attrs["op"]) == "sum" and not axes <= have:
                 raise self.error(
                     f"{where} ({short})",

@@ -11,6 +11,7 @@ CODES: dict[str, str] = {
     "DIST0110": "the native library of the plugin is missing or of another version",
     "DIST0111": "an optional dependency is needed and missing",
     "DIST0112": "a library cannot be written: no C compiler links it",
+    "DIST0113": "there is no MPI library or launcher, or they do not belong together",
     "DIST0150": "the command line cannot be read",
     "DIST0151": "options that contradict each other, or an option that another one needs",
     "DIST0152": "the value of an option cannot be read",
@@ -83,7 +84,6 @@ CODES: dict[str, str] = {
     "DIST0451": "a module is not at the IR level that a pass needs",
     "DIST0452": "a partial sum is not completed, or not where it is declared",
     # 05xx: lowering
-    "DIST0501": "a placement cuts a dim unevenly over several mesh axes",
     "DIST0502": "a shape is not constant where lowering needs numbers",
     "DIST0503": "placements or meshes of a call do not go together",
     "DIST0504": "a construct has no distributed form",
@@ -91,6 +91,7 @@ CODES: dict[str, str] = {
     "DIST0506": "an op cannot run on shards",
     "DIST0507": "an op would read the padding of an uneven dim",
     "DIST0508": "a PrimFunc cannot be cut to the shapes of a shard",
+    "DIST0509": "no collectives at hand redistribute a tensor within the memory bound",
     # 06xx: runtime
     "DIST0601": "an unknown engine is named",
     "DIST0602": "the inputs of a run do not fit the module",
@@ -106,6 +107,8 @@ CODES: dict[str, str] = {
     "DIST0614": "Disco, TVM's distributed runtime, is not available in this process",
     "DIST0620": "verify: the reference holds NaN or Inf, which proves nothing",
     "DIST0621": "verify: an output does not depend on the inputs, which proves nothing",
+    "DIST0631": "the processes of an MPI job do not run the same",
+    "DIST0632": "an MPI job has fewer processes than the program needs",
     "DIST0690": "verify: the distributed program gives another result than the original",
     "DIST0691": "verify: other collectives ran than an exported program claims",
     # 07xx: systems and simulation

@@ -45,6 +45,19 @@ def _text(placement: Any) -> str:
     return placement_text(parse_placement(str(placement).strip().strip('"')))
 
 
+def _axes(value: int | Sequence[int]) -> int | list[int]:
+    """Normal form of the mesh axes of a step: an int for one, else a sorted list."""
+    axes = [int(value)] if isinstance(value, int) else sorted({int(v) for v in value})
+    return axes[0] if len(axes) == 1 else axes
+
+
+def call_axes(call: ir.Call) -> tuple[int, ...]:
+    """Mesh axes that a collective works along, in mesh order."""
+    attrs = call.attrs
+    found = attrs["mesh_axes"] if "mesh_axes" in attrs else attrs["mesh_axis"]
+    return (int(found),) if isinstance(found, int) else tuple(sorted({int(a) for a in found}))
+
+
 def _call(name: str, args: Sequence[ir.Expr], **attrs: Any) -> ir.Call:
     return ir.Call(ir.Op.get(PREFIX + name), list(args), attrs)
 
@@ -73,23 +86,29 @@ def all_reduce(
 
 
 @_constructor
-def all_gather(x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int, dim: int) -> ir.Call:
+def all_gather(
+    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int | Sequence[int], dim: int
+) -> ir.Call:
     """``S[dim]`` to ``R`` along ``mesh_axis``: concatenate the group's shards in order."""
     return _call(
-        "all_gather", [x], device_mesh=_mesh(device_mesh), mesh_axis=int(mesh_axis), dim=int(dim)
+        "all_gather", [x], device_mesh=_mesh(device_mesh), mesh_axis=_axes(mesh_axis), dim=int(dim)
     )
 
 
 @_constructor
 def reduce_scatter(
-    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int, dim: int, op: str = "sum"
+    x: ir.Expr,
+    device_mesh: DeviceMesh | str,
+    mesh_axis: int | Sequence[int],
+    dim: int,
+    op: str = "sum",
 ) -> ir.Call:
     """Partial to ``S[dim]`` along ``mesh_axis``: reduce, each rank keeps its part."""
     return _call(
         "reduce_scatter",
         [x],
         device_mesh=_mesh(device_mesh),
-        mesh_axis=int(mesh_axis),
+        mesh_axis=_axes(mesh_axis),
         dim=int(dim),
         op=op,
     )
@@ -97,24 +116,30 @@ def reduce_scatter(
 
 @_constructor
 def all_to_all(
-    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int, gather_dim: int, split_dim: int
+    x: ir.Expr,
+    device_mesh: DeviceMesh | str,
+    mesh_axis: int | Sequence[int],
+    gather_dim: int,
+    split_dim: int,
 ) -> ir.Call:
     """``S[gather_dim]`` to ``S[split_dim]`` along ``mesh_axis``."""
     return _call(
         "all_to_all",
         [x],
         device_mesh=_mesh(device_mesh),
-        mesh_axis=int(mesh_axis),
+        mesh_axis=_axes(mesh_axis),
         gather_dim=int(gather_dim),
         split_dim=int(split_dim),
     )
 
 
 @_constructor
-def local_slice(x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int, dim: int) -> ir.Call:
+def local_slice(
+    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int | Sequence[int], dim: int
+) -> ir.Call:
     """``R`` to ``S[dim]`` along ``mesh_axis``: each rank keeps its part, no traffic."""
     return _call(
-        "local_slice", [x], device_mesh=_mesh(device_mesh), mesh_axis=int(mesh_axis), dim=int(dim)
+        "local_slice", [x], device_mesh=_mesh(device_mesh), mesh_axis=_axes(mesh_axis), dim=int(dim)
     )
 
 
@@ -129,6 +154,31 @@ def collective_permute(
         device_mesh=_mesh(device_mesh),
         mesh_axis=int(mesh_axis),
         shift=int(shift),
+    )
+
+
+@_constructor
+def exchange(
+    x: ir.Expr,
+    device_mesh: DeviceMesh | str,
+    mesh_axes: Sequence[int],
+    placement: str,
+    peer_placement: str,
+    shape: Sequence[int],
+) -> ir.Call:
+    """From ``placement`` to ``peer_placement``: each rank gets exactly the tiles that it lacks.
+
+    ``x`` is of whole ``shape``. Tiles travel along ``mesh_axes`` only; along the other axes both
+    placements are ``R`` (an unfinished reduction along them stays one).
+    """
+    return _call(
+        "exchange",
+        [x],
+        device_mesh=_mesh(device_mesh),
+        mesh_axes=sorted({int(a) for a in mesh_axes}),
+        placement=_text(placement),
+        peer_placement=_text(peer_placement),
+        shape=_ints(shape),
     )
 
 
@@ -219,6 +269,7 @@ __all__ = [
     "IMPURE",
     "PREFIX",
     "REDUCERS",
+    "call_axes",
     "dist_op_name",
     "register",
     *CONSTRUCTORS,

@@ -141,6 +141,58 @@ def local_shape(
     return [ceil_div(n, k) for n, k in zip(shape, counts)]
 
 
+def blocks_fault(
+    shape: Sequence[Any] | None,
+    labels: Sequence[int],
+    mesh_shape: Sequence[int],
+    axes: Sequence[int],
+    dim: int,
+) -> str:
+    """Why cutting ``dim`` along more mesh axes (or joining it) is not local to their groups.
+
+    The blocks that the other axes leave must be cut into contiguous equal parts: no later axis
+    may shard the dim, and where earlier ones do, a block must hold exactly the (padded) parts:
+    ``ceil(n / b) == a * ceil(n / (a * b))`` with b earlier and a new parts of n elements.
+
+    Parameters
+    ----------
+    shape : sequence of int, or None
+        Whole shape; the parts are only compared where it is known.
+    labels : sequence of int
+        Placement on the side of the step where ``axes`` do not shard the dim.
+    mesh_shape : sequence of int
+    axes : sequence of int
+        Mesh axes of the step.
+    dim : int
+
+    Returns
+    -------
+    why : str
+        Empty when the step is sound.
+    """
+    earlier = 1
+    for axis, (label, size) in enumerate(zip(labels, mesh_shape)):
+        if label == dim and axis > min(axes):
+            return (
+                f"dim {dim} is sharded by mesh axis {axis} after axis {min(axes)} too: "
+                "its blocks are not contiguous"
+            )
+        if label == dim:
+            earlier *= size
+    n = None if shape is None else shape[dim]
+    parts = math.prod(mesh_shape[a] for a in axes)
+    if (
+        earlier > 1
+        and isinstance(n, int)
+        and ceil_div(n, earlier) != parts * ceil_div(n, parts * earlier)
+    ):
+        return (
+            f"dim {dim} of size {n} is cut into {earlier} blocks of {ceil_div(n, earlier)}, "
+            f"which {parts} shards of {ceil_div(n, parts * earlier)} do not fill"
+        )
+    return ""
+
+
 def shard_slices(
     shape: Sequence[int], labels: Sequence[int], mesh_shape: Sequence[int], coords: Sequence[int]
 ) -> list[tuple[int, int]]:

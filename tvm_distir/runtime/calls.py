@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from tvm import ir
 from tvm.relax.distributed import DeviceMesh
 
 from ..ir import axis_groups, mesh_devices, mesh_shape, parse_placement
-from ..ir.ops import dist_op_name
+from ..ir.ops import call_axes, dist_op_name
 from .collectives import Collective
 from .tiles import Side, Transfer
 
@@ -19,21 +20,27 @@ __all__ = ["Transfer", "call_axes", "decode_collective", "decode_transfer", "mak
 _INT_ARGS = ("dim", "gather_dim", "split_dim", "shift")
 
 
-def call_axes(call: ir.Call) -> tuple[int, ...]:
-    """Mesh axes a collective works along, in mesh order."""
-    attrs = call.attrs
-    if "mesh_axes" in attrs:
-        return tuple(sorted({int(a) for a in attrs["mesh_axes"]}))
-    return (int(attrs["mesh_axis"]),)
+def _group_side(call: ir.Call, placement: str) -> Side:
+    """One end of an exchange within a group, whose devices are positions in it."""
+    axes, sizes = call_axes(call), mesh_shape(call.attrs["device_mesh"])
+    labels = parse_placement(str(call.attrs[placement]))
+    inner = tuple(sizes[a] for a in axes)
+    return inner, tuple(range(math.prod(inner))), tuple(labels[a] for a in axes)
 
 
 def decode_collective(call: ir.Call) -> Collective:
     """Decode a call of any op but ``send`` and ``recv``."""
     attrs = call.attrs
     groups = tuple(tuple(g) for g in axis_groups(attrs["device_mesh"], call_axes(call)))
-    args: list[tuple[str, int | str]] = [(k, int(attrs[k])) for k in _INT_ARGS if k in attrs]
+    args: list[tuple[str, Any]] = [(k, int(attrs[k])) for k in _INT_ARGS if k in attrs]
     if "op" in attrs:
         args.append(("op", str(attrs["op"])))
+    if dist_op_name(call) == "exchange":
+        args += [
+            ("shape", tuple(int(n) for n in attrs["shape"])),
+            ("src", _group_side(call, "placement")),
+            ("dst", _group_side(call, "peer_placement")),
+        ]
     return Collective(dist_op_name(call) or str(call.op.name), groups, tuple(args))
 
 

@@ -14,13 +14,15 @@ the other; ``op``: position in :data:`tvm_distir.runtime.collectives.REDUCE_OPS`
 ``local_slice``           x, groups, group_size, dim, out
 ``partial``               x, groups, group_size, op, out
 ``axis_index``            groups, group_size, out
+``exchange``              x, groups, group_size, whole shape, mesh shape of a group, labels
+                          before, labels after, out
 ``send``                  x, tag, shape, then per side (source first) mesh shape, device ids,
                           labels; returns a copy of x
 ``recv``                  tag, shape, the same six, out
 ========================  ==============================================================
 
-Each finds the fabric of the worker that calls it through :func:`worker`. All but ``send`` and
-``recv`` exist twice, in the native library and in Python; :func:`register` chooses.
+Each finds the fabric of the worker that calls it through :func:`worker`. All but ``exchange``,
+``send`` and ``recv`` exist twice, in the native library and in Python; :func:`register` chooses.
 """
 
 from __future__ import annotations
@@ -138,6 +140,15 @@ def _transfer(args: Sequence[Any]) -> Transfer:
     return Transfer(int(tag), tuple(int(n) for n in shape), src, dst)
 
 
+def _exchange(fabric: Meetings, rank: int, x: Any, groups: Any, size: Any, *rest: Any) -> None:
+    *given, out = rest
+    shape, mesh, before, after = (tuple(int(n) for n in part) for part in given)
+    places = tuple(range(int(size)))
+    args = (("shape", shape), ("src", (mesh, places, before)), ("dst", (mesh, places, after)))
+    call = Collective("exchange", _groups(groups, int(size)), args)
+    _fill(out, fabric.exchange(rank, call, to_array(x)))
+
+
 def _send(fabric: Meetings, rank: int, x: Any, *args: Any) -> Any:
     array = to_array(x)
     fabric.send(rank, _transfer(args), array)
@@ -162,7 +173,8 @@ def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
         made = {name: native.collective(name) for name in ARGS}
     else:
         made = {name: _guarded(name, _collective(name)) for name in ARGS}
-    return {**made, "send": _guarded("send", _send), "recv": _guarded("recv", _recv)}
+    ours = {"exchange": _exchange, "send": _send, "recv": _recv}
+    return {**made, **{name: _guarded(name, body) for name, body in ours.items()}}
 
 
 def register(collectives: str = "native") -> None:

@@ -19,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import RuntimeError_
+from ..ir.placement import local_shape
+from .tiles import Side, transfer_tiles
 
 Array = npt.NDArray[Any]
 
@@ -31,6 +33,7 @@ TRAFFIC: tuple[str, ...] = (
     "reduce_scatter",
     "all_to_all",
     "collective_permute",
+    "exchange",
 )
 """Collectives in which data leaves a rank."""
 
@@ -147,6 +150,42 @@ def collective_permute(shards: Sequence[Array], shift: int) -> list[Array]:
     ]
 
 
+def exchange(shards: Sequence[Array], shape: tuple[int, ...], src: Side, dst: Side) -> list[Array]:
+    """Give every rank the shard it has in ``dst`` of a tensor that lies as in ``src``.
+
+    Parameters
+    ----------
+    shards : sequence of arrays
+        One (padded) shard per rank, in group order.
+    shape : tuple of int
+        Of the whole tensor.
+    src, dst : Side
+        Their devices are positions in the group. New padding is zero.
+    """
+    size = [int(n) for n in local_shape(shape, dst[2], dst[0])]
+    out = [np.zeros(size, shards[0].dtype) for _ in shards]
+    for tile in transfer_tiles(shape, src, dst):
+        out[tile.dst][tile.dst_slices()] = shards[tile.src][tile.src_slices()]
+    return out
+
+
+def crossing_elements(call: Collective) -> int:
+    """The most elements that a rank receives from others in an exchange."""
+    args: dict[str, Any] = dict(call.args)
+    sums: dict[int, int] = {}
+    for tile in transfer_tiles(args["shape"], args["src"], args["dst"]):
+        if tile.src != tile.dst:
+            sums[tile.dst] = sums.get(tile.dst, 0) + tile.elements
+    return max(sums.values(), default=0)
+
+
+def counted_bytes(call: Collective, result: Array) -> int:
+    """Bytes by which :func:`wire_bytes` counts a collective: of a rank's result, mostly."""
+    if call.name == "exchange":
+        return crossing_elements(call) * result.itemsize
+    return result.nbytes
+
+
 def partial(x: Array, position: int, op: str) -> Array:
     """Turn a complete value into terms: kept at position 0, the neutral element elsewhere."""
     check_op(op)
@@ -168,13 +207,14 @@ class Collective:
         Short op name, e.g. ``"all_reduce"``.
     groups : tuple of tuple of int
         Ranks of every group, each in group order.
-    args : tuple of (str, int or str)
-        Attributes by name: ``op``, ``dim``, ``gather_dim``, ``split_dim``, ``shift``.
+    args : tuple of (str, value)
+        Attributes by name: ``op``, ``dim``, ``gather_dim``, ``split_dim``, ``shift``; of an
+        exchange ``shape``, ``src`` and ``dst`` (whose devices are positions in the group).
     """
 
     name: str
     groups: tuple[tuple[int, ...], ...]
-    args: tuple[tuple[str, int | str], ...] = field(default=())
+    args: tuple[tuple[str, Any], ...] = field(default=())
 
     def group_of(self, rank: int) -> tuple[int, ...]:
         """Group of a rank, or DIST0611."""
@@ -214,6 +254,8 @@ def apply(call: Collective, xs: Sequence[Array], count: int | None = None) -> li
         return all_to_all(xs, args["gather_dim"], args["split_dim"])
     if call.name == "collective_permute":
         return collective_permute(xs, args["shift"])
+    if call.name == "exchange":
+        return exchange(xs, args["shape"], args["src"], args["dst"])
     if call.name in LOCAL:
         return [apply_local(call, x, i, size) for i, x in enumerate(xs or [None] * size)]
     raise _refuse(f'unknown collective "{call.name}"', "This is a bug of the lowering.")
@@ -235,7 +277,8 @@ def wire_bytes(name: str, result_bytes: int, group_size: int) -> int:
     """Bytes one rank sends in a ring algorithm.
 
     With k ranks and b bytes of result per rank: all-reduce 2 (k-1)/k b, all-gather (k-1)/k b,
-    reduce-scatter (k-1) b (its operand has k b), all-to-all (k-1)/k b, permute b.
+    reduce-scatter (k-1) b (its operand has k b), all-to-all (k-1)/k b, permute b, exchange b
+    (here the most bytes that one rank receives).
     Source: the bandwidth terms of Thakur, Rabenseifner, Gropp (2005), "Optimization of
     Collective Communication Operations in MPICH".
     """
@@ -246,6 +289,6 @@ def wire_bytes(name: str, result_bytes: int, group_size: int) -> int:
         return math.ceil(2 * (k - 1) * b / k)
     if name == "reduce_scatter":
         return (k - 1) * b
-    if name == "collective_permute":
+    if name in ("collective_permute", "exchange"):
         return b
     return math.ceil((k - 1) * b / k)

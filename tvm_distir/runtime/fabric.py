@@ -26,12 +26,14 @@ import numpy.typing as npt
 from ..errors import RuntimeError_
 from ..ir.placement import local_shape
 from ..native import ccl as native
-from .collectives import LOCAL, Collective, apply, apply_local
+from .collectives import LOCAL, Collective, apply, apply_local, counted_bytes
 from .tiles import Transfer
 
 Array = npt.NDArray[Any]
 Route = tuple[int, int, int]
 """Tag, source rank, destination rank."""
+EXCHANGE_TAG = -1
+"""Tag of all exchanges: their letters on one route arrive in the order they were sent."""
 
 
 class Meetings(Protocol):
@@ -60,6 +62,10 @@ class Meetings(Protocol):
 
     def receive(self, rank: int, transfer: Transfer, dtype: np.dtype[Any]) -> Array:
         """Wait for the tiles of a transfer and return this rank's part."""
+        ...
+
+    def exchange(self, rank: int, call: Collective, x: Array) -> Array:
+        """Give and take the tiles of an exchange; returns this rank's part."""
         ...
 
     def executed(self, rank: int) -> list[native.Executed]:
@@ -97,6 +103,7 @@ class _Mail(ABC):
 
     def __init__(self) -> None:
         self._received: dict[int, list[tuple[Transfer, int]]] = {}
+        self._exchanged: dict[int, list[native.Executed]] = {}
 
     @abstractmethod
     def _post(self, route: Route, letter: tuple[Transfer, Array]) -> None: ...
@@ -119,6 +126,11 @@ class _Mail(ABC):
         RuntimeError_
             DIST0611 when the sender meant another transfer or type, else as ``collective``.
         """
+        out = self._collected(rank, transfer, dtype)
+        self._received.setdefault(rank, []).append((transfer, dtype.itemsize))
+        return out
+
+    def _collected(self, rank: int, transfer: Transfer, dtype: np.dtype[Any]) -> Array:
         size = [int(n) for n in local_shape(transfer.shape, transfer.dst[2], transfer.dst[0])]
         out = np.zeros(size, dtype)
         for tile in transfer.tiles():
@@ -134,12 +146,31 @@ class _Mail(ABC):
                     remedy="Give every transfer its own tag, and both ends the same shape.",
                 )
             out[tile.dst_slices()] = part
-        self._received.setdefault(rank, []).append((transfer, dtype.itemsize))
         return out
 
     def received(self, rank: int) -> list[tuple[Transfer, int]]:
         """Transfers a rank received, each with the bytes of one element."""
         return self._received.get(rank, [])
+
+    def exchange(self, rank: int, call: Collective, x: Array) -> Array:
+        """Post the tiles that others lack, take those that this rank lacks.
+
+        Raises
+        ------
+        RuntimeError_
+            As :meth:`receive`.
+        """
+        group, args = call.group_of(rank), dict(call.args)
+        (shape, _, before), (_, _, after) = args["src"], args["dst"]
+        transfer = Transfer(
+            EXCHANGE_TAG, args["shape"], (shape, group, before), (shape, group, after)
+        )
+        self.send(rank, transfer, x)
+        out = self._collected(rank, transfer, x.dtype)
+        size = counted_bytes(call, out)
+        done = native.Executed(call.name, call.groups, size, 1)
+        self._exchanged.setdefault(rank, []).append(done)
+        return out
 
 
 class NativeFabric(_Mail):
@@ -195,7 +226,7 @@ class NativeFabric(_Mail):
 
     def executed(self, rank: int) -> list[native.Executed]:
         """Collectives a rank executed, known once it has ended."""
-        return self._native.executed(rank)
+        return [*self._native.executed(rank), *self._exchanged.get(rank, [])]
 
 
 class Fabric(_Mail):
@@ -312,7 +343,7 @@ class Fabric(_Mail):
 
     def executed(self, rank: int) -> list[native.Executed]:
         """Collectives a rank executed, one by one."""
-        return self._executed.get(rank, [])
+        return [*self._executed.get(rank, []), *self._exchanged.get(rank, [])]
 
     def _check_failure(self) -> None:
         if self.failure is not None:

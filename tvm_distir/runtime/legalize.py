@@ -39,6 +39,16 @@ def _collective(name: str) -> Legalize:
     return legalize
 
 
+def _exchange(_: relax.BlockBuilder, call: ir.Call) -> Any:
+    decoded = decode_collective(call)
+    given: dict[str, Any] = dict(decoded.args)
+    (mesh, _, before), (_, _, after) = given["src"], given["dst"]
+    groups = _shape([r for group in decoded.groups for r in group])
+    parts = [_shape(part) for part in (given["shape"], mesh, before, after)]
+    args = [call.args[0], groups, _int(len(decoded.groups[0])), *parts]
+    return relax.op.call_dps_packed(CCL_PREFIX + "exchange", args, out_ty=call.ty)
+
+
 def _transfer_args(call: ir.Call) -> list[Any]:
     transfer = decode_transfer(call)
     parts = [_shape(part) for side in (transfer.src, transfer.dst) for part in side]
@@ -57,6 +67,7 @@ def _recv(_: relax.BlockBuilder, call: ir.Call) -> Any:
 def register() -> None:
     """Give every level-5 op its legalisation. Ops of TVM stay untouched."""
     table: dict[str, Legalize] = {name: _collective(name) for name in ARGS}
-    for name, function in {**table, "send": _send, "recv": _recv}.items():
+    table.update(exchange=_exchange, send=_send, recv=_recv)
+    for name, function in table.items():
         if ir.Op.get(PREFIX + name).get_attr("FLegalize") is None:
             register_legalize(PREFIX + name, function)

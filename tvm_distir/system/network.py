@@ -15,6 +15,7 @@ COLLECTIVE_KINDS = (
     "reduce_scatter",
     "all_to_all",
     "collective_permute",
+    "exchange",
     "send",
     "recv",
 )
@@ -47,8 +48,9 @@ def wire_bytes(kind: str, result_bytes: int, ranks: int) -> int:
     -------
     sent : int
         all-reduce ``2 (n-1)/n b``; all-gather ``(n-1)/n b``; reduce-scatter ``(n-1) b`` (its
-        operand is ``n b``); all-to-all ``(n-1)/n b``; permutation and transfer ``b``. A fraction
-        of a byte is rounded up. Nothing in a group of one, transfers apart.
+        operand is ``n b``); all-to-all ``(n-1)/n b``; permutation and transfer ``b``; exchange
+        ``b``, here the most bytes that one rank receives. A fraction of a byte is rounded up.
+        Nothing in a group of one, transfers apart.
 
     Notes
     -----
@@ -62,7 +64,7 @@ def wire_bytes(kind: str, result_bytes: int, ranks: int) -> int:
         return 0
     if kind == "reduce_scatter":
         return (ranks - 1) * result_bytes
-    if kind == "collective_permute":
+    if kind in ("collective_permute", "exchange"):
         return result_bytes
     times = 2 if kind == "all_reduce" else 1
     return -(-times * (ranks - 1) * result_bytes // ranks)

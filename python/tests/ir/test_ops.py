@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import tvm
 import tvm_ffi
@@ -29,6 +31,15 @@ def infer(call):
 
 
 MOVES = [
+    ("all_gather", "S[0], S[0]", {"mesh_axis": [0, 1], "dim": 0}, "R, R"),
+    ("local_slice", "R, R", {"mesh_axis": [0, 1], "dim": 1}, "S[1], S[1]"),
+    ("reduce_scatter", "R, R", {"mesh_axis": [1, 0], "dim": 1}, "S[1], S[1]"),
+    (
+        "all_to_all",
+        "S[0], S[0]",
+        {"mesh_axis": [0, 1], "gather_dim": 0, "split_dim": 1},
+        "S[1], S[1]",
+    ),
     ("all_gather", "S[0], R", {"mesh_axis": 0, "dim": 0}, "R, R"),
     ("all_gather", "S[0], S[0]", {"mesh_axis": 1, "dim": 0}, "S[0], R"),
     ("all_gather", "S[0], S[1]", {"mesh_axis": 0, "dim": 0}, "R, S[1]"),
@@ -61,6 +72,9 @@ REFUSED = [
     ("local_slice", "S[0], R", {"mesh_axis": 0, "dim": 0}, "Give it in the form"),
     ("local_slice", "R, R", {"mesh_axis": 0, "dim": 2}, "dim 2 of a tensor with 2 dims"),
     ("local_slice", "R, R", {"mesh_axis": 2, "dim": 0}, "mesh axis 2"),
+    ("local_slice", "S[0], R", {"mesh_axis": [0, 1], "dim": 0}, "Give it in the form"),
+    ("all_to_all", "S[0], R", {"mesh_axis": 0, "gather_dim": 0, "split_dim": 0}, "joined and cut"),
+    ("local_slice", "S[1], R", {"mesh_axis": [], "dim": 1}, "at least one"),
     ("all_reduce", "S[0], R", {"mesh_axes": [0]}, "sharded along mesh axis 0"),
     ("all_reduce", "R, R", {"mesh_axes": [0], "op": "avg"}, "sum, prod, min or max"),
 ]
@@ -74,7 +88,39 @@ def test_what_does_not_fit_is_refused(name, before, attrs, words):
     assert words in str(caught.value)
 
 
+def exchange(before, start="S[0], R", end="R, S[0]", axes=(0, 1)):
+    return ops.exchange(value(before), MESH, axes, start, end, (12, 18))
+
+
+EXCHANGES = [
+    (("R, R",), "the op starts from"),
+    (("S[0], R", "S[0], R", "S[2], R"), "dim 2|dims 0 to 1"),
+    (("S[0], R", "S[0], R", "R, S[0]", (0,)), "other than"),
+]
+
+
+@pytest.mark.parametrize(("args", "words"), EXCHANGES)
+def test_exchanges_that_do_not_fit_are_refused(args, words):
+    with pytest.raises(MeshError) as caught:
+        infer(exchange(*args))
+    assert re.search(words, str(caught.value))
+
+
+def test_blocks_that_shards_do_not_fill_are_refused():
+    """8 rows in 2 blocks of 4 are no 3 shards of 2 each; 12 rows are."""
+    mesh = td.device_mesh({"a": 2, "b": 3})
+    for rows, fits in ((8, False), (12, True)):
+        ty = relax.TensorType((rows, 6), "float32")
+        x = relax.Var("x", as_dtensor(ty, mesh, (0, -1)))
+        if fits:
+            assert "S[0], S[0]" in str(infer(ops.local_slice(x, mesh, 1, 0)).placement)
+            continue
+        with pytest.raises(MeshError, match="2 blocks of 4, which 3 shards of 2 do not fill"):
+            infer(ops.local_slice(x, mesh, 1, 0))
+
+
 LOCAL = [
+    ("all_gather", {"mesh_axis": [0, 1], "dim": 0}, (72, 18)),
     ("all_gather", {"mesh_axis": 1, "dim": 0}, (36, 18)),
     ("reduce_scatter", {"mesh_axis": 1, "dim": 1}, (12, 6)),
     ("local_slice", {"mesh_axis": 0, "dim": 0}, (6, 18)),
@@ -112,6 +158,10 @@ def test_every_op_prints_and_parses_back():
         y = bb.emit(ops.local_slice(y, MESH, 0, 1))
         y = bb.emit(ops.collective_permute(y, MESH, 0, -1))
         shape = (12, 18)
+        y = bb.emit(ops.exchange(y, MESH, [0, 1], "S[1], S[0]", "S[0], S[0]", shape))
+        y = bb.emit(ops.all_gather(y, MESH, [0, 1], 0))
+        y = bb.emit(ops.local_slice(y, MESH, [1, 0], 1))
+        y = bb.emit(ops.exchange(y, MESH, [0, 1], "S[1], S[1]", "S[1], S[0]", shape))
         t = bb.emit(ops.send(y, MESH, OTHER, "S[1], S[0]", "S[0]", shape, 3))
         ends = {"placement": "S[0]", "peer_placement": "S[1], S[0]", "shape": shape}
         y = bb.emit(ops.recv(t, device_mesh=OTHER, peer_mesh=MESH, dtype="float32", tag=3, **ends))

@@ -123,7 +123,7 @@ def test_random_collectives_have_the_bits_of_the_reference(dtype):
     rng = np.random.default_rng(DTYPES.index(dtype))
     ranks = [int(r) for r in rng.permutation(12)[: rng.choice([2, 4, 6, 8])]]
     calls, operands, wanted = [], [], []
-    for name in [*ARGS, *rng.choice(sorted(TRAFFIC), 8)]:
+    for name in [*ARGS, *rng.choice(sorted(set(TRAFFIC) & set(ARGS)), 8)]:
         groups = random_groups(rng, ranks)
         size = len(groups[0])
         call = random_call(rng, str(name), groups, 3)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from .passes import LegalizeRedistribute
-from .planner import Step, plan_steps
+from .planner import Plan, Planner, plan_steps
+from .steps import Step
 
-__all__ = ["LegalizeRedistribute", "Step", "plan_steps"]
+__all__ = ["LegalizeRedistribute", "Plan", "Planner", "Step", "plan_steps"]

@@ -14,21 +14,44 @@ from ...errors import LevelError
 from ...ir import flat_types, mesh_key
 from ...ir.ops import dist_op_name
 from ...ir.types import relax_functions
+from ...system import System
 from .emit import bindings_of, op_name, place_of
 from .local_view import is_local_view, legalize_local_view
+from .planner import Planner
 from .rewrite import FunctionLegalizer, is_redistribute
+from .steps import CCL_KINDS, KINDS
 from .values import Counter
 
 
-def LegalizeRedistribute() -> Any:
+def LegalizeRedistribute(
+    system: System | None = None,
+    *,
+    memory_bound: float | None = 1.0,
+    memory_bytes: int | None = None,
+    ccl: bool = False,
+) -> Any:
     """Make every movement of data explicit: level 3 to level 4.
 
     ``R.dist.redistribute`` becomes collectives along mesh axes (a cheapest sequence, see
-    :func:`plan_steps`), between meshes a ``send`` and a ``recv``; each reducing call gets its
-    ``all_reduce``, unless ``R.dist.partial`` leaves it to a later redistribute. Functions that
+    :class:`.planner.Planner`), between meshes a ``send`` and a ``recv``; each reducing call gets
+    its ``all_reduce``, unless ``R.dist.partial`` leaves it to a later redistribute. Functions that
     transfer between meshes become impure and lose their dataflow blocks.
 
     A module in TVM's local-view style is rewritten as TVM's pass of this name does.
+
+    Parameters
+    ----------
+    system : System, optional
+        Prices collectives by its bandwidths and latencies; without one, bytes count.
+    memory_bound : float, optional
+        No shard between the ends of a redistribution is larger than this times the larger end;
+        None for no bound.
+    memory_bytes : int, optional
+        Nor larger than this.
+    ccl : bool
+        Use only collectives that TVM's ``R.ccl`` ops can express (``all_reduce``, ``all_gather``
+        and slices), see :func:`tvm_distir.transform.UseStockCollectives`. Without a bound on
+        memory, as these need not find a way within one.
 
     Returns
     -------
@@ -39,22 +62,30 @@ def LegalizeRedistribute() -> Any:
     LevelError
         DIST0451 when the module is not at level 3.
     LoweringError
-        DIST0501 to DIST0504, see :data:`tvm_distir.errors.CODES`.
+        DIST0502 to DIST0504 and DIST0509, see :data:`tvm_distir.errors.CODES`.
+    UsageError
+        DIST0150 for a memory bound below 1.
     """
+    planner = Planner(
+        system,
+        None if ccl else memory_bound,
+        memory_bytes,
+        CCL_KINDS if ccl else KINDS,
+    )
 
     @tvm.transform.module_pass(  # type: ignore[untyped-decorator]
         opt_level=0, name="tvm_distir.LegalizeRedistribute"
     )
     def legalize_redistribute(mod: ir.IRModule, _: Any) -> ir.IRModule:
-        return legalize(mod)
+        return legalize(mod, planner)
 
     return legalize_redistribute
 
 
 def has_dtensor(fn: relax.Function) -> bool:
-    """Whether a parameter or bound variable of a function is a DTensor."""
-    for param in fn.params:
-        if any(isinstance(t, DTensorType) for t in flat_types(param.ty)):
+    """Whether a parameter, a bound variable or the result of a function is a DTensor."""
+    for ty in (*(param.ty for param in fn.params), fn.ret_ty):
+        if any(isinstance(t, DTensorType) for t in flat_types(ty)):
             return True
     return any(
         isinstance(t, DTensorType)
@@ -117,7 +148,7 @@ def retyped(gv: Any, ty: Any) -> Any:
     return new
 
 
-def legalize(mod: ir.IRModule) -> ir.IRModule:
+def legalize(mod: ir.IRModule, planner: Planner) -> ir.IRModule:
     """Apply :func:`LegalizeRedistribute`."""
     _check_level(mod)
     if is_local_view(mod):
@@ -133,7 +164,7 @@ def legalize(mod: ir.IRModule) -> ir.IRModule:
     tags = Counter()
     done = {
         str(gv.name_hint): FunctionLegalizer(
-            mod, str(gv.name_hint), fn, renamed, str(gv.name_hint) in impure, tags
+            mod, str(gv.name_hint), fn, renamed, str(gv.name_hint) in impure, tags, planner
         ).run()
         if has_dtensor(fn)
         else fn

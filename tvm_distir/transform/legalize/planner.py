@@ -1,207 +1,322 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""From one placement to another on the same mesh, as steps along mesh axes.
+"""From one placement to another on the same mesh: the cheapest steps within a memory bound.
 
-The states are placements (one label per mesh axis, partial sums included), the edges are the
-collectives that change the label along one axis (an all-reduce: along several). A step is legal
-only when no later mesh axis shards the dim it cuts or joins: the blocks along the axis are then
-contiguous. The cheapest sequence is a shortest path. So ``S[0], S[0] -> R, S[0]`` comes out as
-exchanges that end in the right order, and slices come before gathers: later steps are cheaper
-on smaller shards.
+The states are placements (one label per mesh axis, partial sums included); the edges are the
+collectives along mesh axes, and the *exchange*, in which every device gets exactly the tiles of
+its new shard that it lacks. The cheapest sequence is a shortest path (A*), found by what a device
+must receive at least. So a tensor is never gathered whole where an exchange does, slices come
+before gathers, and reductions scatter before anything else moves.
 """
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 import math
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...errors import LoweringError
-from ...ir import Labels, P, R, local_shape, placement_text, shard_counts
+import numpy as np
 
-LAUNCH = 16
-"""Price of starting a collective, in elements on the wire."""
-SLICE = 1
-"""Price of a step without traffic."""
+from ...errors import LoweringError, UsageError
+from ...ir import Labels, P, R, local_shape, placement_text
+from ...rules.dims import size_bytes
+from ...system import System
+from .costs import Costs, Groups, RingCosts, SystemCosts
+from .shards import Bounds, bounds_of, lacking, lacking_elements
+from .steps import KINDS, Space, Step, can_exchange, exchange_step, steps_from
+
+ALL_DIMS_STATES = 300
+"""Up to so many placements every dim may be sharded on the way."""
 MAX_STATES = 2000
-"""More placements than this are not searched: dims that neither end shards are left out."""
+"""Up to so many, the dims of the ends and what an axis cuts evenly; else the former only."""
+MAX_PAIRS = 1 << 22
+"""From more pairs of placements times devices than this, exchanges lead to the goal only."""
+MAX_PLANS = 1 << 15
+"""Plans that a planner keeps."""
 
 
 @dataclass(frozen=True)
-class Step:
-    """One collective of a redistribution.
+class Plan:
+    """A sequence of steps.
 
     Attributes
     ----------
-    kind : str
-        Name of the ``R.dist`` op: ``all_reduce``, ``reduce_scatter``, ``all_gather``,
-        ``all_to_all``, ``local_slice`` or ``partial``.
-    axes : tuple of int
-        Mesh axes it runs along; one, except for ``all_reduce`` and ``partial``.
-    gather_dim, split_dim : int or None
-        The dim that is joined, and the dim that is cut.
+    steps : tuple of Step
+    cost : int
+        In the unit of the planner's costs.
+    peak_bytes : int
+        Of one device's shard, the ends and all that lies between.
     """
 
-    kind: str
-    axes: tuple[int, ...]
-    gather_dim: int | None = None
-    split_dim: int | None = None
+    steps: tuple[Step, ...]
+    cost: int
+    peak_bytes: int
 
 
-def apply_step(labels: Sequence[int], step: Step) -> Labels:
-    """Labels after a step."""
-    out = list(labels)
-    for axis in step.axes:
-        if step.kind == "partial":
-            out[axis] = P
-        else:
-            out[axis] = R if step.split_dim is None else step.split_dim
-    return tuple(out)
+def step_payload_bytes(
+    shape: Sequence[int], before: Labels, step: Step, mesh: Sequence[int], dtype: str
+) -> int:
+    """Bytes of one rank's result, padding included; of an exchange, the most one receives."""
+    if step.kind == "exchange":
+        return size_bytes((lacking_elements(shape, before, step.after, mesh),), dtype)
+    result = [int(n) for n in local_shape(shape, step.after, mesh)]
+    if step.gather_dim is not None:
+        count = math.prod(mesh[a] for a in step.axes)
+        result[step.gather_dim] = count * int(local_shape(shape, before, mesh)[step.gather_dim])
+    return size_bytes(tuple(result), dtype)
 
 
-def check_sharding(shape: Sequence[int], labels: Sequence[int], mesh: Sequence[int]) -> str:
-    """Why a placement cannot be lowered, or an empty text.
+@dataclass(frozen=True)
+class Transition:
+    """What is to be done: the key under which a plan is kept."""
 
-    A dim may be cut unevenly (its last shards are padded), but by one mesh axis only.
-    """
-    for dim, (size, count) in enumerate(zip(shape, shard_counts(labels, mesh, len(shape)))):
-        if count > 1 and size % count:
-            axes = [a for a, x in enumerate(labels) if x == dim and mesh[a] > 1]
-            if len(axes) > 1:
-                return (
-                    f'the placement "{placement_text(labels)}" cuts dim {dim} of size {size} '
-                    f"into {count} parts over {len(axes)} mesh axes, which is not even"
-                )
-    return ""
+    shape: tuple[int, ...]
+    dtype: str
+    before: Labels
+    after: Labels
+    mesh: tuple[int, ...]
+    devices: tuple[int, ...]
 
+    def local_bytes(self, labels: Labels) -> int:
+        """Bytes of one (padded) shard."""
+        return size_bytes(tuple(local_shape(self.shape, labels, self.mesh)), self.dtype)
 
-def _minor(labels: Sequence[int], axis: int, dim: int) -> bool:
-    return dim not in labels[axis + 1 :]
-
-
-def _steps_from(
-    labels: Labels, allowed: Sequence[tuple[int, ...]], finish: Sequence[bool]
-) -> Iterator[Step]:
-    """All legal steps; ``allowed`` lists the dims each axis may shard."""
-    waiting = [a for a, x in enumerate(labels) if x == P and finish[a]]
-    for count in range(len(waiting), 0, -1):
-        for axes in itertools.combinations(waiting, count):
-            yield Step("all_reduce", axes)
-    for axis, label in enumerate(labels):
-        if label == R:
-            if not finish[axis]:
-                yield Step("partial", (axis,))
-            for dim in allowed[axis]:
-                if _minor(labels, axis, dim):
-                    yield Step("local_slice", (axis,), None, dim)
-        elif label == P:
-            if finish[axis]:
-                for dim in allowed[axis]:
-                    if _minor(labels, axis, dim):
-                        yield Step("reduce_scatter", (axis,), None, dim)
-        elif _minor(labels, axis, label):
-            for dim in allowed[axis]:
-                if dim != label and _minor(labels, axis, dim):
-                    yield Step("all_to_all", (axis,), label, dim)
-            yield Step("all_gather", (axis,), label, None)
+    def groups(self, axes: Sequence[int]) -> Groups:
+        """Device ids of the groups along the product of axes."""
+        table = np.array(self.devices).reshape(self.mesh)
+        rest = [a for a in range(len(self.mesh)) if a not in axes]
+        rows = table.transpose([*rest, *axes]).reshape(-1, math.prod(self.mesh[a] for a in axes))
+        return [[int(d) for d in row] for row in rows]
 
 
-def step_cost(shape: Sequence[int], labels: Labels, step: Step, mesh: Sequence[int]) -> int:
-    """Elements one rank sends, by the ring formulas, plus :data:`LAUNCH`.
-
-    With k ranks and e local elements before the step: all-reduce ``2 e (k-1)/k``, reduce-scatter
-    and all-to-all ``e (k-1)/k``, all-gather ``e (k-1)``. Source: the bandwidth terms of Thakur,
-    Rabenseifner, Gropp (2005), "Optimization of Collective Communication Operations in MPICH".
-    """
-    k = math.prod(mesh[a] for a in step.axes)
-    if k == 1:
-        return 0
-    if step.kind in ("local_slice", "partial"):
-        return SLICE
-    elements: int = math.prod(local_shape(shape, labels, mesh))
-    if step.kind == "all_gather":
-        return LAUNCH + elements * (k - 1)
-    rounds = 2 if step.kind == "all_reduce" else 1
-    return LAUNCH + -(-rounds * elements * (k - 1) // k)
-
-
-def _allowed_dims(
-    shape: Sequence[int], src: Labels, dst: Labels, mesh: Sequence[int]
-) -> list[tuple[int, ...]]:
-    """Dims each axis may shard on the way: those of the ends, and dims it cuts evenly."""
-    named = sorted({x for x in (*src, *dst) if x >= 0})
-    wide = [
-        tuple(d for d in range(len(shape)) if d in named or (n > 1 and shape[d] % n == 0))
-        for n in mesh
-    ]
-    if math.prod(len(dims) + 2 for dims in wide) <= MAX_STATES:
-        return wide
-    return [tuple(named)] * len(mesh)
-
-
-def plan_steps(
-    shape: Sequence[int], src_labels: Sequence[int], dst_labels: Sequence[int], mesh: Sequence[int]
-) -> list[Step]:
-    """Cheapest legal sequence of steps between two placements of one mesh.
+class Planner:
+    """Finds and keeps the cheapest steps of redistributions.
 
     Parameters
     ----------
-    shape : sequence of int
-        Whole shape of the tensor.
-    src_labels, dst_labels : sequence of int
-        One label per mesh axis: a dim, ``R`` or ``P``.
-    mesh : sequence of int
-        Sizes of the mesh axes.
-
-    Returns
-    -------
-    steps : list of Step
-        Empty when the placements are equal.
+    system : System, optional
+        Prices steps by its bandwidths and latencies. Without one, bytes on the wire count
+        (:class:`.costs.RingCosts`).
+    memory_bound : float, optional
+        No shard on the way may be larger than this times the larger end (at least 1);
+        None for no bound.
+    memory_bytes : int, optional
+        Nor larger than this, ends apart.
+    kinds : sequence of str
+        The steps at hand, of :data:`.steps.KINDS`.
 
     Raises
     ------
-    LoweringError
-        DIST0501 when one of the placements cannot be lowered.
+    UsageError
+        DIST0150 for a bound below 1.
     """
-    return list(_plan(tuple(shape), tuple(src_labels), tuple(dst_labels), tuple(mesh)))
+
+    def __init__(
+        self,
+        system: System | None = None,
+        memory_bound: float | None = 1.0,
+        memory_bytes: int | None = None,
+        kinds: Sequence[str] = KINDS,
+    ) -> None:
+        if memory_bound is not None and not memory_bound >= 1:
+            raise UsageError(
+                "DIST0150",
+                f"the memory bound {memory_bound} is below 1: the ends would not fit",
+                place="LegalizeRedistribute",
+                remedy="Give 1.0 or more, or None for no bound.",
+            )
+        self.costs: Costs = RingCosts() if system is None else SystemCosts(system)
+        self.memory_bound, self.memory_bytes = memory_bound, memory_bytes
+        self.kinds = tuple(kinds)
+        self._plans: OrderedDict[Transition, Plan] = OrderedDict()
+
+    def plan(
+        self,
+        shape: Sequence[int],
+        before: Sequence[int],
+        after: Sequence[int],
+        mesh: Sequence[int],
+        dtype: str = "float32",
+        devices: Sequence[int] | None = None,
+    ) -> Plan:
+        """Cheapest plan between two placements of one mesh.
+
+        Parameters
+        ----------
+        shape : sequence of int
+            Whole shape of the tensor.
+        before, after : sequence of int
+            One label per mesh axis: a dim, ``R`` or ``P``.
+        mesh : sequence of int
+            Sizes of the mesh axes.
+        dtype : str
+        devices : sequence of int, optional
+            Device ids, row-major over the mesh; 0, 1, ... by default.
+
+        Raises
+        ------
+        LoweringError
+            DIST0509 when no sequence of the steps at hand stays within the memory bound.
+        """
+        sizes = tuple(int(n) for n in mesh)
+        ids = tuple(devices) if devices is not None else tuple(range(math.prod(sizes)))
+        key = Transition(
+            tuple(int(n) for n in shape), dtype, tuple(before), tuple(after), sizes, ids
+        )
+        found = self._plans.get(key)
+        if found is None:
+            found = self._plans[key] = _Search(self, key).run()
+            if len(self._plans) > MAX_PLANS:
+                self._plans.popitem(last=False)
+        return found
+
+    def limit_bytes(self, key: Transition) -> int | None:
+        """Largest shard that may lie between the ends; None: any."""
+        limits = [] if self.memory_bytes is None else [self.memory_bytes]
+        if self.memory_bound is not None:
+            ends = max(key.local_bytes(key.before), key.local_bytes(key.after))
+            limits.append(math.floor(self.memory_bound * ends))
+        return min(limits, default=None)
 
 
-@functools.lru_cache(maxsize=8192)
-def _plan(shape: tuple[int, ...], src: Labels, dst: Labels, mesh: tuple[int, ...]) -> list[Step]:
-    for labels in (src, dst):
-        why = check_sharding(shape, labels, mesh)
-        if why:
-            raise LoweringError("DIST0501", why, remedy="Pad the dim, or shard it by one axis.")
-    allowed = _allowed_dims(shape, src, dst, mesh)
-    # Along an axis that ends partial, a sum is kept; along all others it is completed.
-    finish = [x != P for x in dst]
-    best = {src: 0}
-    came: dict[Labels, tuple[Labels, Step]] = {}
-    done: set[Labels] = set()
-    queue: list[tuple[int, int, int, Labels]] = [(0, 0, 0, src)]
-    ticket = itertools.count(1)
-    while queue:
-        cost, count, _, labels = heapq.heappop(queue)
-        if labels in done:
-            continue
-        done.add(labels)
-        if labels == dst:
-            break
-        for step in _steps_from(labels, allowed, finish):
-            after = apply_step(labels, step)
-            if after in done or check_sharding(shape, after, mesh):
+_DEFAULT = Planner()
+
+
+def plan_steps(
+    shape: Sequence[int],
+    src_labels: Sequence[int],
+    dst_labels: Sequence[int],
+    mesh: Sequence[int],
+    dtype: str = "float32",
+) -> list[Step]:
+    """Steps of the cheapest plan by bytes, see :meth:`Planner.plan`; none between equals."""
+    return list(_DEFAULT.plan(shape, src_labels, dst_labels, mesh, dtype).steps)
+
+
+def _allowed_dims(key: Transition) -> tuple[tuple[int, ...], ...]:
+    """Dims each axis may shard on the way."""
+    named = tuple(sorted({x for x in (*key.before, *key.after) if x >= 0}))
+    every = tuple(range(len(key.shape)))
+    even = [
+        tuple(d for d, n in enumerate(key.shape) if d in named or (k > 1 and n % k == 0))
+        for k in key.mesh
+    ]
+    for dims, most in (([every] * len(key.mesh), ALL_DIMS_STATES), (even, MAX_STATES)):
+        if math.prod(len(row) + 2 for row in dims) <= most:
+            return tuple(dims)
+    return (named,) * len(key.mesh)
+
+
+class _Search:
+    """One shortest path."""
+
+    def __init__(self, planner: Planner, key: Transition) -> None:
+        self.planner, self.key, self.costs = planner, key, planner.costs
+        # Along an axis that ends partial, a sum is kept; along all others it is completed.
+        finish = tuple(x != P for x in key.after)
+        self.space = Space(key.shape, key.mesh, _allowed_dims(key), finish, planner.kinds)
+        self.limit = planner.limit_bytes(key)
+        self.goal = bounds_of(key.shape, key.after, key.mesh)
+        self.groups: dict[tuple[int, ...], Groups] = {}
+        self.floors: dict[Labels, int] = {}
+        self.rooms: dict[Labels, bool] = {}
+        self.meetings: dict[Labels, tuple[list[Labels], Bounds]] = {}
+
+    def run(self) -> Plan:
+        key = self.key
+        best: dict[Labels, int] = {key.before: 0}
+        came: dict[Labels, tuple[Labels, Step]] = {}
+        done: set[Labels] = set()
+        ticket = itertools.count(1)
+        queue = [(self._floor(key.before), 0, 0, key.before)]
+        while queue:
+            _, count, _, labels = heapq.heappop(queue)
+            if labels in done:
                 continue
-            total = cost + step_cost(shape, labels, step, mesh)
-            if after not in best or total < best[after]:
-                best[after] = total
-                came[after] = (labels, step)
-                heapq.heappush(queue, (total, count + 1, next(ticket), after))
-    steps: list[Step] = []
-    at = dst
-    while at != src:
-        at, step = came[at]
-        steps.append(step)
-    return steps[::-1]
+            done.add(labels)
+            if labels == key.after:
+                return self._plan(best[labels], came)
+            for step, price in self._priced(labels):
+                after, total = step.after, best[labels] + price
+                if after in done or total >= best.get(after, total + 1):
+                    continue
+                if not self._has_room(after):
+                    continue
+                best[after], came[after] = total, (labels, step)
+                entry = (total + self._floor(after), count + 1, next(ticket), after)
+                heapq.heappush(queue, entry)
+        raise LoweringError(
+            "DIST0509",
+            f'no way from "{placement_text(key.before)}" to "{placement_text(key.after)}" of a '
+            f"tensor of shape {list(key.shape)} keeps every shard within {self.limit} bytes "
+            f"by {', '.join(self.planner.kinds)}",
+            remedy="Raise the memory bound, or allow more kinds of steps.",
+        )
+
+    def _plan(self, cost: int, came: dict[Labels, tuple[Labels, Step]]) -> Plan:
+        key, steps, at = self.key, [], self.key.after
+        peak = key.local_bytes(at)
+        while at != key.before:
+            at, step = came[at]
+            steps.append(step)
+            peak = max(peak, key.local_bytes(at))
+        return Plan(tuple(steps[::-1]), cost, peak)
+
+    def _priced(self, labels: Labels) -> Iterator[tuple[Step, int]]:
+        key = self.key
+        for step in steps_from(self.space, labels):
+            payload = step_payload_bytes(key.shape, labels, step, key.mesh, key.dtype)
+            yield step, self._price(step, payload)
+        if "exchange" in self.space.kinds:
+            for after, elements in self._exchanges(labels):
+                step = exchange_step(labels, after)
+                yield step, self._price(step, size_bytes((elements,), key.dtype))
+
+    def _price(self, step: Step, payload_bytes: int) -> int:
+        if step.axes not in self.groups:
+            self.groups[step.axes] = self.key.groups(step.axes)
+        return self.costs.step(step.kind, payload_bytes, self.groups[step.axes])
+
+    def _exchanges(self, labels: Labels) -> Iterator[tuple[Labels, int]]:
+        """Placements that an exchange may lead to, and the elements it brings a device."""
+        key = self.key
+        source = bounds_of(key.shape, labels, key.mesh)
+        if can_exchange(labels, key.after):
+            yield key.after, int(lacking(source, self.goal))
+            if isinstance(self.costs, RingCosts):
+                return  # by bytes no detour is cheaper
+        targets, bounds = self._peers(labels)
+        if len(targets) ** 2 * len(key.devices) > MAX_PAIRS:
+            return
+        for after, elements in zip(targets, lacking(source, bounds).tolist()):
+            if after not in (labels, key.after):
+                yield after, elements
+
+    def _peers(self, labels: Labels) -> tuple[list[Labels], Bounds]:
+        """All placements with the same partial axes, and their bounds."""
+        key = self.key
+        form = tuple(P if x == P else R for x in labels)
+        if form not in self.meetings:
+            choices = [(P,) if x == P else (R, *d) for x, d in zip(form, self.space.allowed)]
+            found = [x for x in itertools.product(*choices) if self._has_room(x)]
+            bounds = [bounds_of(key.shape, x, key.mesh) for x in found]
+            self.meetings[form] = found, np.stack(bounds, axis=1)
+        return self.meetings[form]
+
+    def _floor(self, labels: Labels) -> int:
+        """Price that the rest of the way costs at least."""
+        if labels not in self.floors:
+            key = self.key
+            elements = int(lacking(bounds_of(key.shape, labels, key.mesh), self.goal))
+            self.floors[labels] = self.costs.floor(size_bytes((elements,), key.dtype))
+        return self.floors[labels]
+
+    def _has_room(self, labels: Labels) -> bool:
+        if self.limit is None or labels in (self.key.before, self.key.after):
+            return True
+        if labels not in self.rooms:
+            self.rooms[labels] = self.key.local_bytes(labels) <= self.limit
+        return self.rooms[labels]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -14,15 +14,15 @@ from ...errors import LevelError, LoweringError
 from ...ir import (
     Labels,
     P,
+    R,
     flat_types,
     labels_of,
     mesh_key,
-    mesh_shape,
     ops,
     placement_text,
     static_shape,
 )
-from ...ir.ops import dist_op_name
+from ...ir.ops import call_axes, dist_op_name
 from ...rules import rule_of
 from .emit import (
     BlockWriter,
@@ -36,9 +36,10 @@ from .emit import (
     typed,
     with_body,
 )
-from .planner import Step, plan_steps
+from .planner import Planner
+from .steps import Step
 from .terms import Terms, attribute_axes, axes_of, call_form, carried, sums, within, without
-from .values import REDUCERS, Values
+from .values import REDUCERS, Counter, Values
 
 
 def is_redistribute(value: Any) -> bool:
@@ -46,25 +47,40 @@ def is_redistribute(value: Any) -> bool:
     return isinstance(value, ir.Call) and op_name(value) == "dist.redistribute"
 
 
-def as_list(value: Any) -> list[Any]:
-    """Elements of an attribute that is one value or a list."""
-    return [value] if isinstance(value, int) else list(value)
+def step_call(
+    x: Any, mesh: Any, step: Step, before: Labels, shape: Sequence[int], op: str = "sum"
+) -> ir.Call:
+    """Write a step of a plan as a call.
 
-
-def step_call(x: Any, mesh: Any, step: Step) -> ir.Call:
-    """Write a step of a plan as a call."""
-    axis = step.axes[0]
+    Parameters
+    ----------
+    x : expression
+        The operand.
+    mesh : DeviceMesh
+    step : Step
+    before : Labels
+        How the operand lies.
+    shape : sequence of int
+        Whole shape of the tensor.
+    op : str
+        Reduction of its partial axes.
+    """
+    axes = step.axes
     if step.kind == "all_reduce":
-        return ops.all_reduce(x, mesh, step.axes, "sum")
+        return ops.all_reduce(x, mesh, axes, op)
     if step.kind == "partial":
-        return ops.partial(x, mesh, step.axes, "sum")
+        return ops.partial(x, mesh, axes, op)
     if step.kind == "reduce_scatter":
-        return ops.reduce_scatter(x, mesh, axis, step.split_dim, "sum")
+        return ops.reduce_scatter(x, mesh, axes, step.split_dim, op)
     if step.kind == "all_gather":
-        return ops.all_gather(x, mesh, axis, step.gather_dim)
+        return ops.all_gather(x, mesh, axes, step.gather_dim)
     if step.kind == "all_to_all":
-        return ops.all_to_all(x, mesh, axis, step.gather_dim, step.split_dim)
-    return ops.local_slice(x, mesh, axis, step.split_dim)
+        return ops.all_to_all(x, mesh, axes, step.gather_dim, step.split_dim)
+    if step.kind == "exchange":
+        # Along axes that take no part, what is partial is typed R.
+        ends = [placement_text([R if y == P else y for y in x]) for x in (before, step.after)]
+        return ops.exchange(x, mesh, axes, *ends, shape)
+    return ops.local_slice(x, mesh, axes, step.split_dim)
 
 
 class FunctionLegalizer(Values):
@@ -83,7 +99,22 @@ class FunctionLegalizer(Values):
         Whether the function transfers between meshes, itself or in a callee.
     tags : Counter
         Numbers for transfers.
+    planner : Planner
+        Finds the steps of redistributions.
     """
+
+    def __init__(
+        self,
+        mod: ir.IRModule,
+        name: str,
+        fn: relax.Function,
+        callees: Mapping[Any, Any],
+        impure: bool,
+        tags: Counter,
+        planner: Planner,
+    ) -> None:
+        super().__init__(mod, name, fn, callees, impure, tags)
+        self.planner = planner
 
     def _visit(self, var: Any, value: Any) -> None:
         kind = dist_op_name(value)
@@ -135,8 +166,7 @@ class FunctionLegalizer(Values):
             raw = self.raw[source][0]
         axes: list[int] = []
         if kind in REDUCERS:
-            named = "mesh_axes" if kind == "all_reduce" else "mesh_axis"
-            axes = [int(a) for a in as_list(value.attrs[named])]
+            axes = list(call_axes(value))
         terms = self._terms(raw, 0)
         if not set(axes) <= set(axes_of(terms)):
             raise LevelError(
@@ -296,7 +326,8 @@ class FunctionLegalizer(Values):
             self._transfer(var, source, mesh, target, keep)
             return
         terms = self._terms(source, 0)
-        if any(op != "sum" for _, op in terms):
+        if keep or len({op for _, op in terms}) > 1:
+            # Only a sum can stay unfinished; of several reductions all but the sums end first.
             source = self._complete(source, 0, [a for a, op in terms if op == "sum"], name)
             terms = self._terms(source, 0)
         before = self._with_partial(labels_of(source.ty.placement), axes_of(terms))
@@ -304,20 +335,30 @@ class FunctionLegalizer(Values):
         if before == after:
             self._alias(var, source)
             return
-        steps = self._plan(source, before, after, mesh, var, value)
-        for step in steps[:-1]:
-            source = self.writer.emit(step_call(source, mesh, step), name)
-        last = self.builder.normalize(step_call(source, mesh, steps[-1]))
+        shape = self._static(source, var, value)
+        at, op = before, terms[0][1] if terms else "sum"
+        *steps, final = self._plan(source, shape, before, after, mesh, var, value)
+        for step in steps:
+            source = self.writer.emit(step_call(source, mesh, step, at, shape, op), name)
+            at = step.after
+        last = self.builder.normalize(step_call(source, mesh, final, at, shape, op))
         self._bind(var, last, [sums(keep)])
 
     def _plan(
-        self, source: Any, before: Labels, after: Labels, mesh: Any, var: Any, value: Any
-    ) -> list[Step]:
+        self,
+        source: Any,
+        shape: tuple[int, ...],
+        before: Labels,
+        after: Labels,
+        mesh: Any,
+        var: Any,
+        value: Any,
+    ) -> tuple[Step, ...]:
+        sizes, devices = mesh_key(mesh)
+        dtype = str(source.ty.tensor_ty.dtype)
         try:
-            return plan_steps(self._static(source, var, value), before, after, mesh_shape(mesh))
+            return self.planner.plan(shape, before, after, sizes, dtype, devices).steps
         except LoweringError as error:
-            if error.place:
-                raise
             raise self._fault(error.code, error.what, var, value, error.remedy) from error
 
     def _static(self, source: Any, var: Any, value: Any) -> tuple[int, ...]:

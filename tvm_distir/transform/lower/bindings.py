@@ -17,7 +17,7 @@ from ...ir import (
     static_shape,
     tensor_type,
 )
-from ...ir.ops import dist_op_name
+from ...ir.ops import call_axes, dist_op_name
 from ...rules import rule_of
 from ..legalize.emit import (
     TIR_CALLS,
@@ -59,7 +59,9 @@ class Bindings(Values):
             self.tuples[var] = fields
             if self.writer.dataflow and not isinstance(var, relax.DataflowVar):
                 self._let_out(fields)
-            self._note(var, [self._terms_of(e, n) for e, n, _ in leaves_of(relax.Tuple(fields))], False)
+            self._note(
+                var, [self._terms_of(e, n) for e, n, _ in leaves_of(relax.Tuple(fields))], False
+            )
             return False
         if isinstance(value, relax.TupleGetItem) and value.tuple_value in self.tuples:
             item = self.tuples[value.tuple_value][int(value.index)]
@@ -172,11 +174,7 @@ class Bindings(Values):
         source = value.args[0]
         terms = self._terms_of(source, 0)
         if kind in REDUCERS:
-            axes = (
-                [int(a) for a in attrs["mesh_axes"]]
-                if kind == "all_reduce"
-                else [int(attrs["mesh_axis"])]
-            )
+            axes = list(call_axes(value))
             known = dict(terms)
             if any(known.get(a) != str(attrs["op"]) for a in axes):
                 raise self._fault(

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,13 +39,13 @@ def cut_off(x: Any, dim: int, size: int) -> Any:
 def sliced(
     writer: BlockWriter, x: Any, mesh: Any, labels: Sequence[int], whole: Sequence[int], name: str
 ) -> Any:
-    """My shard of a whole local tensor (a constant): one slice per mesh axis, major first."""
+    """My shard of a whole local tensor (a constant): one slice per dim."""
     sizes = [int(n) for n in mesh.shape]
     for dim in range(len(whole)):
         axes = [a for a, label in enumerate(labels) if label == dim and sizes[a] > 1]
-        for axis in axes:
-            x = padded(writer, x, dim, sizes[axis], name)
-            x = writer.emit(ops.local_slice(x, mesh, axis, dim), name)
+        if axes:
+            x = padded(writer, x, dim, math.prod(sizes[a] for a in axes), name)
+            x = writer.emit(ops.local_slice(x, mesh, axes, dim), name)
     return x
 
 
@@ -78,10 +79,13 @@ def collective(
         axes = [int(a) for a in attrs["mesh_axes"] if sizes[int(a)] > 1]
         make = ops.all_reduce if kind == "all_reduce" else ops.partial
         return make(x, mesh, axes, str(attrs["op"])) if axes else x
-    axis = int(attrs["mesh_axis"])
-    count = sizes[axis]
+    axis = attrs["mesh_axes"] if "mesh_axes" in attrs else attrs["mesh_axis"]
+    count = math.prod(sizes[a] for a in ([axis] if isinstance(axis, int) else axis))
     if count == 1:
         return x
+    if kind == "exchange":
+        ends = str(attrs["placement"]), str(attrs["peer_placement"])
+        return ops.exchange(x, mesh, axis, *ends, attrs["shape"])
     if kind == "all_gather":
         dim = int(attrs["dim"])
         return _trimmed(writer, ops.all_gather(x, mesh, axis, dim), dim, want[dim], name)

@@ -26,7 +26,6 @@ from ..legalize.emit import (
     substitute,
     typed,
 )
-from ..legalize.planner import check_sharding
 from ..legalize.terms import (
     Terms,
 )
@@ -130,11 +129,6 @@ class Values:
             key = (shape, labels, str(ty.dtype))
         found = self.shards.get(key)
         if found is None:
-            why = check_sharding(shape, labels, self.sizes)
-            if why:
-                raise LoweringError(
-                    "DIST0501", why, place=place, remedy="Pad the dim, or shard it by one axis."
-                )
             found = self.shards[key] = shard(shape, labels, self.sizes, key[2])
         return found
 

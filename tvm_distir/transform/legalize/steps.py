@@ -1,0 +1,136 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a redistribution, and which of them may be taken from a placement."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ...ir import Labels, P, R
+from ...ir.placement import blocks_fault
+
+KINDS = (
+    "all_reduce",
+    "reduce_scatter",
+    "all_gather",
+    "all_to_all",
+    "local_slice",
+    "partial",
+    "exchange",
+)
+"""All kinds of steps: names of ``R.dist`` ops."""
+CCL_KINDS = ("all_reduce", "all_gather", "local_slice", "partial")
+"""Kinds that TVM's own ``R.ccl`` ops can express."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One collective of a redistribution.
+
+    Attributes
+    ----------
+    kind : str
+        One of :data:`KINDS`.
+    axes : tuple of int
+        Mesh axes it runs along: their product group takes part.
+    gather_dim, split_dim : int or None
+        The dim that is joined, and the dim that is cut.
+    after : tuple of int
+        Labels of the result.
+    """
+
+    kind: str
+    axes: tuple[int, ...]
+    gather_dim: int | None
+    split_dim: int | None
+    after: Labels
+
+
+@dataclass(frozen=True)
+class Space:
+    """The placements that a search may pass through.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Whole shape.
+    mesh : tuple of int
+        Sizes of the mesh axes.
+    allowed : tuple of tuple of int
+        Per mesh axis: the dims it may shard.
+    finish : tuple of bool
+        Per mesh axis: whether its partial sums are completed (else they are kept).
+    kinds : tuple of str
+        The kinds of steps at hand.
+    """
+
+    shape: tuple[int, ...]
+    mesh: tuple[int, ...]
+    allowed: tuple[tuple[int, ...], ...]
+    finish: tuple[bool, ...]
+    kinds: tuple[str, ...]
+
+    def fits(self, rest: Sequence[int], axes: Sequence[int], dim: int) -> bool:
+        """Whether ``axes`` can cut (or join) ``dim`` where the other axes lie as ``rest``."""
+        return not blocks_fault(self.shape, rest, self.mesh, axes, dim)
+
+
+def _relabelled(labels: Labels, axes: Sequence[int], label: int) -> Labels:
+    return tuple(label if a in axes else x for a, x in enumerate(labels))
+
+
+def _subsets(axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    for count in range(1, len(axes) + 1):
+        yield from itertools.combinations(axes, count)
+
+
+def _cuts(space: Space, rest: Labels, axes: tuple[int, ...]) -> Iterator[int]:
+    """Dims that all of ``axes`` may cut together."""
+    for dim in space.allowed[axes[0]]:
+        if all(dim in space.allowed[a] for a in axes) and space.fits(rest, axes, dim):
+            yield dim
+
+
+def steps_from(space: Space, labels: Labels) -> Iterator[Step]:
+    """All steps that may be taken from a placement, but exchanges, in a fixed order."""
+    for step in _all_steps(space, labels):
+        if step.kind in space.kinds:
+            yield step
+
+
+def _all_steps(space: Space, labels: Labels) -> Iterator[Step]:
+    whole = [a for a, x in enumerate(labels) if x == R]
+    waiting = [a for a, x in enumerate(labels) if x == P and space.finish[a]]
+    for axes in _subsets(waiting):
+        yield Step("all_reduce", axes, None, None, _relabelled(labels, axes, R))
+        for dim in _cuts(space, labels, axes):
+            yield Step("reduce_scatter", axes, None, dim, _relabelled(labels, axes, dim))
+    for axis in whole:
+        if not space.finish[axis]:
+            yield Step("partial", (axis,), None, None, _relabelled(labels, (axis,), P))
+    for axes in _subsets(whole):
+        for dim in _cuts(space, labels, axes):
+            yield Step("local_slice", axes, None, dim, _relabelled(labels, axes, dim))
+    for old in sorted({x for x in labels if x >= 0}):
+        for axes in _subsets([a for a, x in enumerate(labels) if x == old]):
+            rest = _relabelled(labels, axes, R)
+            if not space.fits(rest, axes, old):
+                continue
+            for dim in _cuts(space, rest, axes):
+                if dim != old:
+                    yield Step("all_to_all", axes, old, dim, _relabelled(labels, axes, dim))
+            yield Step("all_gather", axes, old, None, rest)
+
+
+def exchange_step(before: Labels, after: Labels) -> Step:
+    """Step from one placement to any other with the same partial axes."""
+    pairs = enumerate(zip(before, after))
+    axes = tuple(a for a, (x, y) in pairs if x != y or x >= 0)
+    return Step("exchange", axes, None, None, after)
+
+
+def can_exchange(before: Labels, after: Labels) -> bool:
+    """Whether two placements differ, but not in what is partial."""
+    return before != after and all((x == P) == (y == P) for x, y in zip(before, after))
