@@ -31,10 +31,11 @@ def _register() -> None:
     if _RUNTIME_ONLY:
         return
     from .errors.tree import register_with_ffi
-    from .ir import ops
+    from .ir import async_ops, ops
     from .rules.inference import register_inference
 
     register_with_ffi()
+    async_ops.add()
     ops.register()
     register_inference()
 

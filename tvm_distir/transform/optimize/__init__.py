@@ -1,9 +1,29 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Fewer and cheaper collectives, at level 4."""
+"""Fewer, cheaper and overlapped collectives: passes at level 4, then at level 5."""
 
 from __future__ import annotations
 
+from .fuse import FuseCollectives
+from .merge import MergeReductions
+from .move import MoveGathers, MoveSlices
 from .passes import OptimizeCollectives
+from .share import CancelCollectives, ShareCollectives
+from .traffic import Change, Kind, Traffic, TrafficInstrument, traffic
+from .unused import RemoveUnused
 
-__all__ = ["OptimizeCollectives"]
+__all__ = [
+    "CancelCollectives",
+    "Change",
+    "FuseCollectives",
+    "Kind",
+    "MergeReductions",
+    "MoveGathers",
+    "MoveSlices",
+    "OptimizeCollectives",
+    "RemoveUnused",
+    "ShareCollectives",
+    "Traffic",
+    "TrafficInstrument",
+    "traffic",
+]

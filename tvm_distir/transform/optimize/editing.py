@@ -1,0 +1,321 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Rewriting the bindings of one function in order: what the passes of this stage share."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from ...analysis.partial import PartialState
+from ...ir import mesh_key
+from ...ir.ops import PREFIX, call_axes, dist_op_name
+from ...ir.types import relax_functions
+from ..legalize.emit import (
+    BlockWriter,
+    leaves_of,
+    substitute,
+    tensor_args,
+    variables,
+    with_body,
+)
+from ..legalize.passes import has_dtensor
+from ..lower.prune import is_pure, pruned
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A function read once, for all passes that leave it as it is.
+
+    Attributes
+    ----------
+    blocks : list of list of (Binding, Var, Expr, str or None)
+        Bindings with their variables, values, and the names of those that are ``R.dist`` ops.
+    readers : dict
+        Per variable the variables bound to what reads it, None for the function's result; one
+        entry per mention.
+    kinds : frozenset of str
+        The ``R.dist`` ops it holds.
+    straight : bool
+        Whether it has no branches, casts or functions inside.
+    """
+
+    blocks: list[list[tuple[Any, Any, Any, str | None]]]
+    readers: dict[Any, list[Any]]
+    kinds: frozenset[str]
+    straight: bool
+
+    @staticmethod
+    def of(fn: relax.Function) -> Scan:
+        """Read a function."""
+        blocks: list[list[tuple[Any, Any, Any, str | None]]] = []
+        readers: dict[Any, list[Any]] = {}
+        straight = True
+        for block in fn.body.blocks:
+            rows = []
+            for binding in block.bindings:
+                var, value = binding.var, binding.value
+                if isinstance(binding, relax.MatchCast) or isinstance(
+                    value, relax.If | relax.Function
+                ):
+                    straight = False
+                rows.append((binding, var, value, dist_op_name(value)))
+                for used in variables(value):
+                    readers.setdefault(used, []).append(var)
+            blocks.append(rows)
+        for used in variables(fn.body.body):
+            readers.setdefault(used, []).append(None)
+        kinds = frozenset(row[3] for rows in blocks for row in rows if row[3] is not None)
+        return Scan(blocks, readers, kinds, straight)
+
+
+class FunctionStep:
+    """A rewrite of single functions: a subclass of :class:`Editor` with its arguments.
+
+    Parameters
+    ----------
+    editor : type of Editor
+    kinds : sequence of str
+        Collectives without which a function is left as it is; empty for any.
+    arguments
+        Handed to the editor by name.
+    """
+
+    def __init__(self, editor: type[Editor], kinds: Sequence[str] = (), **arguments: Any) -> None:
+        self.editor, self.kinds, self.arguments = editor, frozenset(kinds), arguments
+
+    def apply(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> relax.Function:
+        """Return the function rewritten, or itself where nothing changes."""
+        if not scan.straight or not (scan.kinds & self.kinds if self.kinds else scan.kinds):
+            return fn
+        return self.editor(mod, name, fn, scan, **self.arguments).run()
+
+
+def function_pass(name: str, steps: Sequence[FunctionStep], level: int = 4) -> Any:
+    """Make a pass of steps that rewrite every function by itself.
+
+    Parameters
+    ----------
+    name : str
+        Of the pass, without prefix.
+    steps : sequence of FunctionStep
+        Applied one after the other.
+    level : int
+        4 or 5: at 4, functions without DTensors are left as they are.
+    """
+
+    @tvm.transform.module_pass(  # type: ignore[untyped-decorator]
+        opt_level=0, name=f"tvm_distir.{name}"
+    )
+    def run(mod: ir.IRModule, _: Any) -> ir.IRModule:
+        return stepped(mod, steps, level)
+
+    return run
+
+
+def stepped(mod: ir.IRModule, steps: Sequence[FunctionStep], level: int) -> ir.IRModule:
+    """Apply steps to the functions of a module of a level."""
+    functions = dict(mod.functions.items())
+    for gv, fn in relax_functions(mod):
+        scan = Scan.of(fn)
+        if not scan.kinds or (level == 4 and not has_dtensor(fn)):
+            continue
+        for step in steps:
+            new = step.apply(mod, str(gv.name_hint), fn, scan)
+            if new is not fn:
+                fn, scan = new, Scan.of(new)
+        functions[gv] = fn
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def axes_dim(call: ir.Call) -> tuple[tuple[int, ...], int]:
+    """Mesh axes and dim of an ``all_gather``, ``local_slice`` or ``reduce_scatter``."""
+    return call_axes(call), int(call.attrs["dim"])
+
+
+def signature(value: ir.Call) -> Any:
+    """What two equal collectives have in common: op, operand, attributes."""
+    attrs = [
+        (str(k), mesh_key(v) if str(k).endswith("mesh") else str(v)) for k, v in value.attrs.items()
+    ]
+    operand = value.args[0]
+    if isinstance(operand, ir.GenericConst):  # equal when they share their data
+        operand = (operand.value, str(operand.ty))
+    return (str(value.op.name), operand, tuple(sorted(attrs)))
+
+
+def is_plain_op(value: Any, var: Any) -> bool:
+    """Whether a value is a call of an op, not a collective, that gives one DTensor."""
+    return (
+        isinstance(var.ty, DTensorType)
+        and isinstance(value, ir.Call)
+        and isinstance(value.op, ir.Op)
+        and not str(value.op.name).startswith(PREFIX)
+        and len(value.args) > 0
+        and not isinstance(value.args[0], ir.GlobalVar)
+    )
+
+
+def operands_of(call: ir.Call) -> list[Any]:
+    """Tensor operands of a call, tuples opened."""
+    return [expr for arg in tensor_args(call) for expr, _, _ in leaves_of(arg)]
+
+
+class Editor:
+    """Rewrites a function: passes the bindings of interest through :meth:`visit`.
+
+    Of interest are the collectives, and what :attr:`watched` holds.
+
+    Attributes
+    ----------
+    known : dict
+        Values bound so far, by variable.
+    readers : Counter
+        How often each variable is read: by what is written already and by what is to come.
+    watched : set
+        Variables bound to other values of interest.
+    """
+
+    def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> None:
+        self.mod, self.name, self.fn, self.scan = mod, name, fn, scan
+        self.known: dict[Any, Any] = {}
+        self.readers: Counter[Any] = Counter({v: len(rows) for v, rows in scan.readers.items()})
+        self.watched: set[Any] = set()
+        self.builder = relax.BlockBuilder()
+        self.writer = BlockWriter(self.builder, False)
+        self._env: dict[Any, Any] = {}
+        self._origin: dict[Any, Any] = {}
+        self._stale: set[Any] = set()
+        self._changed = False
+
+    @functools.cached_property
+    def _partial(self) -> PartialState:
+        state = PartialState(self.mod, self.name, self.fn, legalized=True)
+        state.check()
+        return state
+
+    def unfinished(self, expr: Any) -> frozenset[int]:
+        """Mesh axes along which an operand of a call of the function is a partial sum."""
+        known = self._origin.get(expr, expr) if isinstance(expr, ir.Var) else expr
+        return frozenset().union(*self._partial.of(known))
+
+    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+        """Return the value to bind ``var`` to, or a variable to replace it by.
+
+        ``kind`` names the ``R.dist`` op that is called, if it is one.
+        """
+        raise NotImplementedError
+
+    def watch_reader(self, var: Any) -> None:
+        """Visit the only reader of a variable too."""
+        self.watched.update(self.scan.readers.get(var, ()))
+
+    def emit(self, value: Any, name: str) -> Any:
+        """Bind a new value that is read once to a new variable."""
+        self._changed = True
+        var = self.writer.emit(value, name)
+        self.known[var] = self.writer.bindings[-1].value
+        self.readers[var] = 1
+        for used in variables(value):
+            self.readers[used] += 1
+        return var
+
+    def single(self, var: Any) -> Any:
+        """The value of a variable that is read once, else None."""
+        return self.known.get(var) if self.readers[var] == 1 else None
+
+    def normalize(self, value: Any) -> Any:
+        """Give a new value its type; its operands get a reader."""
+        for used in variables(value):
+            self.readers[used] += 1
+        return self.builder.normalize(value)
+
+    def run(self) -> relax.Function:
+        """Return the function without what nobody reads any more, or as it was."""
+        fn, blocks = self.fn, []
+        for block, rows in zip(fn.body.blocks, self.scan.blocks, strict=True):
+            self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
+            for row in rows:
+                self._binding(*row)
+            blocks.append(self.writer)
+        if not self._changed:
+            return fn
+        result = substitute(fn.body.body, self._env)
+        written, result = let_out([writer.block() for writer in blocks], result)
+        written, _ = pruned(written, result)
+        return with_body(fn, fn.params, written, result, bool(fn.is_pure))
+
+    def _binding(self, binding: Any, var: Any, old: Any, kind: str | None) -> None:
+        if var in self._stale:
+            old = substitute(old, self._env)
+            binding = relax.VarBinding(var, old)
+        if kind is None and var not in self.watched:
+            self.known[var] = old
+            self.writer.bindings.append(binding)
+            return
+        new = self.visit(var, old, kind)
+        if new.same_as(old):
+            self.known[var] = old
+            self.writer.bindings.append(binding)
+            return
+        self._changed = True
+        leaves = isinstance(new, relax.DataflowVar) and not isinstance(var, relax.DataflowVar)
+        if isinstance(new, ir.Var) and not leaves:
+            self._env[var] = new
+            self._origin.setdefault(new, self._origin.get(var, var))
+            self._stale.update(self.scan.readers.get(var, ()))
+            self.readers[new] += self.readers[var]
+        else:
+            self.writer.bind(var, new)
+            self.known[var] = new
+            if isinstance(new, ir.Var):
+                self.readers[new] += 1
+        self._release(old)
+
+    def _release(self, value: Any) -> None:
+        """Count off what a value read that is no longer bound, and what only that had read."""
+        waiting = [value]
+        while waiting:
+            for used in variables(waiting.pop()):
+                self.readers[used] -= 1
+                source = self.known.get(used)
+                if not self.readers[used] and source is not None and is_pure(source):
+                    waiting.append(source)
+
+
+def let_out(blocks: Iterable[Any], result: Any) -> tuple[list[Any], Any]:
+    """Make dataflow variables that are read outside of their block plain variables."""
+    blocks = list(blocks)
+    home = {
+        binding.var: number
+        for number, block in enumerate(blocks)
+        for binding in block.bindings
+        if isinstance(binding.var, relax.DataflowVar)
+    }
+    seen: dict[Any, Any] = {}
+
+    def look(expr: Any, number: int) -> None:
+        for used in variables(expr):
+            if home.get(used, number) != number and used not in seen:
+                seen[used] = relax.Var(str(used.name), used.ty)
+
+    for number, block in enumerate(blocks):
+        for binding in block.bindings:
+            look(binding.value, number)
+    look(result, -1)
+    if not seen:
+        return blocks, result
+    changed = []
+    for block in blocks:
+        writer = BlockWriter(relax.BlockBuilder(), isinstance(block, relax.DataflowBlock))
+        for binding in block.bindings:
+            writer.bind(seen.get(binding.var, binding.var), substitute(binding.value, seen))
+        changed.append(writer.block())
+    return changed, substitute(result, seen)

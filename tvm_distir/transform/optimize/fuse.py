@@ -1,0 +1,106 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Two collectives in a row that are one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir
+
+from ...ir import ops
+from ...ir.ops import call_axes, dist_op_name
+from .editing import Editor, FunctionStep, axes_dim, function_pass
+
+
+def FuseCollectives() -> Any:
+    """Make one collective of two in a row; level 4 to level 4.
+
+    ======================================  ==========================  =====================
+    two                                     one                         wire bytes
+    ======================================  ==========================  =====================
+    ``all_reduce``, ``local_slice``         ``reduce_scatter``          half
+    ``all_gather``, ``local_slice`` of      ``all_to_all``              1/n
+    another dim
+    ``all_to_all``, ``all_gather`` of its   ``all_gather``              fewer by 1/(n + 1)
+    ``split_dim``
+    ``reduce_scatter``, ``all_gather``      ``all_reduce``              the same
+    ``all_reduce``, ``all_reduce`` along    ``all_reduce`` along all    fewer
+    other axes
+    ======================================  ==========================  =====================
+
+    Each only where nobody else reads what stands between them. The last changes the order of
+    a sum over two axes: of the whole group instead of one axis after the other. The others
+    change no number.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    return function_pass("FuseCollectives", [FUSE])
+
+
+class _Fuse(Editor):
+    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+        """Join a collective with the one that made its operand."""
+        if kind not in ("local_slice", "all_gather", "all_reduce"):
+            return value
+        first = self.single(value.args[0])
+        make = _PAIRS.get((dist_op_name(first), kind))
+        joined = None if make is None else make(self, var, first, value)
+        return value if joined is None else self.normalize(joined)
+
+
+def _scattered(edit: _Fuse, var: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+    """Sum and keep a part: a ``reduce_scatter``, then what is left of the reduction."""
+    (axes, dim), reduced = axes_dim(second), call_axes(first)
+    if not set(axes) <= set(reduced):
+        return None
+    mesh, op = second.attrs["device_mesh"], str(first.attrs["op"])
+    new = ops.reduce_scatter(first.args[0], mesh, axes, dim, op)
+    rest = [a for a in reduced if a not in axes]
+    return ops.all_reduce(edit.emit(new, str(var.name)), mesh, rest, op) if rest else new
+
+
+def _exchanged(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+    """Gather one dim and keep a part of another: an ``all_to_all``."""
+    (axes, gathered), (again, dim) = axes_dim(first), axes_dim(second)
+    if axes != again or gathered == dim:
+        return None
+    return ops.all_to_all(first.args[0], second.attrs["device_mesh"], axes, gathered, dim)
+
+
+def _gathered(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+    """Move the cut to another dim and gather that: gather at once."""
+    if (call_axes(first), int(first.attrs["split_dim"])) != axes_dim(second):
+        return None
+    axes, gather_dim = call_axes(first), int(first.attrs["gather_dim"])
+    return ops.all_gather(first.args[0], second.attrs["device_mesh"], axes, gather_dim)
+
+
+def _reduced(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+    """Sum parts and gather them: an ``all_reduce``."""
+    if axes_dim(first) != axes_dim(second):
+        return None
+    op = str(first.attrs["op"])
+    return ops.all_reduce(first.args[0], second.attrs["device_mesh"], call_axes(first), op)
+
+
+def _reduced_at_once(_: _Fuse, __: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
+    """Reduce along some axes, then along others: along all of them."""
+    op = str(second.attrs["op"])
+    if str(first.attrs["op"]) != op:
+        return None
+    axes = sorted({*call_axes(first), *call_axes(second)})
+    return ops.all_reduce(first.args[0], second.attrs["device_mesh"], axes, op)
+
+
+_PAIRS: dict[tuple[str | None, str], Any] = {
+    ("all_reduce", "local_slice"): _scattered,
+    ("all_gather", "local_slice"): _exchanged,
+    ("all_to_all", "all_gather"): _gathered,
+    ("reduce_scatter", "all_gather"): _reduced,
+    ("all_reduce", "all_reduce"): _reduced_at_once,
+}
+
+FUSE = FunctionStep(_Fuse, ("local_slice", "all_gather", "all_reduce"))

@@ -1,0 +1,207 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Bytes of the collectives of a module, at levels 4 and 5: the measure of what passes save."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from ...ir import is_private, local_shape, mesh_axes, mesh_index, mesh_shape
+from ...ir import labels_of as labels
+from ...ir.async_ops import started_op
+from ...ir.ops import call_axes, dist_op_name
+from ...ir.types import relax_functions, static_shape, tensor_type
+from ...rules.dims import size_bytes
+from ...system.network import COLLECTIVE_KINDS, wire_bytes
+
+TRANSFERS = ("send", "recv")
+SENT = tuple(kind for kind in COLLECTIVE_KINDS if kind not in TRANSFERS)
+"""Collectives in which data leaves a device."""
+
+
+def local_bytes(ty: Any) -> int:
+    """Bytes of one device's (padded) part of a tensor; symbolic dims count as one."""
+    tensor, shape = tensor_type(ty), static_shape(ty)
+    if tensor is None or shape is None:
+        return 0
+    if isinstance(ty, DTensorType):
+        shape = tuple(local_shape(shape, labels(ty.placement), mesh_shape(ty.device_mesh)))
+    sizes = tuple(n if isinstance(n, int) else 1 for n in shape)
+    return size_bytes(sizes, str(tensor.dtype))
+
+
+@dataclass(frozen=True, order=True)
+class Kind:
+    """Collectives that are counted together: op, axes (names joined by ``,``) and group size."""
+
+    op: str
+    axes: str
+    group_size: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the collectives of one device move in a run, those of calls at every call.
+
+    Attributes
+    ----------
+    counts, result_bytes, wire_bytes : Counter
+        By :class:`Kind`: how many, bytes of their results, bytes that a device sends by the ring
+        formulae (:func:`tvm_distir.system.network.wire_bytes`). Transfers between meshes count
+        at the ``send``, as the size of one device's tensor.
+    """
+
+    counts: Counter[Kind] = field(default_factory=Counter)
+    result_bytes: Counter[Kind] = field(default_factory=Counter)
+    wire_bytes: Counter[Kind] = field(default_factory=Counter)
+
+    @property
+    def total_count(self) -> int:
+        """Collectives that each device takes part in."""
+        return sum(self.counts.values())
+
+    @property
+    def total_wire_bytes(self) -> int:
+        """Bytes that each device sends."""
+        return sum(self.wire_bytes.values())
+
+    def add(self, kind: Kind, size_bytes: int, times: int = 1) -> None:
+        """Count a collective with results of ``size_bytes``."""
+        self.counts[kind] += times
+        self.result_bytes[kind] += times * size_bytes
+        self.wire_bytes[kind] += times * wire_bytes(kind.op, size_bytes, kind.group_size)
+
+    def include(self, other: Traffic, times: int) -> None:
+        """Count all of another, ``times`` times."""
+        for mine, theirs in zip(
+            (self.counts, self.result_bytes, self.wire_bytes),
+            (other.counts, other.result_bytes, other.wire_bytes),
+        ):
+            for kind, number in theirs.items():
+                mine[kind] += times * number
+
+    def to_text(self) -> str:
+        """One line: counts by kind, and the bytes sent in all."""
+        words = [f"{number} {kind.op}({kind.axes})" for kind, number in sorted(self.counts.items())]
+        return f"{', '.join(words) or 'no collectives'}: {self.total_wire_bytes:,} bytes sent"
+
+
+def traffic(mod: ir.IRModule) -> Traffic:
+    """Count the collectives that a device executes when each public function runs once.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 4 or 5. Functions that call each other in a circle count once.
+
+    Returns
+    -------
+    Traffic
+    """
+    functions = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
+    own: dict[str, Traffic] = {}
+    calls: dict[str, Counter[str]] = {}
+    for name, fn in functions.items():
+        own[name], calls[name] = _own_traffic(mod, fn)
+    total = Traffic()
+    times = Counter(name for name, fn in functions.items() if not is_private(fn))
+    for name in _callers_first(calls):
+        total.include(own[name], times[name])
+        for callee, number in calls[name].items():
+            times[callee] += number * times[name]
+    return total
+
+
+def _own_traffic(mod: ir.IRModule, fn: relax.Function) -> tuple[Traffic, Counter[str]]:
+    found, callees = Traffic(), Counter[str]()
+    for binding in (b for block in fn.body.blocks for b in block.bindings):
+        value = getattr(binding, "value", None)
+        if not isinstance(value, ir.Call):
+            continue
+        if isinstance(value.op, ir.GlobalVar):
+            if isinstance(mod[value.op], relax.Function):
+                callees[str(value.op.name_hint)] += 1
+            continue
+        for kind in _kinds(mod, value):
+            found.add(kind, local_bytes(binding.var.ty))
+    return found, callees
+
+
+def _kinds(mod: ir.IRModule, value: ir.Call) -> Iterator[Kind]:
+    op = started_op(value) or dist_op_name(value)
+    if op == "send":
+        here, there = (value.attrs[key] for key in ("device_mesh", "peer_mesh"))
+        pair = f"{mesh_index(mod, here)}->{mesh_index(mod, there)}"
+        yield Kind(op, pair, math.prod(mesh_shape(there)))
+    elif op in SENT:
+        mesh, axes = value.attrs["device_mesh"], call_axes(value)
+        size = math.prod(mesh_shape(mesh)[a] for a in axes)
+        if size > 1:
+            names = mesh_axes(mod)[mesh_index(mod, mesh)]
+            yield Kind(op, ",".join(names[a] for a in axes), size)
+
+
+def _callers_first(calls: dict[str, Counter[str]]) -> list[str]:
+    order: list[str] = []
+    state: dict[str, bool] = {}
+    for root in calls:
+        stack = [root]
+        while stack:
+            name = stack[-1]
+            if name not in state:
+                state[name] = False
+                stack.extend(c for c in calls[name] if c in calls and c not in state)
+                continue
+            stack.pop()
+            if not state[name]:
+                state[name] = True
+                order.append(name)
+    return order[::-1]
+
+
+@dataclass(frozen=True)
+class Change:
+    """What a pass did to the collectives."""
+
+    pass_name: str
+    before: Traffic
+    after: Traffic
+
+    def to_text(self) -> str:
+        """Two lines: before and after."""
+        return (
+            f"{self.pass_name}\n  before: {self.before.to_text()}\n  after:  {self.after.to_text()}"
+        )
+
+
+@tvm.instrument.pass_instrument
+class TrafficInstrument:
+    """A TVM pass instrument: the collectives before and after each pass of this package.
+
+    ``with tvm.transform.PassContext(instruments=[TrafficInstrument()])`` around the passes;
+    ``changes`` then holds a :class:`Change` per pass that began at level 4 or 5.
+    """
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self._before: list[Traffic | None] = []
+
+    def run_before_pass(self, mod: ir.IRModule, info: Any) -> None:
+        """Count what is there."""
+        ours = str(info.name).startswith("tvm_distir.")
+        self._before.append(traffic(mod) if ours else None)
+
+    def run_after_pass(self, mod: ir.IRModule, info: Any) -> None:
+        """Count what is left."""
+        before = self._before.pop()
+        after = traffic(mod) if before is not None else None
+        if before is not None and after is not None and (before.counts or after.counts):
+            self.changes.append(Change(str(info.name), before, after))
