@@ -13,6 +13,7 @@ from .base import Engine
 from .inputs import Inputs
 
 _HOME = {
+    "mpi": ("mpi", "MpiEngine"),
     "threads": ("threads", "ThreadsEngine"),
     "virtual": ("virtual", "VirtualEngine"),
 }

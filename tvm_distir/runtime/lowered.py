@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import ir, relax
 
 from .dist_io import entries
@@ -76,6 +77,11 @@ class Lowered:
     def axes(self) -> AxisTable:
         """Names of the mesh axes that collectives work along."""
         return axis_table(self.mod)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """The same in every process exactly for the same program."""
+        return f"{int(tvm_ffi.structural_hash(self.mod)) & (1 << 64) - 1:016x}"
 
     def library(self, entry: Entry) -> Any:
         """Runtime module that holds the entry function; compiled at its first use."""

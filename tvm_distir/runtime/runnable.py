@@ -31,6 +31,11 @@ class Runnable(Protocol):
         """Inputs that come with the program, by position; see ``bind_inputs``."""
         ...
 
+    @property
+    def fingerprint(self) -> str:
+        """The same in every process exactly for the same program."""
+        ...
+
     def library(self, entry: Entry) -> Any:
         """Runtime module that holds the entry function, in this process."""
         ...

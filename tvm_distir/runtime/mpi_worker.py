@@ -1,0 +1,96 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A process of an MPI job that :mod:`tvm_distir.runtime.mpi_launch` started: one rank."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import DistIRError, EnvironmentError_
+from .executed import AxisTable
+from .layout import Entry
+from .mpi_fabric import worker_failed
+from .mpi_launch import COUNTS, JOB, Job, failure_file, process_file, result_file
+from .mpi_world import load_mpi
+from .runnable import load_saved
+
+
+class _Saved:
+    """The program of a job."""
+
+    fingerprint = "job"
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.stored: Mapping[int, Any] = job.inputs
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        return self._job.entries
+
+    @property
+    def axes(self) -> AxisTable:
+        return self._job.axes
+
+    def library(self, entry: Entry) -> Any:
+        return load_saved(Path(self._job.libraries[entry.function]), entry.function)
+
+    def save(self, entry: Entry, folder: Path) -> Path:
+        return Path(self._job.libraries[entry.function])
+
+
+def _write(path: Path, value: Any) -> None:
+    """Write a file that is either whole or not there."""
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_bytes(pickle.dumps(value))
+    part.rename(path)
+
+
+def _run(job: Job, rank: int, folder: Path) -> None:
+    from .mpi import MpiEngine
+
+    engine = MpiEngine(job.timeout_s)
+    outputs = engine.join(_Saved(job), [], "sharded")
+    entry = next(e for e in job.entries if rank in e.ranks)
+    _write(result_file(folder, rank), [outputs[p.index].parts[rank] for p in entry.outputs])
+    if rank == job.ranks[0]:
+        _write(folder / COUNTS, engine.collectives)
+
+
+def main(folder: Path) -> int:
+    """Run one rank of the job in a folder; a failure ends the whole job.
+
+    Returns
+    -------
+    code : int
+    """
+    job: Job = pickle.loads((folder / JOB).read_bytes())
+    mpi = load_mpi()
+    here, size = int(mpi.COMM_WORLD.Get_rank()), int(mpi.COMM_WORLD.Get_size())
+    rank = job.ranks[min(here, len(job.ranks) - 1)]
+    process_file(folder, rank).write_text(str(os.getpid()))
+    try:
+        if size != len(job.ranks):
+            raise EnvironmentError_(
+                "DIST0113",
+                f"{len(job.ranks)} processes were started, mpi4py sees {size}",
+                place="engine mpi",
+                remedy="The launcher belongs to another MPI than the one mpi4py loads: "
+                "give the engine the right one.",
+            )
+        _run(job, rank, folder)
+    except BaseException as err:
+        told = err if isinstance(err, DistIRError) else worker_failed(err, rank, "engine mpi")
+        _write(failure_file(folder, rank), (time.time(), told))
+        mpi.COMM_WORLD.Abort(told.exit_code)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
