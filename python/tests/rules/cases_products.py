@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
-from rule_harness import Case, case, distinct, unit, var
-from tvm import relax
+from dataclasses import replace
+
+from rule_harness import Case, case, distinct, share, unit, var
+from tvm import ir, relax
 
 op = relax.op
 nn = op.nn
@@ -140,10 +142,35 @@ def grid_case(shape, out, **more) -> Case:
     return case(op.image.grid_sample(var(*shape), grid, **more), {1: unit}, 1e-5)
 
 
+def resized(call) -> Case:
+    """A resize that copies pixels: a block of them makes its part of the size."""
+
+    def local(inner, factor, count):
+        size = [int(n) for n in inner.args[1]]
+        at = str(inner.attrs.layout)
+        spatial = [d for d, letter in enumerate(at) if letter not in "NC"]
+        if factor.outs[0] in spatial:
+            cut = spatial.index(factor.outs[0])
+            size[cut] = share(size[cut], count)
+        return ir.Call(inner.op, [inner.args[0], relax.ShapeExpr(size)], inner.attrs)
+
+    return replace(case(call), localize=local)
+
+
+COPIED = {
+    "method": "nearest_neighbor",
+    "coordinate_transformation_mode": "asymmetric",
+    "rounding_method": "floor",
+}
 IMAGES = [
     case(op.image.resize2d(x(), (8, 8)), {}, 1e-5),
     case(op.image.resize2d(x(3, 5, 4, 6), (2, 3), method="nearest_neighbor"), {}, 1e-5),
     case(op.image.resize2d(var(2, 4, 4, 3), (3, 5), layout="NHWC"), {}, 1e-5),
+    resized(op.image.resize2d(x(2, 3, 4, 6), (8, 18), method="nearest_neighbor")),
+    resized(op.image.resize2d(var(2, 4, 6, 3), (12, 6), layout="NHWC", **COPIED)),
+    resized(op.image.resize2d(x(2, 3, 4, 6), (8, 18), **{**COPIED, "rounding_method": "round"})),
+    resized(op.image.resize2d(x(2, 3, 6, 6), (12, 7), **COPIED)),
+    resized(op.image.resize3d(x(2, 3, 2, 4, 3), (4, 4, 6), **COPIED)),
     case(op.image.resize3d(x(2, 3, 2, 3, 2), (4, 3, 4)), {}, 1e-5),
     grid_case((2, 6, 4, 4), (3, 5)),
     grid_case((3, 5, 4, 4), (2, 4), align_corners=True),

@@ -203,15 +203,40 @@ def pool_backward(call: CallShape) -> Draft:
     return draft
 
 
+NEAREST = "nearest_neighbor"
+"""Method of a resize that copies pixels."""
+
+
 @register_sharding_rule("relax.image.resize2d", "relax.image.resize3d")
 def resize(call: CallShape) -> Draft:
-    """Batch and channels are kept."""
+    """Batch and channels are kept, and spatial dims whose pixels are copied whole times."""
     draft = Draft(call)
     data = _letters(str(call.attrs.layout))
     if data is None:
         return _unsupported(draft)
-    for c in "NC":
-        draft.tie({0: data.index(c)}, {0: data.index(c)})
+    for d, c in enumerate(data):
+        if c in "NC":
+            draft.tie({0: d}, {0: d})
+        elif _copies(call, call.ins[0][d], call.outs[0][d]):
+            draft.tie({0: d}, {0: d}, size=call.ins[0][d])
     draft.default_why = "sampled positions depend on the whole extent"
     draft.per_element(8)
     return draft
+
+
+def _copies(call: CallShape, extent: Any, result: Any) -> bool:
+    """Whether a spatial dim of a resize repeats each pixel the same number of times.
+
+    A result o of k copies comes from floor(o / k), or from the pixel whose middle is nearest to
+    (o + 1/2) / k - 1/2: that is less than 1/2 away from one pixel, so rounding has no ties.
+    """
+    if not isinstance(extent, int) or not isinstance(result, int) or extent < 2:
+        return False
+    mode, rounding = (
+        str(call.attrs.coordinate_transformation_mode),
+        str(call.attrs.rounding_method),
+    )
+    kept = (mode == "asymmetric" and rounding == "floor") or (
+        mode == "half_pixel" and rounding.startswith("round")
+    )
+    return str(call.attrs.method) == NEAREST and kept and result % extent == 0

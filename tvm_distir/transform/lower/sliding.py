@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Ops that slide a window: convolutions, pools and padding on shards."""
+"""Ops that slide a window: convolutions, pools, padding and resizing on shards."""
 
 from __future__ import annotations
 
@@ -206,3 +206,11 @@ def pad(cx: LocalCall) -> Any:
     if not any(widths):
         return x
     return ir.Call(cx.call.op, [x], changed(a, pad_width=widths))
+
+
+@register_local("relax.image.resize2d", "relax.image.resize3d")
+def resize(cx: LocalCall) -> Any:
+    """A cut spatial dim is one of copied pixels: its local size is that of the local result."""
+    attrs, out = cx.call.attrs, cx.outs[0].local
+    size = [n for n, letter in zip(out, str(attrs.layout), strict=True) if letter not in "NC"]
+    return ir.Call(cx.call.op, [cx.operand(0), relax.ShapeExpr(size)], attrs)
