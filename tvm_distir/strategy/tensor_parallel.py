@@ -175,6 +175,23 @@ def _weights(
     return found
 
 
+def bounds_of(mod: ir.IRModule, ranks: int, axis: str = "tp", slack: int = SLACK_PERCENT) -> Bounds:
+    """Bounds that a plan of :func:`tensor_parallel` over ``ranks`` devices has to meet.
+
+    Raises
+    ------
+    PlanError
+        DIST0233 no weight can be sharded.
+    PropagationError
+        DIST0401 an op without a rule.
+    """
+    parameters = {
+        name: tensor_parameters(name, fn, rule_name) for name, fn, rule_name in entries(mod)
+    }
+    weights = _weights(mod, parameters)
+    return _bounds(Explorer(mod, axis, ranks, weights), weights, ranks, slack)
+
+
 def _bounds(
     explorer: Explorer, weights: Mapping[str, Mapping[int, Parameter]], ranks: int, slack: int
 ) -> Bounds:
@@ -300,4 +317,4 @@ def _report(trial: Trial, bounds: Bounds, axis: str) -> None:
         )
 
 
-__all__ = ["Bounds", "search", "tensor_parallel"]
+__all__ = ["Bounds", "bounds_of", "search", "tensor_parallel"]
