@@ -92,9 +92,21 @@ typename Type::Wide Step(typename Type::Wide total, typename Type::Wide term) {
     // Unsigned and at least as wide as int: no promotion to a type that may overflow.
     using U = std::conditional_t<(sizeof(T) < 4), uint32_t, std::make_unsigned_t<T>>;
     const U a = static_cast<U>(total), b = static_cast<U>(term);
-    return static_cast<T>(op == kSum ? a + b : a * b);
+    return static_cast<T>(op == kProd ? a * b : a + b);
   } else {
-    return op == kSum ? total + term : total * term;
+    return op == kProd ? total * term : total + term;
+  }
+}
+
+// The sum of `count` terms divided by it.
+template <typename T>
+T Divided(T total, size_t count) {
+  if constexpr (std::is_floating_point_v<T>) {
+    return total / static_cast<T>(count);
+  } else if constexpr (std::is_signed_v<T>) {
+    return static_cast<T>(static_cast<int64_t>(total) / static_cast<int64_t>(count));
+  } else {
+    return static_cast<T>(static_cast<uint64_t>(total) / static_cast<uint64_t>(count));
   }
 }
 
@@ -114,6 +126,9 @@ void ReduceWith(const std::vector<const char*>& terms, int64_t begin, int64_t en
         total[i] = Step<Type, op>(total[i], Type::Widen(term[i]));
       }
     }
+    if constexpr (op == kAvg) {
+      for (int64_t i = 0; i < count; ++i) total[i] = Divided(total[i], terms.size());
+    }
     for (int64_t i = 0; i < count; ++i) result[i] = Type::Narrow(total[i]);
   }
 }
@@ -128,8 +143,10 @@ void Reduce(ReduceOp op, const std::vector<const char*>& terms, int64_t begin, i
       return ReduceWith<Type, kProd>(terms, begin, end, out);
     case kMin:
       return ReduceWith<Type, kMin>(terms, begin, end, out);
-    default:
+    case kMax:
       return ReduceWith<Type, kMax>(terms, begin, end, out);
+    default:
+      return ReduceWith<Type, kAvg>(terms, begin, end, out);
   }
 }
 

@@ -1,18 +1,15 @@
 // Licensed under the Apache License, Version 2.0; see LICENSE.
 // SPDX-License-Identifier: Apache-2.0
 //
-// Where the ranks of one run meet.
+// Where the ranks of one run meet: threads of one process, or processes with shared memory.
 //
 // A collective is a meeting of its group, to which every rank brings what it wants (a Request) in a
-// Slot of its own; a rank that gives up waiting takes its arrival back, so either all
-// ranks of the group pass the meeting or none does. Only after it may a rank touch the memory of
-// others, and nothing can fail any more: the work is cut into tasks, which the ranks that are awake
-// take one by one, and no rank goes on before all tasks are done. Requests of few bytes carry their
-// data in the slot, and each rank works for itself, waiting for nobody. Slots and task counters
-// exist twice and are used in turn, as a fast rank may fill its next slot while others still read.
+// Slot of its own; a rank that gives up waiting takes its arrival back, so either all ranks of the
+// group pass the meeting or none does. Slots exist twice and are used in turn: a fast rank may fill
+// its next slot while others still read, and before it fills the one after that, all have come to
+// the next meeting and so have left the last. What follows a meeting: ccl_exchange.h.
 //
-// Ranks exchange words, plain structs and bytes only, so slots in shared memory, with all data
-// staged, would serve processes.
+// All that ranks share lies in an Arena and holds words, plain structs and offsets only.
 
 #ifndef TVM_DISTIR_PASSES_FABRIC_H_
 #define TVM_DISTIR_PASSES_FABRIC_H_
@@ -24,13 +21,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
-#include "wait_word.h"
+#include "arena.h"
+#include "meeting.h"
 
 namespace tvm_distir {
 
@@ -39,10 +36,7 @@ using Text = std::function<std::string()>;
 
 constexpr int kMaxDims = 16;
 constexpr int64_t kStagedBytes = 16384;
-
-// Throws the RuntimeError_ of tvm_distir.errors.
-[[noreturn]] void Refuse(const std::string& code, const std::string& place, const std::string& what,
-                         const std::string& remedy);
+using Dims = std::array<int64_t, kMaxDims>;
 
 // "rank 1" or "ranks 1, 2".
 std::string RanksText(const Ranks& ranks);
@@ -53,8 +47,9 @@ struct Request {
   std::array<int64_t, 2> args;
   DLDataType dtype;
   int64_t ndim;
-  std::array<int64_t, kMaxDims> shape;
-  const char* source;
+  Dims shape, out_shape;
+  int64_t bytes;  // that others may read
+  const char* source;  // both of use among threads only
   char* target;
 };
 
@@ -63,78 +58,90 @@ struct Slot {
   alignas(64) char staged[kStagedBytes];
 };
 
-// A word that counts arrivals (low bits) and full meetings (high bits).
-class Meeting {
+// A communicator; a view of what lies in the arena.
+class Group {
  public:
-  static constexpr uint32_t kArrivals = 0xfff;
+  Group() = default;
+  Group(Arena* arena, Offset offset);
+  // The arena's lock must be held.
+  static Group Make(Arena* arena, const Ranks& ranks, Offset next);
 
-  // Arrives. True when that made the meeting full; else `round` is what to wait with.
-  bool Arrive(uint32_t size, uint32_t* round);
-  // Takes the arrival back. False when the meeting has become full meanwhile.
-  bool Retract(uint32_t round);
-  bool Full(uint32_t round) const {
-    return (word_.load(std::memory_order_acquire) & ~kArrivals) != round;
+  uint32_t size() const { return head_->size; }
+  Offset next() const { return head_->next; }
+  int64_t rank(size_t member) const { return ranks_[member]; }
+  Ranks ranks() const { return Ranks(ranks_, ranks_ + size()); }
+  // Meetings a member has come to.
+  Word& rounds(size_t member) const { return rounds_[member]; }
+  Slot& slot(uint32_t round, size_t member) const { return slots_[(round & 1) * size() + member]; }
+  // `size` numbers that go with a request.
+  int64_t* counts(uint32_t round, size_t member) const {
+    return counts_ + ((round & 1) * size() + member) * size();
   }
-  Word* word() { return &word_; }
+  TaskCounter& tasks(uint32_t round) const { return head_->tasks[round & 1]; }
+  Meeting& meeting() const { return head_->meeting; }
+  std::atomic<Offset>& stages() const { return head_->stages; }
+  Offset offset() const { return offset_; }
 
  private:
-  Word word_{0};
-};
+  struct Head {
+    Offset next;
+    uint32_t size;
+    Meeting meeting;
+    TaskCounter tasks[2];
+    std::atomic<Offset> stages;  // memory for what does not fit into slots; made when first used
+  };
 
-// Tasks of one collective, numbered from 0.
-class TaskCounter {
- public:
-  void Reset() {
-    claimed_.store(0, std::memory_order_relaxed);
-    done_.store(0, std::memory_order_relaxed);
-  }
-  // The next task nobody has; at least `count` when there is none.
-  uint32_t Claim() { return claimed_.fetch_add(1, std::memory_order_relaxed); }
-  void Done(uint32_t count) {
-    if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count) WakeAll(&done_);
-  }
-  // Waits however long it takes: whoever claimed a task is at work.
-  void WaitForAll(uint32_t count);
+  static uint64_t BytesFor(uint64_t size);
 
- private:
-  Word claimed_{0}, done_{0};
-};
-
-struct Group {
-  explicit Group(Ranks members)
-      : ranks(std::move(members)), slots(2 * ranks.size()), rounds(ranks.size()) {}
-
-  uint32_t size() const { return static_cast<uint32_t>(ranks.size()); }
-  Slot& slot(uint32_t round, size_t member) { return slots[(round & 1) * ranks.size() + member]; }
-
-  const Ranks ranks;
-  std::vector<Slot> slots;
-  std::vector<Word> rounds;  // collectives each member has come to
-  Meeting begin;
-  TaskCounter tasks[2];
+  Head* head_ = nullptr;
+  int64_t* ranks_ = nullptr;
+  Word* rounds_ = nullptr;
+  int64_t* counts_ = nullptr;
+  Slot* slots_ = nullptr;
+  Offset offset_ = 0;
 };
 
 // One kind of collective over one list of groups, with results of one size.
 using CountKey = std::tuple<int64_t, Ranks, int64_t, int64_t>;
 using Counts = std::map<CountKey, int64_t>;
 
+// From rank to rank, under a tag.
+struct Route {
+  int64_t tag, source, destination;
+};
+
+struct Control;    // control.h
+struct RankState;
+struct MailBox;  // mail.cc
+
 class Fabric {
  public:
-  Fabric(Ranks ranks, double timeout_s);
+  Fabric(const Ranks& ranks, double timeout_s, bool shared);
+  explicit Fabric(int descriptor);
+  int descriptor() const { return arena_->descriptor(); }
+  // Whether ranks may read and write each other's tensors where they lie.
+  bool direct() const { return !arena_->shared(); }
+  Arena* arena() const { return arena_.get(); }
 
-  Group* FindGroup(const Ranks& ranks);
-  // Comes to a group's next collective, the slot of that round being filled. Returns when all have;
+  Group FindGroup(const Ranks& ranks);
+  // Comes to a group's next meeting, the slot of that round being filled. Returns when all have;
   // throws when that will not happen.
-  void Meet(Group* group, size_t member, const Text& what);
+  void Meet(const Group& group, size_t member, const Text& what);
+  // Zeroed memory of a group, made with `bytes` when a member first asks.
+  char* Stages(const Group& group, uint64_t bytes);
 
-  // Letters from rank to rank; the fabric only counts them.
-  using Route = std::tuple<int64_t, int64_t, int64_t>;  // tag, source, destination
-  void Post(const Route& route);
-  void Take(const Route& route, const std::string& what);
+  // Letters (mail.cc): a copy of label and data waits for the receiver, the sender for nobody.
+  void Post(const Route& route, const std::string& label, const char* data, uint64_t bytes);
+  // Waits for the next letter; returns its label and the bytes of its data.
+  std::pair<std::string, uint64_t> Await(const Route& route, const std::string& what);
+  // Takes the letter that was awaited.
+  void Take(const Route& route, char* data, uint64_t bytes);
 
   // Records the failure unless there is one already, wakes everybody; returns the first's rank.
   int64_t Fail(int64_t rank, const std::string& message);
   void Finish(int64_t rank);
+  // Grows while ranks come to meetings or post letters.
+  int64_t Progress() const;
   // (-1, "") without a failure.
   std::pair<int64_t, std::string> failure();
 
@@ -142,40 +149,41 @@ class Fabric {
   Counts CountsOf(int64_t rank);
 
  private:
-  struct Box {
-    Word posted{0};
-    uint32_t taken = 0;
-  };
-  // A rank that waits until (*word & mask) is no longer `seen`.
+  // A rank that waits until (*word & mask) is no longer `seen`: for the members of a group who have
+  // not come to `round`, or without a group for `peer`.
   struct Wait {
     Word* word;
     uint32_t mask, seen;
-    Text words;
+    Text what;
+    const Group* group;
+    uint32_t round;
+    int64_t peer;
     bool over() const { return (word->load(std::memory_order_acquire) & mask) != seen; }
   };
 
   // Returns when the wait is over; throws, after `give_up` has agreed, when it cannot be.
   void WaitFor(int64_t rank, const Wait& wait, const std::function<bool()>& give_up);
-  // Why nobody can go on; empty while somebody can. The lock must be held.
+  // The lock must be held for these.
+  void List(RankState* state, const Wait& wait);
+  bool WaitsInVain(const RankState& state) const;
+  std::string WaitText(const RankState& state) const;
+  // Why nobody can go on; empty while somebody can.
   std::string StandstillText() const;
-  Box* BoxOf(const Route& route);
+  MailBox* BoxOf(const Route& route);
 
-  const Ranks ranks_;
-  const double timeout_s_;
-  std::atomic<bool> failed_{false};
-  std::mutex lock_;
-  std::map<Ranks, std::unique_ptr<Group>> groups_;
-  std::map<Route, std::unique_ptr<Box>> boxes_;
-  std::map<int64_t, const Wait*> waits_;
-  std::set<int64_t> done_;
+  Ranks MissingRanks(const Group& group, uint32_t round) const;
+  RankState* StateOf(int64_t rank) const;
+  void WakeEverybody();
+
+  const std::unique_ptr<Arena> arena_;
+  Control* control_;
+  std::mutex counts_lock_;
   std::map<int64_t, Counts> counts_;
-  int64_t failed_rank_ = -1;
-  std::string message_;
 };
 
 // The calling thread's part in a run.
 struct Membership {
-  Group* group;
+  Group group;
   size_t position;
 };
 struct Worker {

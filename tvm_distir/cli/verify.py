@@ -13,7 +13,7 @@ from .options import add_model_options, check_model_options, parse_seed
 from .stages import Stopwatch, load_work, run_passes
 from .terminal import wants_colour
 
-ENGINES = ("virtual", "threads", "mpi")
+ENGINES = ("virtual", "threads", "processes", "mpi")
 
 
 def add_parser(commands: Any) -> None:

@@ -105,6 +105,8 @@ CODES: dict[str, str] = {
     "DIST0612": "a worker failed",
     "DIST0613": "a rank did not arrive at a collective in time",
     "DIST0614": "Disco, TVM's distributed runtime, is not available in this process",
+    "DIST0615": "a worker process ended, or cannot be started",
+    "DIST0616": "memory for the ranks cannot be had",
     "DIST0620": "verify: the reference holds NaN or Inf, which proves nothing",
     "DIST0621": "verify: an output does not depend on the inputs, which proves nothing",
     "DIST0631": "the processes of an MPI job do not run the same",

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Native collectives between the threads of one process (``passes/ccl.cc``, ``fabric.cc``)."""
+"""Native collectives between threads or processes (``passes/ccl.cc``, ``fabric.cc``)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ NATIVE_KINDS: tuple[str, ...] = (
     "local_slice",
     "partial",
     "axis_index",
+    "broadcast",
+    "scatter",
+    "gather",
+    "uneven_all_gather",
+    "uneven_reduce_scatter",
+    "uneven_all_to_all",
 )
 """Collectives the library has, in the order of its enum ``Kind``."""
 
@@ -53,6 +59,37 @@ def collective(kind: str) -> Any:
     return load_library()[f"ccl_{kind}"]
 
 
+def send(x: Any, tag: int, destination: int, label: bytes) -> None:
+    """Post a letter from the calling worker; does not wait.
+
+    Parameters
+    ----------
+    x : tensor
+        Contiguous; its bytes are copied.
+    tag, destination : int
+    label : bytes
+        What it is.
+    """
+    load_library()["ccl_send"](x, tag, destination, label)
+
+
+def await_letter(tag: int, source: int, what: str) -> tuple[bytes, int]:
+    """Wait for a sender's next letter; returns its label and the bytes of its data.
+
+    Raises
+    ------
+    RuntimeError_
+        As a collective, with ``what`` for what the rank waits in.
+    """
+    label, size_bytes = load_library()["ccl_await"](tag, source, what)
+    return bytes(label), int(size_bytes)
+
+
+def take_letter(tag: int, source: int, out: Any) -> None:
+    """Take the letter that was awaited; ``out`` has as many bytes as its data."""
+    load_library()["ccl_recv"](tag, source, out)
+
+
 class NativeFabric:
     """Meeting place of the ranks of one run, in the library.
 
@@ -62,15 +99,32 @@ class NativeFabric:
         Ranks that take part.
     timeout_s : float
         How long a rank waits for another one that is busy.
+    shared : bool
+        Whether processes can take part, through :meth:`open` of its ``descriptor``.
     """
 
-    def __init__(self, ranks: Sequence[int], timeout_s: float) -> None:
+    def __init__(self, ranks: Sequence[int], timeout_s: float, shared: bool = False) -> None:
         import tvm_ffi
 
-        self._library = load_library()
         shape = tvm_ffi.Shape([int(r) for r in ranks])
-        self._handle = int(self._library["ccl_make_fabric"](shape, float(timeout_s)))
+        self._keep(load_library()["ccl_make_fabric"](shape, float(timeout_s), shared))
+
+    @classmethod
+    def open(cls, descriptor: int) -> NativeFabric:
+        """Open the fabric of another process by its open file, which stays the caller's."""
+        fabric = cls.__new__(cls)
+        fabric._keep(load_library()["ccl_open_fabric"](descriptor))
+        return fabric
+
+    def _keep(self, handle: Any) -> None:
+        self._library = load_library()
+        self._handle = int(handle)
         self._closer = weakref.finalize(self, self._library["ccl_drop_fabric"], self._handle)
+
+    @property
+    def descriptor(self) -> int:
+        """Open file of the memory it lies in; -1 unless shared."""
+        return int(self._call("descriptor"))
 
     def _call(self, name: str, *args: Any) -> Any:
         return self._library[f"ccl_{name}"](self._handle, *args)
@@ -89,21 +143,17 @@ class NativeFabric:
         return int(self._call("fail", rank, message))
 
     def failure(self) -> tuple[int, str] | None:
-        """Rank and message of the first failure."""
-        rank, message = self._call("failure")
-        return None if int(rank) < 0 else (int(rank), str(message))
+        """Rank and message of the first failure; rank -1 when it was none of the ranks."""
+        rank, message, failed = self._call("failure")
+        return (int(rank), str(message)) if failed else None
 
     def finish(self, rank: int) -> None:
         """Record that a rank has run to its end."""
         self._call("finish", rank)
 
-    def post(self, tag: int, source: int, destination: int) -> None:
-        """Count one letter from a rank to another."""
-        self._call("post", tag, source, destination)
-
-    def take(self, tag: int, source: int, destination: int, what: str) -> None:
-        """Wait for the next letter; fails as a collective does."""
-        self._call("take", tag, source, destination, what)
+    def progress(self) -> int:
+        """Return a number that grows while ranks come to meetings or post letters."""
+        return int(self._call("progress"))
 
     def executed(self, rank: int) -> list[Executed]:
         """What a rank executed, known once its worker has ended."""

@@ -38,7 +38,7 @@ import tvm_ffi
 from ..errors import RuntimeError_
 from ..native import ccl as native
 from .collectives import REDUCE_OPS, Collective
-from .fabric import Fabric, Meetings, NativeFabric
+from .fabric import Fabric, Meetings, NativeFabric, Watched
 from .layout import np_dtype
 from .tensors import to_array, to_tensor
 from .tiles import Transfer
@@ -57,7 +57,7 @@ ARGS: dict[str, tuple[str, ...]] = {
 }
 """Names of the integer arguments between ``group_size`` and ``out``."""
 
-FABRICS: dict[str, Callable[[Sequence[int], float], Meetings]] = {
+FABRICS: dict[str, Callable[[Sequence[int], float], Watched]] = {
     "native": NativeFabric,
     "python": Fabric,
 }

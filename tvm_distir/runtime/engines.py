@@ -14,6 +14,7 @@ from .inputs import Inputs
 
 _HOME = {
     "mpi": ("mpi", "MpiEngine"),
+    "processes": ("processes", "ProcessesEngine"),
     "threads": ("threads", "ThreadsEngine"),
     "virtual": ("virtual", "VirtualEngine"),
 }
@@ -72,7 +73,8 @@ def run(
         one (:func:`tvm_distir.open_weights`), of which only shards are read; or a
         :class:`ShardedArray`, which is taken as it lies.
     engine : str or Engine
-        ``"threads"``, ``"virtual"``, ``"mpi"``, or an engine object with options of its own.
+        ``"threads"``, ``"processes"``, ``"virtual"``, ``"mpi"``, or an engine object with
+        options of its own.
     outputs : str
         ``"whole"``, or ``"sharded"`` to leave them on their ranks.
 

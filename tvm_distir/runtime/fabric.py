@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Where the ranks of one process meet: rendezvous for collectives, mail for transfers.
+"""Where the ranks of one run meet: rendezvous for collectives, mail for transfers.
 
 One fabric serves one run. A rank that waits is recorded with what it waits for, so that the
 fabric sees at once when nobody can go on; a failure of one rank ends the waiting of all.
@@ -11,6 +11,7 @@ oracle.
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -22,8 +23,9 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import tvm_ffi
 
-from ..errors import RuntimeError_
+from ..errors import DistIRError, RuntimeError_
 from ..ir.placement import local_shape
 from ..native import ccl as native
 from .collectives import LOCAL, Collective, apply, apply_local, counted_bytes
@@ -74,6 +76,14 @@ class Meetings(Protocol):
 
     def received(self, rank: int) -> list[tuple[Transfer, int]]:
         """Transfers a rank received, each with the bytes of one element."""
+        ...
+
+
+class Watched(Meetings, Protocol):
+    """A fabric that a controller can watch while its ranks run elsewhere."""
+
+    def progress(self) -> int:
+        """Return a number that grows while ranks meet or post letters."""
         ...
 
 
@@ -173,6 +183,18 @@ class _Mail(ABC):
         return out
 
 
+class WorkerError(Exception):
+    """A failure of another process, by its text: ``ValueError: boom``."""
+
+
+def failure_text(error: BaseException) -> str:
+    """Name an error in one line: its own code and text, or its class and its text's last line."""
+    if isinstance(error, DistIRError | WorkerError):
+        return str(error)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"
+
+
 class NativeFabric(_Mail):
     """Meeting place of the ranks of one run, in the native library.
 
@@ -182,51 +204,73 @@ class NativeFabric(_Mail):
         Ranks that take part.
     timeout_s : float
         How long a rank waits for another one that is busy computing.
+    shared : bool
+        Whether other processes can take part, by :meth:`open` of its ``native.descriptor``.
     """
 
-    def __init__(self, ranks: Sequence[int], timeout_s: float) -> None:
+    def __init__(self, ranks: Sequence[int], timeout_s: float, shared: bool = False) -> None:
+        self._begin(native.NativeFabric(sorted(ranks), timeout_s, shared))
+
+    @classmethod
+    def open(cls, descriptor: int) -> NativeFabric:
+        """Open the fabric of another process."""
+        fabric = cls.__new__(cls)
+        fabric._begin(native.NativeFabric.open(descriptor))
+        return fabric
+
+    def _begin(self, made: native.NativeFabric) -> None:
         super().__init__()
-        self._native = native.NativeFabric(sorted(ranks), timeout_s)
-        self._letters: dict[Route, deque[tuple[Transfer, Array]]] = {}
+        self.native = made
         self._lock = threading.Lock()
         self._errors: dict[int, BaseException] = {}
 
     @property
     def failure(self) -> tuple[int, BaseException] | None:
-        """The first rank that failed, and its error."""
-        first = self._native.failure()
+        """The first rank that failed (-1: none of them), and its error."""
+        first = self.native.failure()
         if first is None:
             return None
         rank, message = first
-        return rank, self._errors.get(rank, RuntimeError_(message))
+        if rank in self._errors:
+            return rank, self._errors[rank]
+        told = RuntimeError_(message) if message.startswith("DIST") else WorkerError(message)
+        return rank, told
 
     def worker(self, rank: int) -> Any:
         """Context in which the calling thread is the worker ``rank``."""
-        return self._native.worker(rank)
+        return self.native.worker(rank)
 
     def fail(self, rank: int, error: BaseException) -> None:
         """Record the first failure and wake every waiting rank."""
         with self._lock:
             self._errors.setdefault(rank, error)
-        self._native.fail(rank, f"{type(error).__name__}: {error}")
+        self.native.fail(rank, failure_text(error))
 
     def finish(self, rank: int) -> None:
         """Record that a rank has run to its end."""
-        self._native.finish(rank)
+        self.native.finish(rank)
 
     def _post(self, route: Route, letter: tuple[Transfer, Array]) -> None:
-        with self._lock:
-            self._letters.setdefault(route, deque()).append(letter)
-        self._native.post(*route)
+        transfer, part = letter
+        flat = np.ascontiguousarray(part).reshape(-1).view(np.uint8)
+        label = pickle.dumps((transfer, part.shape, part.dtype))
+        native.send(tvm_ffi.from_dlpack(flat), route[0], route[2], label)
 
     def _take(self, route: Route, what: str) -> tuple[Transfer, Array]:
-        self._native.take(*route, what)
-        with self._lock:
-            return self._letters[route].popleft()
+        tag, source, _ = route
+        label, size_bytes = native.await_letter(tag, source, what)
+        transfer, shape, dtype = pickle.loads(label)
+        flat = np.empty(size_bytes, np.uint8)
+        native.take_letter(tag, source, tvm_ffi.from_dlpack(flat))
+        return transfer, flat.view(dtype).reshape(shape)
 
     def executed(self, rank: int) -> list[native.Executed]:
         """Collectives a rank executed, known once it has ended."""
-        return [*self._native.executed(rank), *self._exchanged.get(rank, [])]
+        return [*self.native.executed(rank), *self._exchanged.get(rank, [])]
+
+    def progress(self) -> int:
+        """Return a number that grows while ranks meet or post letters."""
+        return self.native.progress()
 
 
 class Fabric(_Mail):
@@ -243,6 +287,7 @@ class Fabric(_Mail):
     def __init__(self, ranks: Sequence[int], timeout_s: float) -> None:
         super().__init__()
         self._executed: dict[int, list[native.Executed]] = {}
+        self._steps = 0
         self._ranks = tuple(sorted(ranks))
         self._timeout_s = timeout_s
         self._changed = threading.Condition()
@@ -289,6 +334,7 @@ class Fabric(_Mail):
             self._check_failure()
             meeting = self._meetings.setdefault(group, _Meeting())
             meeting.arrived[rank] = (call, x)
+            self._steps += 1
             last = len(meeting.arrived) == len(group)
             if last:
                 del self._meetings[group]
@@ -330,6 +376,7 @@ class Fabric(_Mail):
         with self._changed:
             self._check_failure()
             self._mail.setdefault(route, deque()).append(letter)
+            self._steps += 1
             self._changed.notify_all()
 
     def _take(self, route: Route, what: str) -> tuple[Transfer, Array]:
@@ -344,6 +391,10 @@ class Fabric(_Mail):
     def executed(self, rank: int) -> list[native.Executed]:
         """Collectives a rank executed, one by one."""
         return [*self._executed.get(rank, []), *self._exchanged.get(rank, [])]
+
+    def progress(self) -> int:
+        """Return a number that grows while ranks meet or post letters."""
+        return self._steps
 
     def _check_failure(self) -> None:
         if self.failure is not None:
@@ -362,7 +413,7 @@ class Fabric(_Mail):
                     raise RuntimeError_(
                         "DIST0613",
                         f"rank {rank} waited {self._timeout_s:g} s in {wait.what} for "
-                        f"{_ranks(wait.missing())}",
+                        f"{ranks_text(wait.missing())}",
                         place=f"rank {rank}",
                         remedy="Raise the engine's timeout_s if it is only slow.",
                     )
@@ -379,10 +430,10 @@ class Fabric(_Mail):
         if any(wait.ready() for wait in self._waits.values()):
             return
         held = [
-            f"rank {r} waits in {wait.what} for {_ranks(wait.missing())}"
+            f"rank {r} waits in {wait.what} for {ranks_text(wait.missing())}"
             for r, wait in sorted(self._waits.items())
         ]
-        ended = f"; ended: {_ranks(sorted(self._done))}" if self._done else ""
+        ended = f"; ended: {ranks_text(sorted(self._done))}" if self._done else ""
         error = RuntimeError_(
             "DIST0610",
             "; ".join(held) + ended,
@@ -393,5 +444,6 @@ class Fabric(_Mail):
         self._changed.notify_all()
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def ranks_text(ranks: Sequence[int]) -> str:
+    """``rank 1`` or ``ranks 1, 2``."""
     return f"rank{'s' * (len(ranks) != 1)} {', '.join(map(str, ranks))}"

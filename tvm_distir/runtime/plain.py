@@ -12,10 +12,11 @@ import threading
 from . import ccl
 from .base import LocalResults
 from .counts import CollectiveCount
+from .ends import raise_failure
 from .executed import count_executed
 from .inputs import LocalInputs
 from .runnable import Runnable
-from .threads import TIMEOUT_S, make_job, one_thread_each, raise_failure, run_lock, work
+from .threads import TIMEOUT_S, make_job, one_thread_each, run_lock, wait, work
 
 _COLLECTIVES = "python"
 
@@ -44,7 +45,6 @@ def run_plain(
         ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
-    raise_failure(job, program.entries)
+        wait(job, timeout_s)
+    raise_failure(job.fabric, program.entries)
     return job.outputs, count_executed(program.axes, program.entries, job.fabric)

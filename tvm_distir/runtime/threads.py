@@ -4,11 +4,14 @@
 
 Each mesh's entry function is compiled whole; every worker has a virtual machine of its own, and
 the workers meet in a fabric (:mod:`tvm_distir.runtime.fabric`). An exception that leaves a
-worker would abort the process: workers call :func:`_invoke`, which hands it to the fabric.
+worker would abort the process: workers call :func:`_invoke`, which hands it to the fabric. A
+thread cannot be ended: a session with a worker that does not come back is given up, and the next
+run starts a new one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import threading
@@ -23,13 +26,13 @@ import tvm_ffi
 from tvm.runtime.vm import VirtualMachine
 
 from ..autoload import repair_disco
-from ..errors import DistIRError, RuntimeError_, nearest
+from ..errors import RuntimeError_, nearest
 from . import ccl
 from .base import Engine, LocalResults
+from .ends import NOBODY, EndWatch, raise_failure
 from .executed import count_executed
-from .fabric import Aborted, Meetings
+from .fabric import Aborted, Watched
 from .inputs import LocalInputs
-from .layout import Entry
 from .runnable import Runnable
 from .tensors import flat_tensors, to_array, to_tensor
 
@@ -38,17 +41,26 @@ Array = npt.NDArray[Any]
 TIMEOUT_S = 300.0
 _INVOKE = "tvm_distir.runtime.invoke"
 _THREADS_VARIABLE = "TVM_NUM_THREADS"
+_LOOK_S = 0.05
 
 
 @dataclass
 class Job:
     """What the workers of one run share."""
 
-    fabric: Meetings
+    fabric: Watched
     machine: dict[int, Any]
     function: dict[int, str]
     inputs: dict[int, list[Array]]
     outputs: dict[int, list[Array]] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+    all_ended: threading.Event = field(default_factory=threading.Event)
+
+    def end(self, rank: int) -> None:
+        """Note that a rank's worker has ended; the last one wakes the controller."""
+        self.ended.add(rank)
+        if len(self.ended) == len(self.machine):
+            self.all_ended.set()
 
 
 run_lock = threading.Lock()
@@ -62,7 +74,7 @@ _sessions: dict[int, Any] = {}
 def make_job(
     program: Runnable,
     local: LocalInputs,
-    fabric: Callable[[Sequence[int], float], Meetings],
+    fabric: Callable[[Sequence[int], float], Watched],
     timeout_s: float,
 ) -> Job:
     """What the workers need: a library each, and their inputs."""
@@ -92,9 +104,10 @@ def one_thread_each(workers: int) -> Iterator[None]:
 
 def _invoke(number: int) -> None:
     """Run one job's part on the calling worker. Lets no exception out."""
+    job = _jobs.get(number)
     rank = int(tvm.get_global_func("runtime.disco.worker_rank")())
-    if rank in _jobs[number].machine:
-        work(_jobs[number], rank)
+    if job is not None and rank in job.machine:
+        work(job, rank)
 
 
 def work(job: Job, rank: int) -> None:
@@ -108,6 +121,27 @@ def work(job: Job, rank: int) -> None:
         job.fabric.finish(rank)
     except BaseException as err:
         job.fabric.fail(rank, err)
+    finally:
+        job.end(rank)
+
+
+def wait(job: Job, timeout_s: float) -> bool:
+    """Wait for the workers of a job; False when some are given up."""
+    watch = EndWatch(job.fabric, sorted(job.machine), timeout_s)
+    while True:
+        try:
+            if job.all_ended.wait(_LOOK_S):
+                return True
+            if not watch.go_on(job.ended):
+                return False
+        except KeyboardInterrupt as err:
+            job.fabric.fail(NOBODY, err)
+
+
+def _give_up(workers: int) -> None:
+    """Leave a session to its stuck worker: ending it would wait for it."""
+    session = _sessions.pop(workers)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(session))
 
 
 def _session(workers: int) -> Any:
@@ -173,7 +207,7 @@ class ThreadsEngine(Engine):
         found = program.entries
         job = make_job(program, local, ccl.FABRICS[self._implementation], self.timeout_s)
         self._call(job, max(job.machine) + 1)
-        raise_failure(job, found)
+        raise_failure(job.fabric, found)
         self.collectives = count_executed(program.axes, found, job.fabric)
         return job.outputs
 
@@ -185,26 +219,12 @@ class ThreadsEngine(Engine):
             _jobs[number] = job
             try:
                 session.get_global_func(_INVOKE)(number)
-                session._sync_all()
+                if wait(job, self.timeout_s):
+                    session._sync_all()
+                else:
+                    _give_up(workers)
             finally:
                 del _jobs[number]
-
-
-def raise_failure(job: Job, found: Sequence[Entry]) -> None:
-    """Raise the first failure of a job's workers, if there is one."""
-    if job.fabric.failure is None:
-        return
-    rank, error = job.fabric.failure
-    if isinstance(error, DistIRError | KeyboardInterrupt):
-        raise error
-    name = next(e.function for e in found if rank in e.ranks)
-    lines = [line for line in str(error).splitlines() if line.strip()] or ["no message"]
-    raise RuntimeError_(
-        "DIST0612",
-        f"worker {rank}: {type(error).__name__}: {lines[-1].strip()}",
-        place=name,
-        remedy="Run the engine virtual, which names the binding.",
-    ) from error
 
 
 __all__ = ["TIMEOUT_S", "Aborted", "ThreadsEngine"]

@@ -374,7 +374,7 @@ def test_letters_and_collectives_wait_for_each_other():
         if rank == 0:
             call_native(Collective("all_reduce", ((0, 1),), (("op", "sum"),)), X, (4,))
         else:
-            fabric.take(7, 0, 1, "receive of transfer 7")
+            native.await_letter(7, 0, "receive of transfer 7")
 
     run_ranks(fabric, (0, 1), body)
     text = fabric.failure()[1]
