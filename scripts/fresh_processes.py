@@ -3,12 +3,13 @@
 """Distribute one model in many fresh processes and count the distinct texts.
 
 ``python scripts/fresh_processes.py 50`` runs the example of two meshes 50 times;
-``python scripts/fresh_processes.py 30 MODEL STRATEGY dp=2,tp=2`` a model. Each process has another
-hash seed. Exits 1 when two texts differ: the order of a hash table shows somewhere.
+``python scripts/fresh_processes.py 30 MODEL STRATEGY dp=2,tp=2 --batch 8`` a model. Each process
+has another hash seed. Exits 1 when two texts differ: the order of a hash table shows somewhere.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import os
 import subprocess
@@ -29,9 +30,9 @@ print(two_meshes.pipeline()(mod).script(show_meta=True))
 MODEL = """
 import sys
 import tvm_distir as td
-spec, strategy, mesh = sys.argv[1:4]
+spec, strategy, mesh, batch = sys.argv[1:5]
 axes = {k: int(v) for k, v in (pair.split("=") for pair in mesh.split(","))}
-mod = td.load_model(spec).mod
+mod = td.load_model(spec, batch=int(batch) or None).mod
 plan = td.strategy.make_plan(mod, strategy, axes)
 annotated = td.transform.AnnotateSharding(plan)(mod)
 print(td.transform.PropagateSharding()(annotated).script(show_meta=True))
@@ -41,25 +42,31 @@ print(td.distribute(mod, plan).script(show_meta=True))
 
 def main() -> int:
     """Run the processes and compare."""
-    if len(sys.argv) not in (2, 5):
-        print(__doc__, file=sys.stderr)
-        return 2
-    runs, arguments = int(sys.argv[1]), sys.argv[2:]
-    code = MODEL if arguments else TWO_MESHES
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=int, help="how many processes")
+    parser.add_argument("model", nargs="?", help="what `tvm-distir` calls MODEL")
+    parser.add_argument("strategy", nargs="?", default="data_parallel+megatron")
+    parser.add_argument("mesh", nargs="?", default="dp=2,tp=2")
+    parser.add_argument("--batch", type=int, default=0, help="of an ONNX file, or of the zoo")
+    args = parser.parse_args()
+    code, arguments = TWO_MESHES, []
+    if args.model:
+        code, arguments = MODEL, [args.model, args.strategy, args.mesh, str(args.batch)]
     digests: dict[str, int] = {}
-    for seed in range(runs):
-        env = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    for seed in range(args.runs):
         done = subprocess.run(
             [sys.executable, "-c", code, *arguments],
-            env=env,
-            capture_output=True,
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            stdout=subprocess.PIPE,
             text=True,
             check=True,
         )
         digest = hashlib.sha256(done.stdout.encode()).hexdigest()[:16]
         digests[digest] = digests.get(digest, 0) + 1
     for digest, count in sorted(digests.items()):
-        print(f"{digest}  {count} of {runs} processes")
+        print(f"{digest}  {count} of {args.runs} processes")
     return 0 if len(digests) == 1 else 1
 
 
