@@ -12,7 +12,7 @@ from tvm import ir
 
 from ..analysis import check_level
 from ..errors import DistIRError
-from ..ir import P, R, local_shape, mesh_names, mesh_shape, meshes, placement_text
+from ..ir import P, R, handle, local_shape, mesh_names, mesh_shape, meshes, placement_text
 from ..plan import Plan
 from ..plan.schema import OpenLabels
 from ..propagation import Costs, Decision, Instance, propagate
@@ -317,10 +317,12 @@ class _Explainer:
 
     def _variable(self) -> Any:
         """A variable of the module that holds exactly this value."""
-        env = self.inst.graph.env
-        if env.get(self.target.var) == (self.v,):
+        g = self.inst.graph
+        known = self.target.var is not None
+        if known and g.env.get(handle(self.target.var)) == (self.v,):
             return self.target.var
-        return next((var for var, leaves in env.items() if leaves == (self.v,)), None)
+        keys = (key for key, leaves in g.env.items() if leaves == (self.v,))
+        return next((g.variables[key] for key in keys), None)
 
     def _alternative(
         self, var: Any, labels: OpenLabels, i: int, now: Traffic, claims: set[str]

@@ -13,7 +13,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..errors import PropagationError
-from ..ir import is_private
+from ..ir import handle, is_private
 from ..ir.attributes import param_names
 from ..ir.types import relax_functions
 from ..plan.matching import plain_name
@@ -160,7 +160,7 @@ class Scene:
         found = []
         for title, var in named_variables(self.mod[inst.graph.name]):
             if name in (title, str(var.name), plain_name(title)):
-                values = inst.graph.env.get(var, ())
+                values = inst.graph.env.get(handle(var), ())
                 function, special = inst.graph.name, self.name(inst)
                 found.append([Target(inst, v, function, special, var, name) for v in values])
         return found

@@ -55,6 +55,12 @@ def placement_text(labels: Sequence[int]) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _placement(labels: Labels) -> Placement:
+    if any(x < R for x in labels):
+        raise MeshError(
+            "DIST0203",
+            f"a partial sum has no placement of its own: {placement_text(labels)}",
+            remedy="Complete it first.",
+        )
     from tvm.relax.distributed import Placement
 
     return Placement.from_text(placement_text(labels))
@@ -62,14 +68,7 @@ def _placement(labels: Labels) -> Placement:
 
 def placement_of(labels: Sequence[int]) -> Placement:
     """TVM ``Placement`` of labels (without :data:`P`)."""
-    key = tuple(int(x) for x in labels)
-    if any(x < R for x in key):
-        raise MeshError(
-            "DIST0203",
-            f"a partial sum has no placement of its own: {placement_text(key)}",
-            remedy="Complete it first.",
-        )
-    return _placement(key)
+    return _placement(tuple(labels))
 
 
 def labels_of(placement: Placement) -> Labels:

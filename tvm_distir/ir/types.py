@@ -7,29 +7,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tvm_ffi
 from tvm import ir, relax, tirx
 from tvm.relax.distributed import DeviceMesh, DTensorType
 
 from .placement import placement_of
 
+_DTENSOR_TYPE = tvm_ffi.get_global_func("relax.distributed.DTensorType")
+
 
 def tensor_type(ty: Any) -> relax.TensorType | None:
     """The plain tensor type of a Tensor or DTensor type, None for other types."""
-    if isinstance(ty, DTensorType):
-        return ty.tensor_ty
-    return ty if isinstance(ty, relax.TensorType) else None
+    kind = type(ty)  # TVM's type classes have no subclasses, and isinstance costs six times this
+    if kind is relax.TensorType:
+        return ty
+    return ty.tensor_ty if kind is DTensorType else None
 
 
 def flat_types(ty: Any) -> list[Any]:
     """Leaves of a (nested) tuple type, in order."""
-    if isinstance(ty, relax.TupleType):
-        return [leaf for field in ty.fields for leaf in flat_types(field)]
+    if type(ty) is relax.TupleType:
+        return [leaf for field in ty.fields[:] for leaf in flat_types(field)]
     return [ty]
 
 
 def carries_value(ty: Any) -> bool:
     """Whether a leaf type is a tensor or an opaque object (not a shape or a scalar)."""
-    return tensor_type(ty) is not None or isinstance(ty, relax.AnyType)
+    return type(ty) in (relax.TensorType, DTensorType, relax.AnyType)
 
 
 def value_types(ty: Any) -> list[Any]:
@@ -39,7 +43,7 @@ def value_types(ty: Any) -> list[Any]:
 
 def as_dtensor(ty: Any, mesh: DeviceMesh, labels: Sequence[int]) -> DTensorType:
     """DTensor type of a Tensor (or DTensor) type on a mesh."""
-    return DTensorType(tensor_type(ty), mesh, placement_of(labels))
+    return _DTENSOR_TYPE(tensor_type(ty), mesh, placement_of(labels), None)
 
 
 def static_shape(ty: Any) -> tuple[Any, ...] | None:
@@ -47,7 +51,7 @@ def static_shape(ty: Any) -> tuple[Any, ...] | None:
     tensor = tensor_type(ty)
     if tensor is None or tensor.shape is None or not isinstance(tensor.shape, relax.ShapeExpr):
         return None
-    return tuple(int(n) if isinstance(n, tirx.IntImm) else n for n in tensor.shape)
+    return tuple(n.value if type(n) is tirx.IntImm else n for n in tensor.shape.values[:])
 
 
 def is_private(fn: relax.Function) -> bool:

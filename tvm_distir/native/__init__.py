@@ -6,10 +6,15 @@ from __future__ import annotations
 
 from .loader import ABI_VERSION, LIBRARY_VARIABLE, library_path, load_library
 from .schedule import Tasks, schedule
+from .tables import INFINITE, Elimination, Problem, Tables
 
 __all__ = [
     "ABI_VERSION",
+    "INFINITE",
     "LIBRARY_VARIABLE",
+    "Elimination",
+    "Problem",
+    "Tables",
     "Tasks",
     "library_path",
     "load_library",

@@ -8,10 +8,8 @@ import itertools
 from dataclasses import dataclass, replace
 
 from ..ir import P, R
+from ..native import INFINITE
 from ..system import System
-
-INFINITE = 1 << 60
-"""Cost of what may not be. Sums of tables saturate at it; two of it still fit in an int64."""
 
 HEADROOM_BITS = 46
 """Costs of one op are scaled to at most this many bits, so that sums over a model stay finite."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -71,9 +72,16 @@ class Decision:
     conversions: Conversions
     sizes: Callable[[Instance, int], Sequence[int]]
 
+    @functools.cached_property
+    def _by_mesh(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = {}
+        for a, axis in enumerate(self.axes):
+            found.setdefault(axis.mesh, []).append(a)
+        return found
+
     def mesh_axes(self, mesh: int) -> list[int]:
         """Numbers of the axes of one mesh, in mesh order."""
-        return [a for a, axis in enumerate(self.axes) if axis.mesh == mesh]
+        return self._by_mesh.get(mesh, [])
 
     def needs(self, inst: Instance, node: int, operand: int, mesh: int) -> tuple[int, ...]:
         """Form (a label per axis of ``mesh``) in which a node wants an operand."""
@@ -99,11 +107,13 @@ class Decision:
     def route(self, inst: Instance, value: int) -> Route:
         """How a value gets from its producer to its consumers."""
         mesh = inst.graph.values[value].mesh
-        node, _ = inst.graph.producer[value]
-        produced, axes = self.value_form(inst, value), self.mesh_axes(mesh)
-        wanted = self.wants(inst, value)
-        if P not in produced and all(form == produced for form in wanted):
+        axes = self.mesh_axes(mesh)
+        node, result = inst.graph.producer[value]
+        columns = [inst.choice[a] for a in axes]
+        produced = tuple([column[node].gives[result] for column in columns])
+        if P not in produced and self._at_home(inst.graph.uses[value], columns, produced):
             return Route.at_home(produced)
+        wanted = self.wants(inst, value)
         rule, pending = inst.graph.nodes[node].rule, []
         if rule is not None:
             factors = self.factors(inst, node, mesh)
@@ -118,6 +128,21 @@ class Decision:
             [self.sizes(inst, a)[value] for a in axes],
             [self.axes[a].size for a in axes],
         )
+
+    @staticmethod
+    def _at_home(
+        uses: Sequence[tuple[int, tuple[int, ...]]],
+        columns: Sequence[Sequence[Alternative]],
+        produced: Sequence[int],
+    ) -> bool:
+        """Whether all consumers want a value as it is produced."""
+        for column, have in zip(columns, produced):
+            for k, positions in uses:
+                needs = column[k].needs
+                for i in positions:
+                    if needs[i] != have:
+                        return False
+        return True
 
     def value_form(self, inst: Instance, value: int) -> tuple[int, ...]:
         """Form in which a value is produced."""

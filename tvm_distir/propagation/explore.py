@@ -327,10 +327,10 @@ class Explorer:
             seen.add(inst.number)
             waiting += [kid for _, kid in sorted(inst.kids.items())]
             g = inst.graph
-            names = Counter(str(var.name) for var in g.env)
-            for var, k in g.node_of.items():
-                node = g.nodes[k]
-                if node.rule is None or len(node.results) != 1 or names[str(var.name)] > 1:
+            names = Counter(str(var.name) for var in g.variables.values())
+            for key, k in g.node_of.items():
+                node, name = g.nodes[k], str(g.variables[key].name)
+                if node.rule is None or len(node.results) != 1 or names[name] > 1:
                     continue
                 v = node.results[0]
                 wants = {form[0] for form in decision.wants(inst, v)}
@@ -339,7 +339,7 @@ class Explorer:
                     (label,) = wants
                 if label >= 0 and reach[g.key].active[0][g.offset[v] + label]:
                     label = R
-                pins.setdefault((g.name, str(var.name)), set()).add(label)
+                pins.setdefault((g.name, name), set()).add(label)
         return tuple(
             Pin(function, variable, min(found))
             for (function, variable), found in pins.items()

@@ -4,15 +4,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import tvm_ffi
 from tvm import DataType, ir, relax
 
 from ..errors import InternalError, PropagationError
 from ..ir import (
+    argument,
     ceil_div,
     check_placement,
+    handle,
     is_private,
     labels_of,
     mesh_key,
@@ -24,10 +29,27 @@ from ..ir import (
 from ..ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR
 from ..ir.types import static_shape, value_types
 from ..rules import rule_of
-from .graph import CONST, Graph, Node, PinLabels, divisible
+from ..rules.dims import nominal
+from .graph import CONST, Graph, Node, PinLabels, Value, divisible
 from .packed import cache_rule
 
-ANNOTATE = "relax.dist.annotate_sharding"
+ANNOTATE = ir.Op.get("relax.dist.annotate_sharding")
+
+
+class Pin(NamedTuple):
+    """What an annotation asks for: a label per axis (None where open) of a mesh."""
+
+    labels: PinLabels
+    mesh: int
+    stationary: bool
+
+
+class Tensor(NamedTuple):
+    """Of a tensor type: dims (None: unknown), bytes per element, bytes of the whole."""
+
+    shape: tuple[Any, ...] | None
+    item_bytes: int
+    size_bytes: int
 
 
 def item_bytes(ty: Any) -> int:
@@ -35,22 +57,33 @@ def item_bytes(ty: Any) -> int:
     return max(1, (int(DataType(str(ty.dtype)).bits) + 7) // 8)
 
 
+def leaf_types(ty: Any) -> Sequence[Any]:
+    """Leaves of a type that carry values."""
+    return (ty,) if type(ty) is relax.TensorType else value_types(ty)
+
+
 def is_annotation(expr: Any) -> bool:
     """Whether an expression is an ``annotate_sharding`` call."""
-    return (
-        isinstance(expr, ir.Call) and isinstance(expr.op, ir.Op) and str(expr.op.name) == ANNOTATE
-    )
+    return type(expr) is ir.Call and bool(ANNOTATE.same_as(expr.op))
 
 
 class Extractor:
-    """Turns the module's Relax functions into graphs (not yet placed on meshes)."""
+    """Turns the module's Relax functions into graphs.
+
+    With one mesh all values live on it; with several the graphs are yet to be placed.
+    """
 
     def __init__(self, mod: ir.IRModule) -> None:
         self.mod = mod
         self.mesh_shapes = [mesh_shape(m) for m in meshes(mod)]
         self.mesh_numbers = {mesh_key(m): i for i, m in enumerate(meshes(mod))}
-        self.known_meshes: dict[int, int | None] = {}
-        self.shapes: dict[int, tuple[tuple[Any, ...] | None, int]] = {}
+        self.home = 0 if len(self.mesh_shapes) == 1 else -1
+        self.op_names: dict[int, str] = {}
+        self._known_meshes: dict[int, int | None] = {}
+        self._tensors: dict[int, Tensor] = {}
+        self._by_handle: dict[int, Tensor] = {}
+        self._starts: dict[int, list[int]] = {}
+        self._placements: dict[tuple[int, int, Any], tuple[int, ...]] = {}
 
     def graph(self, name: str) -> Graph:
         """Graph of the function called ``name``."""
@@ -58,17 +91,72 @@ class Extractor:
 
     def mesh_number(self, mesh: Any) -> int | None:
         """Number of a mesh among the module's, None for a foreign one; read once per mesh."""
-        key = tvm_ffi.structural_hash(mesh)
-        if key not in self.known_meshes:
-            self.known_meshes[key] = self.mesh_numbers.get(mesh_key(mesh))
-        return self.known_meshes[key]
+        key = handle(mesh)
+        if key not in self._known_meshes:
+            self._known_meshes[key] = self.mesh_numbers.get(mesh_key(mesh))
+        return self._known_meshes[key]
 
-    def shape(self, tensor: Any) -> tuple[tuple[Any, ...] | None, int]:
-        """Dims and bytes per element of a tensor type, read once per distinct type."""
-        key = tvm_ffi.structural_hash(tensor)
-        if key not in self.shapes:
-            self.shapes[key] = (static_shape(tensor), item_bytes(tensor))
-        return self.shapes[key]
+    def tensor(self, ty: Any) -> Tensor:
+        """Dims and bytes of a tensor type, read once per distinct type."""
+        found = self._by_handle.get(handle(ty))
+        if found is None:
+            key = tvm_ffi.structural_hash(ty)
+            found = self._tensors.get(key)
+            if found is None:
+                shape, item = static_shape(ty), item_bytes(ty)
+                found = Tensor(shape, item, math.prod(map(nominal, shape or ())) * item)
+                self._tensors[key] = found
+            self._by_handle[handle(ty)] = found
+        return found
+
+    def starts(self, ty: Any) -> list[int]:
+        """First flat number of each field of a tuple type, and the number of all."""
+        found = self._starts.get(handle(ty))
+        if found is None:
+            sizes = [len(leaf_types(field)) for field in ty.fields[:]]
+            found = self._starts[handle(ty)] = [0, *itertools.accumulate(sizes)]
+        return found
+
+    def op_name(self, op: Any) -> str:
+        """Name of an op, read once."""
+        key = handle(op)
+        name = self.op_names.get(key)
+        if name is None:
+            name = self.op_names[key] = str(op.name)
+        return name
+
+    def labels(self, attrs: Any, ty: Any, mesh: int, place: Callable[[], str]) -> tuple[int, ...]:
+        """Labels an annotation asks for, checked against the mesh and the tensor.
+
+        Raises
+        ------
+        MeshError
+            DIST0204, DIST0205 when they do not fit.
+        PropagationError
+            DIST0416 for a dim cut by several axes into unequal parts.
+        """
+        placement = attrs.placement
+        shape = self.tensor(ty).shape if type(ty) is relax.TensorType else None
+        key = (handle(placement), mesh, shape)
+        found = self._placements.get(key)
+        if shape is not None and found is not None:
+            return found
+        labels = labels_of(placement)
+        ndim = int(ty.ndim) if tensor_type(ty) is not None else 0
+        check_placement(labels, self.mesh_shapes[mesh], ndim, place())
+        known = static_shape(ty) or ()
+        counts = shard_counts(labels, self.mesh_shapes[mesh], len(known))
+        for d, (size, count) in enumerate(zip(known, counts)):
+            if labels.count(d) > 1 and not divisible(size, count):
+                raise PropagationError(
+                    "DIST0416",
+                    f"dim {d} of size {size} is cut by several mesh axes into {count} parts, "
+                    "which are not equal",
+                    place=place(),
+                    remedy=f"Shard it over one axis, or pad it to {ceil_div(size, count) * count}.",
+                )
+        self._placements[key] = labels
+        return labels
 
 
 class _Function:
@@ -80,6 +168,8 @@ class _Function:
         opened = self._attr(OPEN_AXES_ATTR) or {}
         self.open = {str(k): {int(a) for a in v} for k, v in opened.items()}
         self.stationary = {str(n) for n in self._attr(STATIONARY_ATTR) or []}
+        self.bindings = self._bindings()
+        self.params = self.fn.params[:]
         # a private function's caller decides how an argument comes in: there the annotation is
         # a node of its own
         self.param_pins = self._annotated_params() if self.g.public else {}
@@ -90,7 +180,8 @@ class _Function:
     def _error(self, code: str, label: str, what: str, remedy: str) -> PropagationError:
         return PropagationError(code, what, place=f"{self.g.name}/{label}", remedy=remedy)
 
-    def _bindings(self) -> list[Any]:
+    def _bindings(self) -> list[tuple[Any, Any]]:
+        """All (variable, expression) in order; a cast is no expression of its own."""
         if not isinstance(self.fn.body, relax.SeqExpr):
             raise self._error(
                 "DIST0412",
@@ -98,73 +189,85 @@ class _Function:
                 "the body is no sequence of bindings",
                 "Run relax.transform.Normalize first.",
             )
-        return [b for block in self.fn.body.blocks for b in block.bindings]
+        found = [b for block in self.fn.body.blocks[:] for b in block.bindings[:]]
+        self.casts = {handle(b.var) for b in found if type(b) is relax.MatchCast}
+        return [(b.var, b.value) for b in found]
 
-    def _annotated_params(self) -> dict[Any, ir.Call]:
+    def _annotated_params(self) -> dict[int, tuple[Any, ir.Call]]:
         """Parameters with exactly one annotation, applied to the parameter itself.
 
         The annotation then is the parameter's own placement: it needs no node.
         """
-        found: dict[Any, list[ir.Call]] = {}
-        params = set(self.fn.params)
-        for b in self._bindings():
-            if is_annotation(b.value) and b.value.args[0] in params:
-                found.setdefault(b.value.args[0], []).append((b.var, b.value))
-        return {p: calls[0] for p, calls in found.items() if len(calls) == 1}
+        found: dict[int, list[tuple[Any, ir.Call]]] = {handle(p): [] for p in self.params}
+        for var, value in self.bindings:
+            if is_annotation(value):
+                source = handle(argument(value, 0))
+                if source in found:
+                    found[source].append((var, value))
+        pins = {p: calls[0] for p, calls in found.items() if len(calls) == 1}
+        self.g.pinned = {handle(var): p for p, (var, _) in pins.items()}
+        return pins
 
     def run(self) -> Graph:
         """Walk parameters, bindings and results."""
-        for p in self.fn.params:
+        for p in self.params:
+            key, name = handle(p), p.name
             pin, mesh, fixed = None, -1, False
-            if p in self.param_pins:
-                var, call = self.param_pins[p]
-                pin, mesh, fixed = self._pin(var, call)
+            if key in self.param_pins:
+                pin, mesh, fixed = self._pin(*self.param_pins[key], p)
             leaves = []
-            for ty in value_types(p.ty):
-                v = self._value(p.name, ty)
+            for ty in leaf_types(p.ty):
+                v = self._value(name, ty)
                 self.g.add_node(
-                    Node("param", (), (v,), mesh=mesh, pin=pin, stationary=fixed, label=p.name)
+                    Node("param", (), (v,), mesh=mesh, pin=pin, stationary=fixed, label=name)
                 )
                 leaves.append(v)
-            self.g.env[p] = tuple(leaves)
-        for b in self._bindings():
-            if isinstance(b, relax.MatchCast):
-                self.g.env[b.var] = self._flat(b.value, b.var.name)
-                continue
-            self._binding(b.var, b.value)
+            self._bind(p, tuple(leaves))
+        for var, value in self.bindings:
+            self._binding(var, value)
         for i, v in enumerate(self._flat(self.fn.body.body, "result")):
             self.g.add_node(Node("ret", (v,), label=f"result {i}"))
         return self.g.finish()
 
+    def _bind(self, var: Any, leaves: tuple[int, ...], node: int | None = None) -> None:
+        key = handle(var)
+        self.g.env[key] = leaves
+        self.g.variables[key] = var
+        if node is not None:
+            self.g.node_of[key] = node
+
     def _value(self, name: str, ty: Any) -> int:
-        tensor = tensor_type(ty)
+        g, home = self.g, self.owner.home
+        tensor = ty if type(ty) is relax.TensorType else tensor_type(ty)
         if tensor is None:
-            return self.g.add_value(name, (), 0)
-        shape, size_bytes = self.owner.shape(tensor)
+            return g.add_value(name, (), 0, home)
+        shape, item, size = self.owner.tensor(tensor)
         if shape is None:
             if isinstance(ty, relax.TensorType) and int(ty.ndim) == 0:
-                return self.g.add_value(name, (), size_bytes)
+                g.values.append(Value(name, (), item, item, home, tensor))
+                return len(g.values) - 1
             raise self._error(
                 "DIST0402",
                 name,
                 f"the shape of {ty} is not known",
                 "Give it one (symbolic dims are fine), or fold the op that computes it.",
             )
-        return self.g.add_value(name, shape, size_bytes)
+        g.values.append(Value(name, shape, item, size, home, tensor))
+        return len(g.values) - 1
 
     def _flat(self, expr: Any, label: str) -> tuple[int, ...]:
         """Flat value numbers of an expression; nothing for shapes and scalars."""
-        if isinstance(expr, relax.Tuple):
-            return tuple(v for field in expr.fields for v in self._flat(field, label))
-        if isinstance(expr, relax.TupleGetItem):
+        known = self.g.env.get(handle(expr))
+        if known is not None:
+            return known
+        if type(expr) is relax.Tuple:
+            return tuple([v for field in expr.fields[:] for v in self._flat(field, label)])
+        if type(expr) is relax.TupleGetItem:
+            starts = self.owner.starts(expr.tuple_value.ty)
             whole = self._flat(expr.tuple_value, label)
-            sizes = [len(value_types(t)) for t in expr.tuple_value.ty.fields]
-            first = sum(sizes[: expr.index])
-            return whole[first : first + sizes[expr.index]]
+            return whole[starts[expr.index] : starts[expr.index + 1]]
         if isinstance(expr, ir.GenericConst):
             return (CONST,)
-        if expr in self.g.env:
-            return self.g.env[expr]
         if not isinstance(expr, ir.Call | relax.If):
             return ()
         raise self._error(
@@ -175,43 +278,36 @@ class _Function:
         )
 
     def _binding(self, var: Any, expr: Any) -> None:
-        g, label = self.g, var.name
-        if isinstance(expr, relax.If):
+        if type(expr) is relax.If:
             raise self._error(
                 "DIST0413",
-                label,
+                var.name,
                 "control flow (If) cannot be distributed yet",
                 "Move the condition out of the model, or inline one branch.",
             )
-        if not isinstance(expr, ir.Call):
-            flat = self._flat(expr, label)
-            g.env[var] = flat
-            return
-        if is_annotation(expr):
+        if type(expr) is not ir.Call or handle(var) in self.casts:
+            self._bind(var, self._flat(expr, var.name))
+        elif handle(var) in self.g.pinned:
+            self._bind(var, self.g.env[self.g.pinned[handle(var)]])
+        elif is_annotation(expr):
             self._annotation(var, expr)
+        else:
+            self._call(var, expr)
+
+    def _call(self, var: Any, expr: ir.Call) -> None:
+        g, label, op = self.g, var.name, expr.op
+        operands = tuple([v for a in expr.args[:] for v in self._flat(a, label)])
+        if isinstance(op, relax.ExternFunc):
+            self._packed(var, expr, operands)
             return
-        operands = tuple(v for a in expr.args for v in self._flat(a, label))
-        if isinstance(expr.op, ir.GlobalVar):
-            callee = self.owner.mod[expr.op]
-            if not isinstance(callee, relax.Function):
+        rule, callee, title = None, "", label
+        if isinstance(op, ir.GlobalVar):
+            callee = str(op.name_hint)
+            if not isinstance(self.owner.mod[op], relax.Function):
                 raise self._error(
-                    "DIST0414",
-                    label,
-                    f"a direct call of the kernel {expr.op.name_hint}",
-                    "Use call_tir.",
+                    "DIST0414", label, f"a direct call of the kernel {callee}", "Use call_tir."
                 )
-            node = Node("call", operands, callee=str(expr.op.name_hint), label=label)
-        elif isinstance(expr.op, relax.ExternFunc):
-            rule, shapes = cache_rule(expr, [g.values[v] if v >= 0 else None for v in operands])
-            held = []
-            for ty, shape in zip(value_types(var.ty), shapes):
-                tensor = tensor_type(ty)
-                size = item_bytes(tensor) if tensor is not None else 0
-                held.append(g.add_value(label, shape, size))
-            g.env[var] = tuple(held)
-            g.node_of[var] = g.add_node(Node("op", operands, tuple(held), rule, label=label))
-            return
-        elif isinstance(expr.op, ir.Op):
+        elif isinstance(op, ir.Op):
             rule = rule_of(expr, self.owner.mod, var.ty)
             if len(rule.in_bytes) != len(operands):
                 raise InternalError(
@@ -221,71 +317,55 @@ class _Function:
                     place=f"{g.name}/{label}",
                     remedy="Report it.",
                 )
-            short = str(expr.op.name).removeprefix("relax.")
-            node = Node("op", operands, rule=rule, label=f"{label} ({short})")
+            title = f"{label} ({self.owner.op_name(op).removeprefix('relax.')})"
         else:
             raise self._error(
-                "DIST0412", label, f"a call of a {type(expr.op).__name__}", "Lift it to the module."
+                "DIST0412", label, f"a call of a {type(op).__name__}", "Lift it to the module."
             )
-        results = tuple(self._value(label, ty) for ty in value_types(var.ty))
-        g.env[var] = results
-        g.node_of[var] = g.add_node(
-            Node(node.kind, operands, results, node.rule, callee=node.callee, label=node.label)
-        )
+        results = tuple([self._value(label, ty) for ty in leaf_types(var.ty)])
+        kind, home = "call" if callee else "op", self.owner.home
+        node = Node(kind, operands, results, rule, home, callee=callee, label=title)
+        self._bind(var, results, g.add_node(node))
 
-    def _pin(self, var: Any, call: ir.Call) -> tuple[PinLabels, int, bool]:
-        """Labels (None where open), mesh number and stationarity an annotation asks for."""
-        number = self.owner.mesh_number(call.attrs.device_mesh)
+    def _packed(self, var: Any, call: ir.Call, operands: tuple[int, ...]) -> None:
+        g, home = self.g, self.owner.home
+        rule, shapes = cache_rule(call, [g.values[v] if v >= 0 else None for v in operands])
+        held = []
+        for ty, shape in zip(value_types(var.ty), shapes):
+            tensor = tensor_type(ty)
+            size = item_bytes(tensor) if tensor is not None else 0
+            held.append(g.add_value(var.name, shape, size, home))
+        node = Node("op", operands, tuple(held), rule, home, label=var.name)
+        self._bind(var, tuple(held), g.add_node(node))
+
+    def _pin(self, var: Any, call: ir.Call, annotated: Any) -> Pin:
+        """What an annotation asks for."""
+        name, attrs = var.name, call.attrs
+        number = self.owner.mesh_number(attrs.device_mesh)
         if number is None:
             raise self._error(
                 "DIST0415",
-                var.name,
+                name,
                 "the annotation's mesh is not among the module's meshes",
                 'Add it: mod.update_global_info("mesh", meshes).',
             )
-        labels = labels_of(call.attrs.placement)
-        ndim = int(call.args[0].ty.ndim) if tensor_type(call.args[0].ty) is not None else 0
-        place = f"{self.g.name}/{var.name} (annotate_sharding)"
-        check_placement(labels, self.owner.mesh_shapes[number], ndim, place)
-        self._check_uneven(labels, number, call, place)
-        opened = self.open.get(var.name, set())
-        pin = tuple(None if a in opened else x for a, x in enumerate(labels))
-        return pin, number, var.name in self.stationary
-
-    def _check_uneven(self, labels: tuple[int, ...], mesh: int, call: ir.Call, place: str) -> None:
-        """A dim that does not divide is padded along one axis only."""
-        shape = static_shape(call.args[0].ty) or ()
-        counts = shard_counts(labels, self.owner.mesh_shapes[mesh], len(shape))
-        for d, (size, count) in enumerate(zip(shape, counts)):
-            if labels.count(d) > 1 and not divisible(size, count):
-                raise PropagationError(
-                    "DIST0416",
-                    f"dim {d} of size {size} is cut by several mesh axes into {count} parts, "
-                    "which are not equal",
-                    place=place,
-                    remedy=f"Shard it over one axis, or pad it to {ceil_div(size, count) * count}.",
-                )
+        labels: PinLabels = self.owner.labels(
+            attrs, annotated.ty, number, lambda: f"{self.g.name}/{name} (annotate_sharding)"
+        )
+        opened = self.open.get(name)
+        if opened:
+            labels = tuple(None if a in opened else x for a, x in enumerate(labels))
+        return Pin(labels, number, name in self.stationary)
 
     def _annotation(self, var: Any, call: ir.Call) -> None:
-        source = self._flat(call.args[0], var.name)
-        if call.args[0] in self.param_pins:
-            self.g.env[var] = source
-            return
+        annotated = argument(call, 0)
+        source = self._flat(annotated, var.name)
         if len(source) != 1:
             raise self._error(
                 "DIST0407", var.name, "an annotation of a tuple", "Annotate its fields."
             )
-        pin, mesh, fixed = self._pin(var, call)
+        pin, mesh, fixed = self._pin(var, call, annotated)
         result = self._value(var.name, var.ty)
-        self.g.env[var] = (result,)
-        self.g.node_of[var] = self.g.add_node(
-            Node(
-                "pin",
-                source,
-                (result,),
-                mesh=mesh,
-                pin=pin,
-                stationary=fixed,
-                label=f"{var.name} (annotate_sharding)",
-            )
-        )
+        label = f"{var.name} (annotate_sharding)"
+        node = Node("pin", source, (result,), mesh=mesh, pin=pin, stationary=fixed, label=label)
+        self._bind(var, (result,), self.g.add_node(node))

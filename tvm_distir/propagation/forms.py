@@ -44,6 +44,9 @@ class Forms:
     def __init__(self) -> None:
         self._interned: dict[tuple[Alternative, ...], Alternatives] = {}
         self._of_rule: dict[Any, Alternatives] = {}
+        self._ends: dict[tuple[int, ...], Alternatives] = {}
+        self._whole: dict[tuple[int, int], Alternatives] = {}
+        self._turned: dict[int, Alternatives] = {}
         self._rules: list[Rule] = []
         self._numbers: dict[int, int] = {}
 
@@ -105,13 +108,34 @@ class Forms:
 
     def ends(self, labels: Sequence[int], *, needs: bool) -> Alternatives:
         """Alternatives of a boundary value: a consumer (``needs``) or a producer of labels."""
-        if needs:
-            return self.intern([Alternative((x,), (), None) for x in labels])
-        return self.intern([Alternative((), (x,), None) for x in labels])
+        key = (needs, *labels)
+        hit = self._ends.get(key)
+        if hit is None:
+            hit = self._ends[key] = self.intern(
+                [
+                    Alternative((x,), (), None) if needs else Alternative((), (x,), None)
+                    for x in labels
+                ]
+            )
+        return hit
+
+    def whole(self, operands: int, results: int) -> Alternatives:
+        """The only alternative of a node that nothing shards."""
+        key = (operands, results)
+        hit = self._whole.get(key)
+        if hit is None:
+            only = Alternative((R,) * operands, (R,) * results, None)
+            hit = self._whole[key] = self.intern([only])
+        return hit
 
     def turned(self, alternatives: Alternatives) -> Alternatives:
         """What is a producer inside a function is a consumer outside, and the reverse."""
-        return self.intern([Alternative(x.gives, x.needs, x.factor) for x in alternatives.items])
+        hit = self._turned.get(alternatives.number)
+        if hit is None:
+            hit = self._turned[alternatives.number] = self.intern(
+                [Alternative(x.gives, x.needs, x.factor) for x in alternatives.items]
+            )
+        return hit
 
 
 def fits(size: Any, ranks: int, taken: int, uneven: bool) -> bool:

@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from tvm import tirx
 
@@ -47,27 +48,23 @@ class Axis:
     name: str
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """A flat tensor (or opaque) value.
 
     ``shape`` holds ints or symbolic sizes; an opaque value may carry the dims of the tensor it
-    holds (a cache), so that its users agree.
+    holds (a cache), so that its users agree. ``size_bytes`` are those of the whole value, symbols
+    taken as nominal; ``ty`` is its type in the module, None for an opaque value.
     """
 
     name: str
     shape: tuple[Any, ...]
     item_bytes: int
+    size_bytes: int
     mesh: int = -1
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the whole value, symbols taken as nominal."""
-        return math.prod(nominal(n) for n in self.shape) * self.item_bytes
+    ty: Any = None
 
 
-@dataclass(frozen=True)
-class Node:
+class Node(NamedTuple):
     """A producer or consumer of values.
 
     ``kind``: ``param``, ``op`` (a rule), ``pin`` (an annotation), ``move`` (to another mesh),
@@ -95,16 +92,21 @@ class Node:
 class Graph:
     """A function: values, nodes in program order, and where Relax variables went.
 
-    ``env`` maps each Relax variable to its flat value numbers, ``node_of`` the variables bound to
-    a node to that node. ``key`` is the function's name plus, after placing, its meshes.
+    ``env`` maps each Relax variable, by its :func:`~tvm_distir.ir.handle`, to its flat value
+    numbers, ``node_of`` the variables bound to a node to that node; ``variables`` has them by
+    handle. ``pinned`` has the variables bound to the one annotation of a parameter, with the
+    parameter. ``key`` is the function's name plus, after placing, its meshes. ``origin[k]`` is the
+    node whose result a chain of layout ops ending at node k hands on.
     """
 
     key: str
     name: str
     values: list[Value] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
-    env: dict[Any, tuple[int, ...]] = field(default_factory=dict)
-    node_of: dict[Any, int] = field(default_factory=dict)
+    env: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    node_of: dict[int, int] = field(default_factory=dict)
+    variables: dict[int, Any] = field(default_factory=dict)
+    pinned: dict[int, int] = field(default_factory=dict)
     public: bool = False
     params: list[int] = field(default_factory=list)
     rets: list[int] = field(default_factory=list)
@@ -112,10 +114,12 @@ class Graph:
     uses: list[list[tuple[int, tuple[int, ...]]]] = field(default_factory=list)
     producer: list[tuple[int, int]] = field(default_factory=list)
     offset: list[int] = field(default_factory=list)
+    origin: list[int] = field(default_factory=list)
 
     def add_value(self, name: str, shape: Sequence[Any], item_bytes: int, mesh: int = -1) -> int:
         """Append a value and return its number."""
-        self.values.append(Value(name, tuple(shape), item_bytes, mesh))
+        size_bytes = math.prod(map(nominal, shape)) * item_bytes
+        self.values.append(Value(name, tuple(shape), item_bytes, size_bytes, mesh))
         return len(self.values) - 1
 
     def add_node(self, node: Node) -> int:
@@ -130,18 +134,27 @@ class Graph:
         self.calls = [k for k, n in enumerate(self.nodes) if n.kind == "call"]
         self.uses = [[] for _ in self.values]
         self.producer = [(-1, -1)] * len(self.values)
+        self.origin = list(range(len(self.nodes)))
+        uses, producer = self.uses, self.producer
         for k, node in enumerate(self.nodes):
-            positions: dict[int, list[int]] = {}
-            for i, v in enumerate(node.operands):
-                if v >= 0:
+            operands = node.operands
+            if len(set(operands)) == len(operands):
+                for i, v in enumerate(operands):
+                    if v >= 0:
+                        uses[v].append((k, (i,)))
+            else:
+                positions: dict[int, list[int]] = {}
+                for i, v in enumerate(operands):
                     positions.setdefault(v, []).append(i)
-            for v, where in positions.items():
-                self.uses[v].append((k, tuple(where)))
+                for v, where in positions.items():
+                    if v >= 0:
+                        uses[v].append((k, tuple(where)))
             for j, v in enumerate(node.results):
-                self.producer[v] = (k, j)
-        self.offset = [0]
-        for value in self.values:
-            self.offset.append(self.offset[-1] + len(value.shape))
+                producer[v] = (k, j)
+            if node.kind == "op" and len(operands) == 1 and operands[0] >= 0:
+                if node.rule is not None and node.rule.op in LAYOUT_OPS:
+                    self.origin[k] = self.origin[producer[operands[0]][0]]
+        self.offset = [0, *itertools.accumulate(len(value.shape) for value in self.values)]
         return self
 
     def param_value(self, number: int) -> int:
@@ -152,21 +165,6 @@ class Graph:
         """Value of the ``number``-th flat result (:data:`CONST` for a constant)."""
         return self.nodes[self.rets[number]].operands[0]
 
-    def origin(self, node: int) -> int:
-        """The node whose result a chain of layout ops ends at ``node`` hands on."""
-        while True:
-            found = self.nodes[node]
-            if found.kind != "op" or found.rule is None or found.rule.op not in LAYOUT_OPS:
-                return node
-            if len(found.operands) != 1 or found.operands[0] < 0:
-                return node
-            node = self.producer[found.operands[0]][0]
-
     def place(self, node: int) -> str:
         """Where a node stands, for messages."""
         return f"{self.name}/{self.nodes[node].label}"
-
-
-def placed_value(value: Value, mesh: int) -> Value:
-    """The value, living on a mesh."""
-    return replace(value, mesh=mesh)

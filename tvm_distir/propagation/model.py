@@ -17,13 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..ir import P, R
+from ..native import INFINITE, Elimination, Tables
+from ..native.tables import Scope
 from ..rules import Rule
-from .cost import INFINITE, Conversions, Costs
+from .cost import Conversions, Costs
 from .decision import Instance, Signature
 from .forms import Alternative, Alternatives, Forms, fits
 from .graph import Axis, Graph, Node
 from .reach import Reach
-from .tables import Eliminated, Scope, Tables
 
 End = tuple[Alternatives, int]
 """Alternatives of an operand or result and the variable that picks one (-1: only one)."""
@@ -47,8 +48,7 @@ class Summary:
     """A function along an axis with its inner variables minimised out."""
 
     model: Model
-    trace: list[Eliminated]
-    kept: list[int]
+    done: Elimination
     domains: list[int]
     factors: list[tuple[Scope, int]]
     constant: int
@@ -65,6 +65,9 @@ class Workshop:
         self.tables, self.forms = Tables(), Forms()
         self.conversions = Conversions(costs)
         self._memo: dict[Any, Any] = {}
+        self._edges: dict[Any, tuple[int, int]] = {}
+        self._shares: dict[Any, tuple[int, tuple[int, int], list[tuple[int, int]]]] = {}
+        self._works: dict[Any, tuple[int, int]] = {}
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
         """Memoise ``make()`` under ``key``."""
@@ -83,27 +86,18 @@ class Workshop:
         held: bool,
     ) -> tuple[int, int]:
         """Table (giver's alternatives x taker's) of a value with one consumer."""
-        key = ("edge", giver.number, result, taker.number, operands, size_bytes, ranks, held)
-
-        def make() -> tuple[int, int]:
+        key = (giver.number, result, taker.number, operands, size_bytes, ranks, held)
+        hit = self._edges.get(key)
+        if hit is None:
             supply = self.conversions.supply
-            return self.tables.table(
+            wanted = [frozenset([needs[i] for i in operands]) for needs in taker.needs]
+            hit = self._edges[key] = self.tables.table(
                 [
-                    [
-                        supply(
-                            gives[result],
-                            frozenset(needs[i] for i in operands),
-                            size_bytes,
-                            ranks,
-                            held,
-                        )[0]
-                        for needs in taker.needs
-                    ]
+                    [supply(gives[result], needs, size_bytes, ranks, held)[0] for needs in wanted]
                     for gives in giver.gives
                 ]
             )
-
-        return self.once(key, make)  # type: ignore[no-any-return]
+        return hit
 
     def share(
         self,
@@ -119,51 +113,44 @@ class Workshop:
         Returns the number of sets, the table giver x set, and per taker the table taker x set.
         A set is the replicated form, which serves all, or one or two other forms.
         """
-        key = (
-            "share",
-            giver.number,
-            result,
-            tuple((t.number, ops) for t, ops in takers),
-            size_bytes,
-            ranks,
-            held,
+        ends = tuple([(t.number, ops) for t, ops in takers])
+        key = (giver.number, result, ends, size_bytes, ranks, held)
+        hit = self._shares.get(key)
+        if hit is not None:
+            return hit
+        wanted = sorted(
+            {needs[i] for taker, ops in takers for needs in taker.needs for i in ops} - {R}
         )
+        sets = [frozenset((R,))]
+        for count in (1, 2):
+            sets += [frozenset(c) for c in itertools.combinations(wanted, count)]
+        c = self.costs
 
-        def make() -> tuple[int, tuple[int, int], list[tuple[int, int]]]:
-            wanted = sorted(
-                {needs[i] for taker, ops in takers for needs in taker.needs for i in ops} - {R}
-            )
-            sets = [frozenset((R,))]
-            for count in (1, 2):
-                sets += [frozenset(c) for c in itertools.combinations(wanted, count)]
-            c = self.costs
+        def serve(held_forms: frozenset[int], want: int) -> int:
+            if want in held_forms:
+                return 0
+            if R not in held_forms:
+                return INFINITE
+            return c.slice if want >= 0 else c.partial
 
-            def serve(held_forms: frozenset[int], want: int) -> int:
-                if want in held_forms:
-                    return 0
-                if R not in held_forms:
-                    return INFINITE
-                return c.slice if want >= 0 else c.partial
-
-            supply = self.conversions.supply
-            first = self.tables.table(
+        supply = self.conversions.supply
+        first = self.tables.table(
+            [
+                [supply(gives[result], s, size_bytes, ranks, held)[0] for s in sets]
+                for gives in giver.gives
+            ]
+        )
+        rest = [
+            self.tables.table(
                 [
-                    [supply(gives[result], s, size_bytes, ranks, held)[0] for s in sets]
-                    for gives in giver.gives
+                    [min(INFINITE, sum(serve(s, needs[i]) for i in ops)) for s in sets]
+                    for needs in taker.needs
                 ]
             )
-            rest = [
-                self.tables.table(
-                    [
-                        [min(INFINITE, sum(serve(s, needs[i]) for i in ops)) for s in sets]
-                        for needs in taker.needs
-                    ]
-                )
-                for taker, ops in takers
-            ]
-            return len(sets), first, rest
-
-        return self.once(key, make)  # type: ignore[no-any-return]
+            for taker, ops in takers
+        ]
+        self._shares[key] = len(sets), first, rest
+        return self._shares[key]
 
     def work(
         self,
@@ -177,14 +164,13 @@ class Workshop:
         ``others``: per other axis of the mesh its size, its labels (None: undecided, taken to
         shard everything it can) and whether it splits the work.
         """
-        key = ("work", self.forms.rule_number(rule), alternatives.number, ranks, others)
-
-        def make() -> tuple[int, int]:
-            return self.tables.table(
+        key = (self.forms.rule_number(rule), alternatives.number, ranks, others)
+        hit = self._works.get(key)
+        if hit is None:
+            hit = self._works[key] = self.tables.table(
                 [self._work(rule, alt, ranks, others) for alt in alternatives.items]
             )
-
-        return self.once(key, make)  # type: ignore[no-any-return]
+        return hit
 
     def _work(
         self,
@@ -231,8 +217,10 @@ def hold_on(g: Graph, reach: Reach, axis: Axis, a: int, k: int) -> tuple[bool, b
 
     A layout op hands on what its operand is: a transposed weight is the weight.
     """
-    k = g.origin(k)
+    k = g.origin[k]
     node = g.nodes[k]
+    if node.kind == "op":
+        return False, False
     if node.kind == "param":
         pinned = node.pin_on(axis) or reach.fixed[a].get(k) is not None
         held = reach.held[a].get(k, False)
@@ -270,30 +258,40 @@ class Builder:
 
     def run(self) -> Model:
         """Nodes first, then the edges between them."""
+        build = {
+            "op": self._op,
+            "param": self._param,
+            "ret": self._ret,
+            "call": self._call,
+            "pin": self._pin,
+            "move": self._move,
+        }
         for k, node in enumerate(self.g.nodes):
-            getattr(self, f"_{node.kind}")(k, node)
-        for v in range(len(self.g.values)):
-            self._edges(v)
+            build[node.kind](k, node)
+        mesh = self.axis.mesh
+        for v, value in enumerate(self.g.values):
+            if value.mesh == mesh:
+                self._edges(v)
         return self.model
 
-    def _put(self, scope: Sequence[int], table: tuple[int, int]) -> None:
+    def _put(self, scope: Scope, table: tuple[int, int]) -> None:
         number, low = table
         m = self.model
         m.constant += low
-        key = tuple(scope)
-        if key:
-            if key in m.factors:
-                number, low = self.shop.tables.add(m.factors[key], number)
+        if scope:
+            other = m.factors.get(scope)
+            if other is not None:
+                number, low = self.shop.tables.add(other, number)
                 m.constant += low
-            m.factors[key] = number
-        elif self.shop.tables.arrays[number] >= INFINITE:
+            m.factors[scope] = number
+        elif self.shop.tables.array(number) >= INFINITE:
             m.feasible = False
 
     def _put_edge(self, table: tuple[int, int], first: int, second: int) -> None:
         """A table laid out (first, second), put over sorted variables."""
         if first >= 0 and second >= 0 and first > second:
             number, low = table
-            array = self.shop.tables.arrays[number]
+            array = self.shop.tables.array(number)
             flipped, more = self.shop.once(
                 ("flip", number), lambda: self.shop.tables.intern(array.T.copy())
             )
@@ -301,43 +299,43 @@ class Builder:
             return
         if first >= 0 and first == second:
             number, low = table
-            array = self.shop.tables.arrays[number]
+            array = self.shop.tables.array(number)
             diagonal, more = self.shop.once(
                 ("diagonal", number), lambda: self.shop.tables.intern(array.diagonal().copy())
             )
             self._put((first,), (diagonal, low + more))
             return
-        self._put([x for x in (first, second) if x >= 0], table)
-
-    def _variable(self, alternatives: Alternatives) -> int:
-        if len(alternatives) == 1:
-            return -1
-        self.model.domains.append(len(alternatives))
-        return len(self.model.domains) - 1
+        self._put(tuple([x for x in (first, second) if x >= 0]), table)
 
     def _add(self, alternatives: Alternatives, node: Node) -> int:
-        variable = self._variable(alternatives)
+        m, variable, count = self.model, -1, len(alternatives.items)
+        if count > 1:
+            variable = len(m.domains)
+            m.domains.append(count)
         end = (alternatives, variable)
-        self.model.producers.append((end,) * len(node.results))
-        self.model.consumers.append((end,) * len(node.operands))
+        m.producers.append((end,) * len(node.results))
+        m.consumers.append((end,) * len(node.operands))
         return variable
 
     def _off_mesh(self, node: Node) -> bool:
         return node.mesh != self.axis.mesh
 
     def _trivial(self, node: Node) -> None:
-        labels = ((R,) * len(node.operands), (R,) * len(node.results))
-        self._add(self.shop.forms.intern([Alternative(*labels, None)]), node)
+        self._add(self.shop.forms.whole(len(node.operands), len(node.results)), node)
 
     def _op(self, k: int, node: Node) -> None:
-        if self._off_mesh(node) or node.rule is None:
+        rule, partial, mask = node.rule, 0, self.reach.mask[self.a][k]
+        if rule is None or self._off_mesh(node):
             self._trivial(node)
             return
-        rule, partial = node.rule, 0
-        for i, v in enumerate(node.operands):
-            if v >= 0 and self.reach.partial[self.a][v]:
+        pending = self.reach.partial[self.a]
+        for i in rule.carrying:
+            v = node.operands[i]
+            if v >= 0 and pending[v]:
                 partial |= 1 << i
-        mask = self.reach.mask[self.a][k]
+        if not mask and not partial:
+            self._trivial(node)
+            return
         taken: dict[int, int] = {}
         for n, choice in self.decided:
             factor = choice[k].factor
@@ -432,22 +430,35 @@ class Builder:
         base = range(len(m.domains), len(m.domains) + len(summary.domains))
         m.domains += summary.domains
         for scope, table in summary.factors:
-            self._put([base[u] for u in scope], (table, 0))
+            self._put(tuple([base[u] for u in scope]), (table, 0))
         m.constant += summary.constant
         m.feasible = m.feasible and summary.feasible
         m.spliced[k] = base
         m.producers.append(tuple((alts, base[u] if u >= 0 else -1) for alts, u in summary.rets))
         m.consumers.append(tuple((alts, base[u] if u >= 0 else -1) for alts, u in summary.params))
 
+    @staticmethod
+    def _same_form(
+        giver: Alternatives, result: int, takers: list[tuple[Alternatives, int, tuple[int, ...]]]
+    ) -> bool:
+        """Whether the only form a value is given in is the only one all its takers want."""
+        have = giver.gives[0][result]
+        for taker, variable, positions in takers:
+            if variable >= 0:
+                return False
+            for i in positions:
+                if taker.needs[0][i] != have:
+                    return False
+        return True
+
     def _edges(self, v: int) -> None:
         """What it costs to hand value v to its consumers."""
         g, m, uses = self.g, self.model, self.g.uses[v]
-        if not uses or g.values[v].mesh != self.axis.mesh:
+        if not uses:
             return
         k, j = g.producer[v]
-        producer = g.nodes[k]
         giver, variable = m.producers[k][j]
-        if producer.kind == "call":
+        if g.nodes[k].kind == "call":
             j = 0
         takers: list[tuple[Alternatives, int, tuple[int, ...]]] = []
         for kc, positions in uses:
@@ -455,7 +466,13 @@ class Builder:
                 takers += [(*m.consumers[kc][i], (0,)) for i in positions]
             else:
                 takers.append((*m.consumers[kc][positions[0]], positions))
-        if not giver.live and not any(t.live for t, _, _ in takers):
+        if not giver.live:
+            for taker, _, _ in takers:
+                if taker.live:
+                    break
+            else:
+                return
+        if variable < 0 and self._same_form(giver, j, takers):
             return
         pinned, held = hold_on(g, self.reach, self.axis, self.a, k)
         size = self.bytes[v] * (self.shop.costs.move if pinned else 1)
@@ -465,7 +482,7 @@ class Builder:
             table = self.shop.edge(giver, j, taker, ops, size, n, held)
             self._put_edge(table, variable, other)
             return
-        ends = tuple((t, ops) for t, _, ops in takers)
+        ends = tuple([(t, ops) for t, _, ops in takers])
         count, first, rest = self.shop.share(giver, j, ends, size, n, held)
         shared = -1
         if count > 1:

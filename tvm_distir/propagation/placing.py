@@ -10,11 +10,9 @@ is placed once per tuple of meshes its arguments come from.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ..errors import PropagationError
 from .extract import Extractor
-from .graph import Graph, Node, placed_value
+from .graph import Graph, Node
 
 Where = tuple[int, ...]
 UNKNOWN = -1
@@ -71,9 +69,20 @@ class Placer:
         where = params if params is not None else (UNKNOWN,) * len(raw.params)
         key = (name, where, want)
         if key not in self._keys:
-            graph = _Placing(self, raw, where, want, (*path, name)).run()
+            inside = (*path, name)
+            if self.extractor.home >= 0:
+                graph = self._at_home(raw, inside)
+            else:
+                graph = _Placing(self, raw, where, want, inside).run()
             self._keys[key] = self._intern(graph)
         return self._keys[key]
+
+    def _at_home(self, raw: Graph, path: tuple[str, ...]) -> Graph:
+        """The graph where there is one mesh: only the keys of its callees are missing."""
+        for k in raw.calls:
+            node = raw.nodes[k]
+            raw.nodes[k] = node._replace(callee=self.place(node.callee, None, UNKNOWN, path))
+        return raw
 
     def _intern(self, graph: Graph) -> str:
         """Key of the placed graph; calls that end up on the same meshes share one."""
@@ -175,8 +184,8 @@ class _Placing:
     def _write(self) -> Graph:
         raw = self.raw
         g = Graph(raw.key, raw.name, public=raw.public)
-        g.values = [placed_value(v, m) for v, m in zip(raw.values, self.mesh)]
-        g.env = dict(raw.env)
+        g.values = [v._replace(mesh=m) for v, m in zip(raw.values, self.mesh)]
+        g.env, g.variables, g.pinned = raw.env, raw.variables, raw.pinned
         renumbered: dict[int, int] = {}
         moved: dict[tuple[int, int], int] = {}
 
@@ -185,7 +194,8 @@ class _Placing:
                 return v
             if (v, mesh) not in moved:
                 old = raw.values[v]
-                new = g.add_value(old.name, old.shape, old.item_bytes, mesh)
+                new = len(g.values)
+                g.values.append(old._replace(mesh=mesh))
                 g.add_node(Node("move", (v,), (new,), mesh=mesh, label=f"{old.name} (move)"))
                 moved[v, mesh] = new
             return moved[v, mesh]
@@ -200,7 +210,7 @@ class _Placing:
                 operands = tuple(bring(v, m) for v, m in zip(operands, wanted))
             mesh = node.mesh if node.kind == "param" else self.node_mesh[k]
             renumbered[k] = g.add_node(
-                replace(node, operands=operands, mesh=mesh, callee=self.callee.get(k, ""))
+                node._replace(operands=operands, mesh=mesh, callee=self.callee.get(k, ""))
             )
         g.node_of = {var: renumbered[k] for var, k in raw.node_of.items()}
         return g.finish()

@@ -11,6 +11,7 @@ from tvm import ir, relax
 from ..errors import PropagationError
 from ..ir import is_private, mesh_axes, mesh_shape, meshes
 from ..ir.types import relax_functions
+from ..native import Problem
 from .collector import collector_paused
 from .cost import Costs
 from .decision import Decision, Instance, Signature
@@ -157,18 +158,20 @@ class Propagator:
 
     def _minimise(self, model: Model, g: Graph, a: int) -> tuple[list[int], int]:
         tables, values = self.shop.tables, [0] * len(model.domains)
-        done = tables.eliminate(model.domains, dict(model.factors), limit=TABLE_LIMIT)
+        problem = Problem(model.domains, model.factors)
+        done = tables.eliminate(problem, limit=TABLE_LIMIT)
         feasible, gap = model.feasible, 0
         if done.factors:
-            wide = solve_wide(tables, model.domains, model.factors, TABLE_LIMIT, g.name)
+            wide = solve_wide(tables, problem, TABLE_LIMIT, g.name)
             values, gap, feasible = wide.values, wide.gap, feasible and wide.feasible
         else:
-            tables.decode(done.trace, values)
+            values = tables.decode(done, values)
             feasible = feasible and done.feasible
-        if not feasible or tables.forbids(model.factors, values):
+        total, forbidden = tables.evaluate(problem, values)
+        if not feasible or forbidden:
             raise self._infeasible(g, a)
         self.gap += gap
-        return values, model.constant + tables.value(model.factors, values)
+        return values, model.constant + total
 
     def _infeasible(self, g: Graph, a: int) -> PropagationError:
         """Name a stationary parameter that some op cannot take as it is."""
@@ -283,16 +286,14 @@ class Propagator:
         model, g = self._build(inst, a), inst.graph
         ends = [model.producers[k][0] for k in g.params] + [model.consumers[k][0] for k in g.rets]
         keep = {v for _, v in ends if v >= 0}
-        done = self.shop.tables.eliminate(model.domains, dict(model.factors), keep, SUMMARY_LIMIT)
-        gone = {step.variable for step in done.trace}
-        kept = [v for v in range(len(model.domains)) if v not in gone]
-        at = {v: i for i, v in enumerate(kept)}
+        problem = Problem(model.domains, model.factors)
+        done = self.shop.tables.eliminate(problem, keep, SUMMARY_LIMIT)
+        at = {v: i for i, v in enumerate(done.kept)}
         outside = [(self.shop.forms.turned(alts), at.get(v, -1)) for alts, v in ends]
         self._summaries[key] = Summary(
             model,
-            done.trace,
-            kept,
-            [model.domains[v] for v in kept],
+            done,
+            [model.domains[v] for v in done.kept],
             sorted((tuple(at[v] for v in scope), t) for scope, t in done.factors.items()),
             model.constant + done.constant,
             model.feasible and done.feasible,
@@ -329,8 +330,8 @@ class Propagator:
         if key not in self._specialised:
             summary = self._summaries[inst.number, a]
             values = [0] * len(summary.model.domains)
-            for v, x in zip(summary.kept, picked):
+            for v, x in zip(summary.done.kept, picked):
                 values[v] = x
-            self.shop.tables.decode(summary.trace, values)
+            values = self.shop.tables.decode(summary.done, values)
             self._specialised[key] = self._decode(inst, a, summary.model, values)
         return self._specialised[key]

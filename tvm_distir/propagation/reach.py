@@ -9,15 +9,13 @@ callers hand their axes down, callers first.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir import R
 from .decision import Signature
 from .graph import Axis, Graph, Node
-
-MAYBE_PARTIAL = ("sum",)
-"""Factor kinds whose pending reductions may travel."""
 
 
 @dataclass
@@ -118,12 +116,9 @@ class Reacher:
         off = g.offset
         for node in g.nodes:
             if node.kind == "op" and node.rule is not None:
-                for f in node.rule.factors:
-                    tied = [
-                        off[v] + d
-                        for v, d in (*zip(node.operands, f.ins), *zip(node.results, f.outs))
-                        if d is not None and v >= 0
-                    ]
+                slots = node.operands + node.results
+                for tie in node.rule.ties:
+                    tied = [off[slots[i]] + d for i, d in tie if slots[i] >= 0]
                     if len(tied) > 1:
                         classes.join(tied)
             elif node.kind in ("pin", "move"):
@@ -166,14 +161,15 @@ class Reacher:
             for x, y in self._boundary(g, g.nodes[k]):
                 axes = reach.seeds.get(reach.root[x], ())
                 inner.seeds.setdefault(inner.root[y], set()).update(axes)
+        bits = {root: sum(1 << a for a in axes) for root, axes in reach.seeds.items()}
+        reached = [bits.get(root, 0) for root in reach.root]
         for a, axis in enumerate(self.axes):
-            active = bytearray(g.offset[-1])
+            active = bytearray([x >> a & 1 for x in reached])
             for v, value in enumerate(g.values):
-                if value.mesh == axis.mesh:
-                    for x in range(g.offset[v], g.offset[v + 1]):
-                        active[x] = a in reach.seeds.get(reach.root[x], ())
+                if value.mesh != axis.mesh:
+                    active[g.offset[v] : g.offset[v + 1]] = bytes(len(value.shape))
             reach.active.append(active)
-            reach.live.append([any(active[i:j]) for i, j in zip(g.offset, g.offset[1:])])
+            reach.live.append([1 in active[i:j] for i, j in itertools.pairwise(g.offset)])
             reach.mask.append([self._factor_mask(g, n, active) for n in g.nodes])
             reach.partial.append(bytearray(len(g.values)))
             reach.fixed.append({})
@@ -181,13 +177,14 @@ class Reacher:
 
     @staticmethod
     def _factor_mask(g: Graph, node: Node, active: bytearray) -> int:
-        mask = 0
+        mask, off = 0, g.offset
         if node.kind != "op" or node.rule is None:
             return mask
-        for i, f in enumerate(node.rule.factors):
-            for v, d in (*zip(node.results, f.outs), *zip(node.operands, f.ins)):
-                if d is not None and v >= 0:
-                    mask |= active[g.offset[v] + d] << i
+        slots = node.operands + node.results
+        for i, tie in enumerate(node.rule.ties):
+            for slot, d in tie:
+                if slots[slot] >= 0:
+                    mask |= active[off[slots[slot]] + d] << i
                     break
         return mask
 
@@ -197,16 +194,14 @@ class Reacher:
         partial, mask = reach.partial[a], reach.mask[a]
         for k, node in enumerate(g.nodes):
             if node.kind == "op" and node.rule is not None and node.mesh == axis.mesh:
-                starts = any(
-                    mask[k] >> i & 1 and f.kind in MAYBE_PARTIAL
-                    for i, f in enumerate(node.rule.factors)
-                )
-                carries = any(
-                    node.operands[i] >= 0 and partial[node.operands[i]]
-                    for group in node.rule.linear
-                    for i in group
-                )
-                if starts or carries:
+                begins = mask[k] & node.rule.summing
+                if not begins:
+                    for i in node.rule.carrying:
+                        v = node.operands[i]
+                        if v >= 0 and partial[v]:
+                            begins = 1
+                            break
+                if begins:
                     for v in node.results:
                         changed |= not partial[v] and not g.public
                         partial[v] = 1
@@ -244,7 +239,7 @@ class Reacher:
                     held = False
                     if v >= 0:
                         maker = g.producer[v][0]
-                        origin = g.origin(maker)
+                        origin = g.origin[maker]
                         source = g.nodes[origin]
                         if source.kind == "param" and source.pin is not None:
                             on = source.mesh == axis.mesh

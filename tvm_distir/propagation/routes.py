@@ -41,6 +41,7 @@ class Route:
         sizes: Sequence[int],
         ranks: Sequence[int],
     ) -> None:
+        self.settled = False
         self.parents: list[dict[int, int]] = []
         complete = list(produced)
         for i, have in enumerate(produced):
@@ -59,8 +60,9 @@ class Route:
     def at_home(cls, produced: Form) -> Route:
         """Route of a value that every consumer wants as it is produced."""
         route = cls.__new__(cls)
-        route.parents = [{} for _ in produced]
+        route.parents = [{}] * len(produced)
         route.root, route.forms = produced, [produced]
+        route.settled = True
         return route
 
     def _chain(self, axis: int, label: int) -> list[int]:

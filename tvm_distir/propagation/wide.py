@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import EnvironmentError_, PropagationError
-from .cost import INFINITE
-from .tables import Array, Factors, Scope, Tables
+from ..native import INFINITE, Problem, Tables
+from ..native.tables import Array, Factors, Scope
 
 PAIR = 2
 TIME_LIMIT_S = 120
@@ -32,9 +32,7 @@ class Solution:
     feasible: bool
 
 
-def solve_wide(
-    tables: Tables, domains: Sequence[int], factors: Factors, limit: int, place: str
-) -> Solution:
+def solve_wide(tables: Tables, problem: Problem, limit: int, place: str) -> Solution:
     """Minimise a problem whose elimination exceeds ``limit`` entries.
 
     Raises
@@ -44,14 +42,15 @@ def solve_wide(
     PropagationError
         DIST0410 when the solver finds nothing in its time.
     """
-    sizes, left = list(domains), dict(factors)
+    sizes, left = list(problem.domains), dict(problem.factors)
     alive = _Pruner(tables, sizes, left).run()
-    done = tables.eliminate(sizes, dict(left), limit=limit)
-    values, gap = [0] * len(domains), 0
+    pruned = Problem(sizes, left)
+    done = tables.eliminate(pruned, limit=limit)
+    values, gap = [0] * len(sizes), 0
     if done.factors:
-        done = tables.eliminate(sizes, dict(left), limit=limit, near=PAIR)
+        done = tables.eliminate(pruned, limit=limit, near=PAIR)
         gap = _core(tables, sizes, done.factors, values, place)
-    tables.decode(done.trace, values)
+    values = tables.decode(done, values)
     for v, states in alive.items():
         values[v] = states[values[v]]
     return Solution(values, gap, done.feasible)
@@ -87,7 +86,7 @@ class _Pruner:
         size = self.sizes[v]
         worst: Array = np.zeros((size, size), dtype=np.int64)
         for scope in self.scopes[v]:
-            array = self.tables.arrays[self.factors[scope]]
+            array = self.tables.array(self.factors[scope])
             rows = np.moveaxis(array, scope.index(v), 0).reshape(size, -1)
             more = np.where(rows[None] >= INFINITE, -INFINITE, rows[:, None] - rows[None])
             worst = np.clip(worst + more.max(axis=2), -INFINITE, INFINITE)
@@ -102,7 +101,7 @@ class _Pruner:
         touched: set[int] = set()
         scopes, self.scopes[v] = self.scopes[v], []
         for scope in scopes:
-            array = np.take(self.tables.arrays[self.factors.pop(scope)], stay, scope.index(v))
+            array = np.take(self.tables.array(self.factors.pop(scope)), stay, scope.index(v))
             new = scope
             if len(stay) == 1:
                 array = array.squeeze(scope.index(v))
@@ -165,7 +164,7 @@ def _core(
         right.append(1)
     integral = len(cost)
     for scope, number in sorted(factors.items()):
-        array = tables.arrays[number]
+        array = tables.array(number)
         base = len(cost)
         cells = np.arange(array.size).reshape(array.shape)
         for axis, v in enumerate(scope):  # the cells of each value add up to its variable

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,3 +113,21 @@ class Rule:
     why_whole: Mapping[str, str]
     work: Work = field(default_factory=lambda: Work(0, (), ()))
     source: str = "hand"
+
+    @functools.cached_property
+    def ties(self) -> tuple[tuple[tuple[int, int], ...], ...]:
+        """Per factor, the (slot, dim) pairs it ties; slots are the operands, then the results."""
+        return tuple(
+            tuple((slot, d) for slot, d in enumerate((*f.ins, *f.outs)) if d is not None)
+            for f in self.factors
+        )
+
+    @functools.cached_property
+    def summing(self) -> int:
+        """Bit i: factor i leaves terms of a sum, which may wait to be added up."""
+        return sum(1 << i for i, f in enumerate(self.factors) if f.kind == "sum")
+
+    @functools.cached_property
+    def carrying(self) -> tuple[int, ...]:
+        """Operands whose partial sums the results may carry on."""
+        return tuple(sorted({i for group in self.linear for i in group}))

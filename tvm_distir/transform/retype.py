@@ -13,7 +13,18 @@ from tvm.relax.op.distributed import redistribute
 from tvm.relax.script.builder.distributed.ir import call_tir as dist_call_tir
 
 from ..errors import PropagationError
-from ..ir import P, R, ops, placement_of, tensor_type
+from ..ir import (
+    P,
+    R,
+    argument,
+    handle,
+    make_binding,
+    make_call,
+    make_var,
+    ops,
+    placement_of,
+    tensor_type,
+)
 from ..ir.types import carries_value, value_types
 from ..propagation.graph import CONST
 from ..propagation.packed import distributed_name
@@ -21,6 +32,7 @@ from .blocks import merged_blocks
 from .retype_operands import Operands
 from .retype_values import is_dataflow, rebuilt
 
+CALL_TIR = ir.Op.get("relax.call_tir")
 CREATED = {"relax.zeros": 0, "relax.ones": 1}
 """Ops without a tensor operand, and what they fill with."""
 
@@ -33,12 +45,13 @@ class FunctionRewriter(Operands):
     def run(self) -> relax.Function:
         """Parameters, blocks, result."""
         params = []
-        for p in self.old.params:
-            leaves = [self._root_type(v) for v in self.g.env[p]]
-            new = relax.Var(p.name, rebuilt(p.ty, iter(leaves)))
+        for p in self.old.params[:]:
+            leaves = [self._root_type(v) for v in self.g.env[handle(p)]]
+            plain = type(p.ty) is relax.TensorType
+            new = make_var(p.name, leaves[0] if plain else rebuilt(p.ty, iter(leaves)))
             params.append(new)
             self._bind_leaves(p, new)
-        blocks = [self._block(block) for block in self.old.body.blocks]
+        blocks = [self._block(block) for block in self.old.body.blocks[:]]
         self.bindings, self.dataflow = [], False
         result = self._result()
         if self.bindings:
@@ -50,75 +63,79 @@ class FunctionRewriter(Operands):
     def _block(self, block: Any) -> Any:
         self.bindings, self.dataflow = [], isinstance(block, relax.DataflowBlock)
         before = set(self.made)
-        self.shadowed = _read_inside(block) if self.dataflow else []
-        for b in block.bindings:
+        old = block.bindings[:]
+        self.shadowed = _read_inside(old) if self.dataflow else {}
+        for b in old:
             self._binding(b)
         if not self.dataflow:
             return relax.BindingBlock(self.bindings)
         if block.same_as(self.old.body.blocks[-1]):
             self._convert_results()
-        for var in self.shadowed:
-            inner = self.exprs[var]
-            self.exprs[var] = relax.Var(var.name, inner.ty)
-            self.bindings.append(relax.VarBinding(self.exprs[var], inner))
-            for v in self.g.env[var]:
+        for key, var in self.shadowed.items():
+            inner = self.exprs[key]
+            outer = make_var(var.name, inner.ty)
+            self.bindings.append(make_binding(outer, inner))
+            for v in self.g.env[key]:
                 self.homes.pop(v, None)
-            self._bind_leaves(var, self.exprs[var])
+            self._bind_leaves(var, outer)
         self.made = {k: v for k, v in self.made.items() if k in before or not is_dataflow(v)}
         return relax.DataflowBlock(self.bindings)
 
     # bindings --------------------------------------------------------------------------
 
     def _binding(self, b: Any) -> None:
-        var, value, name = b.var, b.value, b.var.name
-        if var not in self.g.node_of:
+        var = b.var
+        k = self.g.node_of.get(handle(var), -1)
+        if k < 0:
             self._alias(b)
             return
-        k = self.g.node_of[var]
+        value, name = b.value, var.name
         node = self.g.nodes[k]
         if node.kind == "pin":
-            expr = self._operand(k, 0, value.args[0], name, var)
+            expr = self._operand(k, 0, argument(value, 0), name, var)
             if self.dataflow and is_dataflow(expr) and not self._stays_inside(var):
                 expr = self._emit(name, expr, expr.ty, var)
             self._home(node.results[0], expr)
-            self.exprs[var] = expr
+            self.exprs[handle(var)] = expr
             return
+        ty = self._result_type(k, var.ty)
         if node.kind == "call":
-            call = ir.Call(self.callees[k], self._arguments(k, value.args), value.attrs)
+            args = self._arguments(k, value.args)
+            call = make_call(self.callees[k], args, value.attrs, [], ty)
         else:
-            call = self._op(k, value)
-        self._result_of(k, var, call)
+            call = self._op(k, value, ty)
+        self._result_of(k, var, call, ty)
 
     def _alias(self, b: Any) -> None:
         """A variable, a tuple, a field, a constant or a cast bound to a name."""
-        var, value, name = b.var, b.value, b.var.name
-        leaves = self.g.env[var]
-        if isinstance(b, relax.MatchCast):
+        var, value = b.var, b.value
+        key = handle(var)
+        source = self.g.pinned.get(key)
+        if source is not None:  # the annotation became its parameter's placement
+            self.exprs[key] = self.exprs[source]
+            return
+        name, leaves = var.name, self.g.env[key]
+        if type(b) is relax.MatchCast:
             expr = self._plain_expr(value)
             ty = rebuilt(b.ty, iter([self._root_type(v) for v in leaves]))
             inner = self.dataflow and self._stays_inside(var)
-            new = (relax.DataflowVar if inner else relax.Var)(name, ty)
+            new = make_var(name, ty, inner)
             self.bindings.append(relax.MatchCast(new, expr, ty))
-            self.exprs[var] = new
             for v in leaves:
                 self.homes.pop(v, None)
             self._bind_leaves(var, new)
             return
-        if value in self.g.env and self.exprs.get(value) is None:
+        if handle(value) in self.g.env and handle(value) not in self.exprs:
             return
         expr = self._plain_expr(value)
-        if _is_annotated_param(self.g, var, value):
-            self.exprs[var] = expr
-            return
-        if isinstance(expr, relax.Tuple) and self._mixes_meshes(leaves):
+        if type(expr) is relax.Tuple and self._mixes_meshes(leaves):
             if not self.dataflow or self._stays_inside(var):
-                self.exprs[var] = expr  # no program holds it: its readers take the fields
+                self.exprs[key] = expr  # no program holds it: its readers take the fields
                 return
         new = self._emit(name, expr, expr.ty, var)
-        self.exprs[var] = new
         leaves_block = self.dataflow and not self._stays_inside(var)
         for v in leaves:
-            if leaves_block or isinstance(self.homes.get(v), relax.TupleGetItem):
+            if leaves_block or type(self.homes.get(v)) is relax.TupleGetItem:
                 self.homes.pop(v, None)
         self._bind_leaves(var, new)
 
@@ -127,18 +144,18 @@ class FunctionRewriter(Operands):
 
     # results ---------------------------------------------------------------------------
 
-    def _op(self, k: int, old: ir.Call) -> Any:
-        args = self._arguments(k, old.args)
-        if isinstance(old.op, relax.ExternFunc):
+    def _op(self, k: int, old: ir.Call, ty: Any) -> Any:
+        args, op = self._arguments(k, old.args), old.op
+        if type(op) is relax.ExternFunc:
             types = [self._field_type(k, j, t) for j, t in enumerate(old.ty_args)]
-            return ir.Call(distributed_name(old.op), args, old.attrs, types)
-        if isinstance(old.op, ir.Op) and not self.g.nodes[k].operands:
+            return make_call(distributed_name(op), args, old.attrs, types, ty)
+        if not self.g.nodes[k].operands:
             return self._created(k, old)
-        if isinstance(old.op, ir.Op) and str(old.op.name) == "relax.call_tir":
+        if CALL_TIR.same_as(op):
             count = len(self.g.nodes[k].results)
             types = [self._raw_type(k, j) for j in range(count)]
             return dist_call_tir(args[0], args[1], types)
-        return ir.Call(old.op, args, old.attrs, old.ty_args)
+        return make_call(op, args, old.attrs, old.ty_args, ty)
 
     def _created(self, k: int, old: ir.Call) -> Any:
         """A tensor made from nothing, from a placed constant.
@@ -173,16 +190,22 @@ class FunctionRewriter(Operands):
         v = self.g.nodes[k].results[j]
         return self._type(v, self.decision.value_form(self.inst, v))
 
-    def _result_of(self, k: int, var: Any, call: Any) -> None:
+    def _result_type(self, k: int, plain: Any) -> Any:
+        """Type of a call's result as the call gives it."""
+        node = self.g.nodes[k]
+        if type(plain) is relax.TensorType:
+            return self._raw_type(k, 0)
+        types = [
+            self._raw_type(k, j) if self.g.values[v].ty is not None else t
+            for j, (v, t) in enumerate(zip(node.results, value_types(plain)))
+        ]
+        return rebuilt(plain, iter(types))
+
+    def _result_of(self, k: int, var: Any, call: Any, ty: Any) -> None:
         """Bind a call; wrap results whose pending reduction must wait."""
         node, name = self.g.nodes[k], var.name
-        types = [
-            self._raw_type(k, j) if self._plain(v) is not None else t
-            for j, (v, t) in enumerate(zip(node.results, value_types(var.ty)))
-        ]
-        ty = rebuilt(var.ty, iter(types))
         waits = [self._waiting(k, v) for v in node.results]
-        single = not isinstance(var.ty, relax.TupleType)
+        single = type(var.ty) is not relax.TupleType
         if single and waits[0]:
             raw = self._emit(name, call, ty)
             wrapped = ops.partial(raw, self._mesh(node.results[0]), waits[0])
@@ -239,12 +262,13 @@ class FunctionRewriter(Operands):
     def _returned(self, old: Any, ty: Any, rets: list[int]) -> Any:
         """A returned expression; takes its nodes off the front of ``rets``."""
         if isinstance(ty, relax.TupleType):
-            if old is not None and not isinstance(old, relax.Tuple) and old in self.exprs:
-                own = rets[: len(self.g.env[old])]
+            key = None if old is None else handle(old)
+            if not isinstance(old, relax.Tuple) and key in self.exprs:
+                own = rets[: len(self.g.env[key])]
                 if all(self._returns_root(k) for k in own):
                     del rets[: len(own)]
-                    return self.exprs[old]
-            items = old.fields if isinstance(old, relax.Tuple) else [None] * len(ty.fields)
+                    return self.exprs[key]
+            items = old.fields[:] if isinstance(old, relax.Tuple) else [None] * len(ty.fields)
             return relax.Tuple([self._returned(x, t, rets) for x, t in zip(items, ty.fields)])
         if not carries_value(ty):
             return old
@@ -254,34 +278,31 @@ class FunctionRewriter(Operands):
             return self._constant_operand(k, 0, old)
         self._arrive(v)
         form = self.decision.needs(self.inst, k, 0, self.g.values[v].mesh)
-        if form == self._route(v).root and old is not None and old in self.exprs:
-            return self.exprs[old]
+        known = None if old is None else self.exprs.get(handle(old))
+        if form == self._route(v).root and known is not None:
+            return known
         return self._form(v, form)
 
 
-def _read_inside(block: Any) -> list[Any]:
-    """Outputs of a dataflow block that it reads itself, in order of binding.
+def _read_inside(bindings: list[Any]) -> dict[int, Any]:
+    """Outputs of a dataflow block that it reads itself, by handle, in order of binding.
 
     TVM's parser infers the types of their readers anew, from what its own inference knows; so
     inside the block they get names of their own.
     """
-    outputs = {b.var: False for b in block.bindings if not is_dataflow(b.var)}
+    outputs = {handle(var): var for var in (b.var for b in bindings) if not is_dataflow(var)}
+    read: set[int] = set()
 
     def note(expr: Any) -> None:
-        if isinstance(expr, relax.Tuple):
-            for field in expr.fields:
+        if type(expr) is relax.Tuple:
+            for field in expr.fields[:]:
                 note(field)
-        elif isinstance(expr, relax.TupleGetItem):
+        elif type(expr) is relax.TupleGetItem:
             note(expr.tuple_value)
-        elif isinstance(expr, ir.Var) and expr in outputs:
-            outputs[expr] = True
+        else:
+            read.add(handle(expr))
 
-    for b in block.bindings:
-        for expr in b.value.args if isinstance(b.value, ir.Call) else (b.value,):
+    for value in (b.value for b in bindings):
+        for expr in value.args[:] if type(value) is ir.Call else (value,):
             note(expr)
-    return [var for var, read in outputs.items() if read]
-
-
-def _is_annotated_param(g: Any, var: Any, value: Any) -> bool:
-    """A variable bound to an annotation that became its parameter's own placement."""
-    return isinstance(value, ir.Call) and var not in g.node_of
+    return {key: var for key, var in outputs.items() if key in read}

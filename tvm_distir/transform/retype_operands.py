@@ -11,7 +11,7 @@ from typing import Any
 from tvm import relax
 from tvm.relax.op.distributed import redistribute
 
-from ..ir import P, R, as_dtensor, ops, placement_of
+from ..ir import P, R, as_dtensor, handle, ops, placement_of
 from ..ir.types import carries_value
 from ..propagation.graph import CONST
 from .retype_values import ValueForms
@@ -26,10 +26,15 @@ class Operands(ValueForms):
         if v == CONST:
             return self._constant_operand(k, i, old)
         self._arrive(v)
-        mesh = self.g.values[v].mesh
-        form = self.decision.needs(self.inst, k, i, mesh)
-        if form == self._route(v).root and old in self.exprs and self.g.env[old] == (v,):
-            return self.exprs[old]
+        route = self._route(v)
+        form = route.root
+        if not route.settled:
+            form = self.decision.needs(self.inst, k, i, self.g.values[v].mesh)
+        if form == route.root:
+            key = handle(old)
+            known = self.exprs.get(key)
+            if known is not None and self.g.env[key] == (v,):
+                return known
         return self._form(v, form, name, var)
 
     def _constant_operand(self, k: int, i: int, old: Any) -> Any:
@@ -69,15 +74,19 @@ class Operands(ValueForms):
     def _arguments(self, k: int, args: Sequence[Any]) -> list[Any]:
         """All arguments of a call, tensors in their wanted forms."""
         count = itertools.count()
-        return [self._argument(k, a, count) for a in args]
+        return [self._argument(k, a, count) for a in args[:]]
 
     def _argument(self, k: int, old: Any, count: Iterator[int]) -> Any:
         """One argument; ``count`` numbers the flat operands."""
         ty = old.ty
-        if isinstance(ty, relax.TupleType):
-            whole = isinstance(old, relax.Tuple)
+        if type(ty) is relax.TensorType:
+            return self._operand(k, next(count), old)
+        if type(ty) is relax.TupleType:
+            whole = type(old) is relax.Tuple
             items = (
-                old.fields if whole else [relax.TupleGetItem(old, i) for i in range(len(ty.fields))]
+                old.fields[:]
+                if whole
+                else [relax.TupleGetItem(old, i) for i in range(len(ty.fields))]
             )
             fields = [self._argument(k, item, count) for item in items]
             same = self._unchanged_tuple(old, fields)
@@ -86,10 +95,10 @@ class Operands(ValueForms):
 
     def _unchanged_tuple(self, old: Any, fields: list[Any]) -> Any:
         """The old tuple variable's expression when every field is used as it is there."""
-        expr = self.exprs.get(old) if old in self.exprs else None
+        expr = self.exprs.get(handle(old))
         if expr is None or not isinstance(expr.ty, relax.TupleType):
             return None
-        leaves = self.g.env[old]
+        leaves = self.g.env[handle(old)]
         if len(leaves) != len(fields) or any(v < 0 for v in leaves):
             return None
         same = all(f.same_as(self.homes.get(v)) for f, v in zip(fields, leaves))

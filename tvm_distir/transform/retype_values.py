@@ -10,8 +10,18 @@ from tvm import ir, relax
 from tvm.relax.distributed import DeviceMesh
 from tvm.relax.op.distributed import redistribute
 
-from ..ir import P, R, as_dtensor, meshes, ops, placement_of, tensor_type
-from ..ir.types import carries_value, value_types
+from ..ir import (
+    P,
+    R,
+    as_dtensor,
+    handle,
+    make_binding,
+    make_var,
+    meshes,
+    ops,
+    placement_of,
+)
+from ..ir.types import carries_value
 from ..propagation import Decision, Instance
 from ..propagation.routes import Form, Route
 
@@ -19,8 +29,9 @@ from ..propagation.routes import Form, Route
 class ValueForms:
     """Expressions of the values of one specialisation, in every form asked for.
 
-    ``homes`` maps each value number to the expression of its root form; ``made`` the forms
-    converted so far. Both forget what a closed dataflow block hides.
+    ``exprs`` maps each old variable, by its handle, to its new expression; ``homes`` each value
+    number to the expression of its root form; ``made`` has the forms converted so far. The last
+    two forget what a closed dataflow block hides.
     """
 
     def __init__(
@@ -40,12 +51,11 @@ class ValueForms:
         )
         self.g = inst.graph
         self.meshes: list[DeviceMesh] = meshes(mod)
-        self.exprs: dict[Any, Any] = {}
+        self.exprs: dict[int, Any] = {}
         self.homes: dict[int, Any] = {}
         self.made: dict[tuple[int, Form], Any] = {}
         self.routes: dict[int, Route] = {}
-        self.plains: dict[int, Any] = {}
-        self.shadowed: list[Any] = []
+        self.shadowed: dict[int, Any] = {}
         self.types: dict[tuple[int, Form], Any] = {}
         self.bindings: list[Any] = []
         self.dataflow = False
@@ -56,40 +66,34 @@ class ValueForms:
         return self.meshes[self.g.values[value].mesh]
 
     def _route(self, value: int) -> Route:
-        if value not in self.routes:
-            self.routes[value] = self.decision.route(self.inst, value)
-        return self.routes[value]
+        found = self.routes.get(value)
+        if found is None:
+            found = self.routes[value] = self.decision.route(self.inst, value)
+        return found
 
     def _type(self, value: int, form: Form) -> Any:
         """DTensor type of a value in a form, None for an opaque value."""
         key = (value, form)
         if key not in self.types:
-            base = self._plain(value)
-            labels = [R if x == P else x for x in form]
+            base = self.g.values[value].ty
+            labels = tuple(R if x == P else x for x in form) if P in form else form
             placed = None if base is None else as_dtensor(base, self._mesh(value), labels)
             self.types[key] = placed
         return self.types[key]
-
-    def _plain(self, value: int) -> Any:
-        """Tensor type of a value, None for an opaque one."""
-        if not self.plains:
-            for var, leaves in self.g.env.items():
-                for v, ty in zip(leaves, value_types(var.ty)):
-                    if v >= 0:
-                        self.plains.setdefault(v, tensor_type(ty))
-            for node in self.g.nodes:
-                if node.kind == "move":
-                    self.plains.setdefault(node.results[0], self.plains[node.operands[0]])
-        return self.plains.get(value)
 
     def _root_type(self, value: int) -> Any:
         return self._type(value, self._route(value).root)
 
     def _bind_leaves(self, var: Any, expr: Any) -> None:
         """Note that the leaves of a Relax variable are fields of a new expression."""
-        leaves = list(self.g.env[var])
-        self.exprs[var] = expr
-        walk_fields(expr, var.ty, iter(leaves), self._home)
+        key = handle(var)
+        self.exprs[key] = expr
+        leaves = self.g.env[key]
+        ty = var.ty
+        if type(ty) is relax.TensorType:
+            self._home(leaves[0], expr)
+        else:
+            walk_fields(expr, ty, iter(leaves), self._home)
 
     def _home(self, value: int, expr: Any) -> None:
         if value >= 0 and value not in self.homes:
@@ -99,16 +103,16 @@ class ValueForms:
 
     def _emit(self, name: str, value: Any, ty: Any, var: Any = None) -> Any:
         """Bind an expression of known type; ``var`` keeps the kind of an old variable."""
-        if isinstance(value, ir.Call):
+        if type(value) is ir.Call and value.ty.is_missing():
             relax.expr._update_type(value, ty)
         inner = self.dataflow and (var is None or self._stays_inside(var))
-        new = (relax.DataflowVar if inner else relax.Var)(name, ty)
-        self.bindings.append(relax.VarBinding(new, value))
+        new = make_var(name, ty, inner)
+        self.bindings.append(make_binding(new, value))
         return new
 
     def _stays_inside(self, var: Any) -> bool:
         """Whether a variable of a dataflow block is bound to one that the block hides."""
-        return is_dataflow(var) or any(var.same_as(s) for s in self.shadowed)
+        return is_dataflow(var) or handle(var) in self.shadowed
 
     def _form(self, value: int, form: Form, name: str | None = None, var: Any = None) -> Any:
         """Expression of a value in a form, converting it at most once."""
@@ -125,7 +129,7 @@ class ValueForms:
 
     def _at_home(self, value: int) -> Any:
         home = self.homes[value]
-        if isinstance(home, relax.TupleGetItem):
+        if type(home) is relax.TupleGetItem:
             home = self._field(self.g.values[value].name, home)
             self.homes[value] = home
         return home
@@ -155,19 +159,18 @@ class ValueForms:
 
     def _plain_expr(self, value: Any) -> Any:
         """An expression without conversions: values in their root forms."""
-        if isinstance(value, ir.Call):  # an annotation that became its parameter's placement
-            return self._plain_expr(value.args[0])
-        if isinstance(value, relax.Tuple):
-            return relax.Tuple([self._plain_expr(f) for f in value.fields])
-        if isinstance(value, relax.TupleGetItem):
+        known = self.exprs.get(handle(value))
+        if known is not None:
+            return known
+        if type(value) is relax.Tuple:
+            return relax.Tuple([self._plain_expr(f) for f in value.fields[:]])
+        if type(value) is relax.TupleGetItem:
             whole = self._plain_expr(value.tuple_value)
-            if isinstance(whole, relax.Tuple):
+            if type(whole) is relax.Tuple:
                 return whole.fields[value.index]
             return relax.TupleGetItem(whole, value.index)
-        if isinstance(value, ir.GenericConst):
+        if type(value) is ir.GenericConst:
             return self._constant(value, 0)
-        if value in self.exprs:
-            return self.exprs[value]
         return value
 
     def _constant(self, value: Any, mesh: int) -> Any:
@@ -177,13 +180,13 @@ class ValueForms:
 
 def is_dataflow(expr: Any) -> bool:
     """Whether an expression is a variable that its dataflow block hides."""
-    return isinstance(expr, relax.DataflowVar)
+    return type(expr) is relax.DataflowVar
 
 
 def rebuilt(ty: Any, leaves: Any) -> Any:
     """A type of the same nesting with new leaves; None keeps the old leaf."""
-    if isinstance(ty, relax.TupleType):
-        return relax.TupleType([rebuilt(f, leaves) for f in ty.fields])
+    if type(ty) is relax.TupleType:
+        return relax.TupleType([rebuilt(f, leaves) for f in ty.fields[:]])
     if not carries_value(ty):
         return ty
     new = next(leaves, None)
@@ -192,9 +195,9 @@ def rebuilt(ty: Any, leaves: Any) -> Any:
 
 def walk_fields(expr: Any, ty: Any, leaves: Any, visit: Any) -> None:
     """Visit (leaf number, expression of that field) over a nested tuple type."""
-    if not isinstance(ty, relax.TupleType):
+    if type(ty) is not relax.TupleType:
         if carries_value(ty):
             visit(next(leaves), expr)
         return
-    for i, field in enumerate(ty.fields):
+    for i, field in enumerate(ty.fields[:]):
         walk_fields(relax.TupleGetItem(expr, i), field, leaves, visit)

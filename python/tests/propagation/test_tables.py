@@ -9,8 +9,7 @@ import itertools
 import numpy as np
 import pytest
 
-from tvm_distir.propagation.cost import INFINITE
-from tvm_distir.propagation.tables import Tables
+from tvm_distir.native import INFINITE, Problem, Tables
 
 
 def random_problem(rng, tables):
@@ -34,7 +33,10 @@ def random_problem(rng, tables):
 
 def brute_force(tables, domains, factors):
     """Least sum over all assignments."""
-    return min(tables.value(factors, values) for values in itertools.product(*map(range, domains)))
+    return min(
+        tables.evaluate(Problem(domains, factors), values)[0]
+        for values in itertools.product(*map(range, domains))
+    )
 
 
 @pytest.mark.parametrize("seed", range(150))
@@ -43,14 +45,15 @@ def test_elimination_finds_the_minimum(seed):
     rng, tables = np.random.default_rng(seed), Tables()
     domains, factors, _ = random_problem(rng, tables)
     best = brute_force(tables, domains, factors)
-    done = tables.eliminate(domains, dict(factors))
+    done = tables.eliminate(Problem(domains, factors))
     assert not done.factors
-    values = tables.decode(done.trace, [0] * len(domains))
+    values = tables.decode(done, [0] * len(domains))
+    total, forbidden = tables.evaluate(Problem(domains, factors), values)
     if best < INFINITE:
         assert done.constant == best
-        assert tables.value(factors, values) == best
+        assert total == best
     else:
-        assert not done.feasible or tables.forbids(factors, values)
+        assert not done.feasible or forbidden
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -59,22 +62,23 @@ def test_a_summary_keeps_the_minimum_for_every_boundary(seed):
     rng, tables = np.random.default_rng(1000 + seed), Tables()
     domains, factors, _ = random_problem(rng, tables)
     keep = sorted(rng.choice(len(domains), size=min(2, len(domains)), replace=False).tolist())
-    done = tables.eliminate(domains, dict(factors), keep)
+    done = tables.eliminate(Problem(domains, factors), keep)
+    assert done.kept == keep
     for outside in itertools.product(*[range(domains[v]) for v in keep]):
         fixed = dict(zip(keep, outside))
         best = min(
-            tables.value(factors, values)
+            tables.evaluate(Problem(domains, factors), values)[0]
             for values in itertools.product(*map(range, domains))
             if all(values[v] == x for v, x in fixed.items())
         )
         values = [fixed.get(v, 0) for v in range(len(domains))]
-        left = done.constant + tables.value(done.factors, values)
-        tables.decode(done.trace, values)
+        left, forbidden = tables.evaluate(Problem(domains, done.factors), values)
+        values = tables.decode(done, values)
         if best < INFINITE:
-            assert left == best
-            assert tables.value(factors, values) == best
+            assert done.constant + left == best
+            assert tables.evaluate(Problem(domains, factors), values)[0] == best
         else:
-            assert not done.feasible or tables.forbids(done.factors, values)
+            assert not done.feasible or forbidden
 
 
 def test_equal_tables_are_kept_once():
@@ -84,7 +88,7 @@ def test_equal_tables_are_kept_once():
     two, high = tables.intern(np.array([[103, 105], [104, 109]], dtype=np.int64))
     assert one == two
     assert (low, high) == (3, 103)
-    assert len(tables.arrays) == 1
+    assert tables.count == 1
 
 
 def test_a_repeated_chain_costs_the_joins_of_a_short_one():
@@ -95,6 +99,6 @@ def test_a_repeated_chain_costs_the_joins_of_a_short_one():
         rng = np.random.default_rng(0)
         number, _ = tables.intern(rng.integers(0, 9, size=(3, 3)).astype(np.int64))
         factors = {(v, v + 1): number for v in range(length)}
-        tables.eliminate([3] * (length + 1), factors)
+        tables.eliminate(Problem([3] * (length + 1), factors))
         counts.append(tables.joins)
     assert counts[1] <= counts[0] + 12

@@ -14,10 +14,10 @@ from tvm import relax
 from tvm.relax import op as R_
 
 from tvm_distir.errors import EnvironmentError_
+from tvm_distir.native import Problem, Tables
 from tvm_distir.plan import Plan
 from tvm_distir.propagation import propagate, propagator, wide
 from tvm_distir.propagation.cost import INFINITE
-from tvm_distir.propagation.tables import Tables
 from tvm_distir.transform import AnnotateSharding
 
 
@@ -41,10 +41,11 @@ def test_wide_problems_reach_the_optimum(seed, limit):
     """With a limit that elimination exceeds, and with one it does not."""
     pytest.importorskip("scipy", reason="SciPy is an extra: tvm_distir[solver]")
     tables, domains, factors = dense_problem(seed)
-    best = min(tables.value(factors, v) for v in itertools.product(*map(range, domains)))
-    found = wide.solve_wide(tables, domains, factors, limit, "test")
+    choices = itertools.product(*map(range, domains))
+    best = min(tables.evaluate(Problem(domains, factors), v)[0] for v in choices)
+    found = wide.solve_wide(tables, Problem(domains, factors), limit, "test")
     assert found.feasible
-    assert tables.value(factors, found.values) == best
+    assert tables.evaluate(Problem(domains, factors), found.values)[0] == best
     assert found.gap <= 1e-6 * best
 
 

@@ -1,0 +1,219 @@
+// Licensed under the Apache License, Version 2.0; see LICENSE.
+// SPDX-License-Identifier: Apache-2.0
+//
+// What Python calls: one set of tables is a list of functions that share it.
+
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/shape.h>
+#include <tvm/ffi/container/tensor.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/function.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "array.h"
+#include "eliminate.h"
+#include "tables.h"
+
+namespace tvm_distir {
+namespace {
+
+using tvm::ffi::Array;
+using tvm::ffi::Function;
+using tvm::ffi::Shape;
+using tvm::ffi::TensorView;
+
+// Reads int64 entries one after the other.
+class Reader {
+ public:
+  explicit Reader(const Int64View& view) : view_(view) {}
+  bool more() const { return at_ < view_.size(); }
+  int64_t Next() {
+    if (!more()) TVM_FFI_THROW(ValueError) << "the list of factors ends too early";
+    return view_[at_++];
+  }
+
+ private:
+  const Int64View& view_;
+  int64_t at_ = 0;
+};
+
+// Tables, and the eliminations done with them.
+class Session {
+ public:
+  Shape Intern(const TensorView& shape_in, const TensorView& entries_in) {
+    const Int64View shape_view(shape_in, "shape"), entries_view(entries_in, "entries");
+    Ints shape, entries;
+    int64_t size = 1;
+    for (int64_t i = 0; i < shape_view.size(); ++i) {
+      shape.push_back(shape_view[i]);
+      if (__builtin_mul_overflow(size, shape_view[i], &size)) size = -1;
+    }
+    if (size < 1) TVM_FFI_THROW(ValueError) << "a table needs a positive size in every dim";
+    entries_view.CheckSize(size, "entries");
+    entries_view.CheckRange(-kInfinite, kInfinite + 1, "entries");
+    for (int64_t i = 0; i < size; ++i) entries.push_back(entries_view[i]);
+    return Pair(tables_.Intern(std::move(shape), std::move(entries)));
+  }
+
+  Shape Add(int64_t first, int64_t second) {
+    Check(first);
+    Check(second);
+    if (tables_.at(first).shape != tables_.at(second).shape) {
+      TVM_FFI_THROW(ValueError) << "tables " << first << " and " << second << " differ in shape";
+    }
+    return Pair(tables_.Add(first, second));
+  }
+
+  Shape ShapeOf(int64_t number) {
+    Check(number);
+    const Ints& shape = tables_.at(number).shape;
+    return Shape(shape.begin(), shape.end());
+  }
+
+  Shape EntriesOf(int64_t number) {
+    Check(number);
+    const Ints& entries = tables_.at(number).entries;
+    return Shape(entries.begin(), entries.end());
+  }
+
+  // `factors`: per factor its table, the number of its variables, the variables. Returns the
+  // number of the elimination, the constant, whether it is feasible, the number of variables
+  // left, these, and the factors left as they came.
+  Shape Eliminate(const TensorView& domains_in, const TensorView& factors_in,
+                  const TensorView& keep_in, int64_t limit, int64_t most_neighbours) {
+    Problem problem;
+    const Int64View domains(domains_in, "domains"), keep(keep_in, "keep");
+    domains.CheckRange(1, int64_t{1} << 31, "domains");
+    for (int64_t v = 0; v < domains.size(); ++v) problem.domains.push_back(domains[v]);
+    keep.CheckRange(0, domains.size(), "keep");
+    problem.keep.assign(domains.size(), false);
+    for (int64_t i = 0; i < keep.size(); ++i) problem.keep[keep[i]] = true;
+    problem.factors = ReadFactors(Int64View(factors_in, "factors"), problem.domains);
+    problem.limit = limit;
+    problem.most_neighbours = most_neighbours;
+    done_.push_back(tvm_distir::Eliminate(&tables_, problem));
+    return Describe(problem);
+  }
+
+  void Decode(int64_t number, const TensorView& values_in) {
+    if (number < 0 || number >= static_cast<int64_t>(done_.size())) {
+      TVM_FFI_THROW(IndexError) << "there is no elimination " << number;
+    }
+    const Int64View values(values_in, "values");
+    const Elimination& done = done_[number];
+    for (const Step& step : done.steps) {
+      if (step.variable >= values.size()) {
+        TVM_FFI_THROW(ValueError) << "no room for the value of variable " << step.variable;
+      }
+    }
+    for (const Factor& factor : done.left) {
+      for (const int64_t v : factor.scope) {
+        if (v >= values.size()) TVM_FFI_THROW(ValueError) << "variable " << v << " has no value";
+      }
+    }
+    if (values.size() > 0) done.Decode(&values[0]);
+  }
+
+  // Sum of the factors at an assignment, and whether it hits an infinite entry.
+  Shape Evaluate(const TensorView& domains_in, const TensorView& factors_in,
+                 const TensorView& values_in) {
+    const Int64View domains_view(domains_in, "domains"), values(values_in, "values");
+    Ints domains;
+    for (int64_t v = 0; v < domains_view.size(); ++v) domains.push_back(domains_view[v]);
+    values.CheckSize(domains_view.size(), "values");
+    int64_t sum = 0, forbidden = 0;
+    for (const Factor& factor : ReadFactors(Int64View(factors_in, "factors"), domains)) {
+      int64_t at = 0;
+      for (const int64_t v : factor.scope) {
+        if (values[v] < 0 || values[v] >= domains[v]) {
+          TVM_FFI_THROW(ValueError) << "variable " << v << " cannot be " << values[v];
+        }
+        at = at * domains[v] + values[v];
+      }
+      const int64_t entry = tables_.at(factor.table).entries[at];
+      if (entry >= kInfinite) forbidden = 1;
+      sum = std::min(sum + entry, kInfinite);
+    }
+    return Shape({sum, forbidden});
+  }
+
+  Shape Counts() const { return Shape({tables_.count(), tables_.joins()}); }
+
+ private:
+  static Shape Pair(const Interned& found) { return Shape({found.number, found.low}); }
+
+  void Check(int64_t number) const {
+    if (!tables_.Contains(number)) TVM_FFI_THROW(IndexError) << "there is no table " << number;
+  }
+
+  std::vector<Factor> ReadFactors(const Int64View& view, const Ints& domains) const {
+    std::vector<Factor> factors;
+    const int64_t count = static_cast<int64_t>(domains.size());
+    for (Reader read(view); read.more();) {
+      Factor factor{read.Next(), {}};
+      Check(factor.table);
+      const Ints& shape = tables_.at(factor.table).shape;
+      if (read.Next() != static_cast<int64_t>(shape.size())) {
+        TVM_FFI_THROW(ValueError) << "table " << factor.table << " has another number of dims";
+      }
+      for (const int64_t n : shape) {
+        const int64_t v = read.Next();
+        const bool sorted = factor.scope.empty() || factor.scope.back() < v;
+        if (v < 0 || v >= count || !sorted || domains[v] != n) {
+          TVM_FFI_THROW(ValueError) << "table " << factor.table << " does not fit variable " << v;
+        }
+        factor.scope.push_back(v);
+      }
+      factors.push_back(std::move(factor));
+    }
+    return factors;
+  }
+
+  Shape Describe(const Problem& problem) const {
+    const Elimination& done = done_.back();
+    std::vector<bool> gone(problem.domains.size(), false);
+    for (const Step& step : done.steps) gone[step.variable] = true;
+    Ints kept;
+    for (size_t v = 0; v < gone.size(); ++v) {
+      if (!gone[v]) kept.push_back(static_cast<int64_t>(v));
+    }
+    Ints out{static_cast<int64_t>(done_.size()) - 1, done.constant, done.feasible,
+             static_cast<int64_t>(kept.size())};
+    out.insert(out.end(), kept.begin(), kept.end());
+    for (const Factor& factor : done.left) {
+      out.push_back(factor.table);
+      out.push_back(static_cast<int64_t>(factor.scope.size()));
+      out.insert(out.end(), factor.scope.begin(), factor.scope.end());
+    }
+    return Shape(out.begin(), out.end());
+  }
+
+  Tables tables_;
+  std::vector<Elimination> done_;
+};
+
+// A function that calls a method of the session and keeps the session alive.
+template <typename R, typename... Args>
+Function Bound(const std::shared_ptr<Session>& session, R (Session::*method)(Args...)) {
+  return Function::FromTyped(
+      [session, method](Args... args) -> R { return (session.get()->*method)(args...); });
+}
+
+Array<Function> NewTables() {
+  const auto session = std::make_shared<Session>();
+  return {Bound(session, &Session::Intern),    Bound(session, &Session::Add),
+          Bound(session, &Session::ShapeOf),   Bound(session, &Session::EntriesOf),
+          Bound(session, &Session::Eliminate), Bound(session, &Session::Decode),
+          Bound(session, &Session::Evaluate),
+          Function::FromTyped([session]() { return session->Counts(); })};
+}
+
+}  // namespace
+}  // namespace tvm_distir
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(tables, tvm_distir::NewTables);

@@ -1,0 +1,183 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Integer cost tables, each kept once, and exact minimisation by variable elimination.
+
+A table loses its minimum (carried as a constant) and is interned, so that equal parts of a
+problem give the same table numbers; sums and bucket joins are memoised on those numbers. A
+repeated layer then costs look-ups.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .loader import load_library
+
+INFINITE = 1 << 60
+"""Cost of what may not be. Sums of tables saturate at it; two of it still fit in an int64."""
+
+Scope = tuple[int, ...]
+Factors = dict[Scope, int]
+Array = npt.NDArray[np.int64]
+
+NO_BOUND = -1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A sum of tables to minimise.
+
+    Attributes
+    ----------
+    domains : sequence of int
+        Number of alternatives per variable.
+    factors : mapping of scope to table number
+        Scopes are sorted tuples of variables.
+    """
+
+    domains: Sequence[int]
+    factors: Mapping[Scope, int]
+
+    @functools.cached_property
+    def arrays(self) -> tuple[Array, Array]:
+        """The domains; per factor its table, the number of its variables, the variables."""
+        flat: list[int] = []
+        for scope, table in self.factors.items():
+            flat += (table, len(scope), *scope)
+        return _ints(self.domains), _ints(flat)
+
+
+@dataclass(frozen=True)
+class Elimination:
+    """Outcome of an elimination.
+
+    Attributes
+    ----------
+    number : int
+        Of the elimination, for :meth:`Tables.decode`.
+    constant : int
+        What was minimised out.
+    feasible : bool
+        False when some variable has no value its neighbours allow.
+    kept : list of int
+        Variables that stay.
+    factors : dict of scope to table number
+        What is left, over ``kept``.
+    """
+
+    number: int
+    constant: int
+    feasible: bool
+    kept: list[int]
+    factors: Factors
+
+
+class Tables:
+    """Interned tables and the eliminations done with them; lives for one propagation."""
+
+    def __init__(self) -> None:
+        (
+            self._intern,
+            self._add,
+            self._shape,
+            self._entries,
+            self._eliminate,
+            self._decode,
+            self._evaluate,
+            self._counts,
+        ) = load_library()["tables"]()
+        self._sums: dict[tuple[int, int], tuple[int, int]] = {}
+        self._arrays: dict[int, Array] = {}
+
+    def intern(self, array: Array) -> tuple[int, int]:
+        """Number of a table with its minimum taken out, and that minimum.
+
+        A table without a finite entry keeps its entries.
+        """
+        shape = np.array(array.shape, dtype=np.int64)
+        number, low = self._intern(shape, np.ascontiguousarray(array, np.int64).reshape(-1))
+        return number, low
+
+    def table(self, rows: Any) -> tuple[int, int]:
+        """Intern nested lists; dims of size 1 are dropped (their node has no variable)."""
+        array = np.minimum(np.array(rows, dtype=np.int64), INFINITE)
+        return self.intern(array.reshape([n for n in array.shape if n > 1]))
+
+    def array(self, number: int) -> Array:
+        """Entries of a table. Do not write into it."""
+        found = self._arrays.get(number)
+        if found is None:
+            entries = np.array(tuple(self._entries(number)), dtype=np.int64)
+            found = self._arrays[number] = entries.reshape(tuple(self._shape(number)))
+        return found
+
+    def add(self, first: int, second: int) -> tuple[int, int]:
+        """Interned sum of two tables over the same scope."""
+        key = (first, second)
+        hit = self._sums.get(key)
+        if hit is None:
+            number, low = self._add(first, second)
+            hit = self._sums[key] = number, low
+        return hit
+
+    def evaluate(self, problem: Problem, values: Sequence[int]) -> tuple[int, bool]:
+        """Sum of the tables at an assignment, and whether it hits an infinite entry."""
+        total, forbidden = self._evaluate(*problem.arrays, _ints(values))
+        return total, bool(forbidden)
+
+    def eliminate(
+        self,
+        problem: Problem,
+        keep: Collection[int] = (),
+        limit: int = INFINITE,
+        near: int | None = None,
+    ) -> Elimination:
+        """Minimise variables out, smallest bucket first (ties: lowest number).
+
+        Parameters
+        ----------
+        problem : Problem
+        keep : collection of int
+            Variables that stay.
+        limit : int
+            A variable whose bucket has more entries stays as well.
+        near : int, optional
+            A variable with more neighbours stays as well.
+        """
+        most = NO_BOUND if near is None else near
+        number, constant, feasible, count, *rest = self._eliminate(
+            *problem.arrays, _ints(sorted(keep)), limit, most
+        )
+        left: Factors = {}
+        at = count
+        while at < len(rest):
+            table, rank = rest[at : at + 2]
+            left[tuple(rest[at + 2 : at + 2 + rank])] = table
+            at += 2 + rank
+        return Elimination(number, constant, bool(feasible), rest[:count], left)
+
+    def decode(self, done: Elimination, values: list[int]) -> list[int]:
+        """Values with those of the eliminated variables filled in."""
+        filled = _ints(values)
+        self._decode(done.number, filled)
+        return filled.tolist()  # type: ignore[no-any-return]
+
+    @property
+    def count(self) -> int:
+        """Number of distinct tables."""
+        return int(self._counts()[0])
+
+    @property
+    def joins(self) -> int:
+        """Number of distinct buckets joined so far."""
+        return int(self._counts()[1])
+
+
+def _ints(values: Sequence[int]) -> Array:
+    return np.array(values, dtype=np.int64)
