@@ -1,0 +1,48 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Some of what scripts/prove_redistribute.py runs: transfers, and whole modules on two engines."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tvm_distir.runtime import tiles
+
+sys.path.insert(0, str(Path(__file__).parent))
+import redistribute_whole as whole
+import transfer_cases as transfers
+
+
+def test_transfers_move_each_lacking_element_once():
+    """Also between meshes that share devices: what a device holds does not travel."""
+    count, wrong = transfers.prove(300)
+    assert not wrong
+    assert count == 300
+
+
+def test_a_tile_too_much_is_found(monkeypatch):
+    """The harness sees a tile that travels twice, and one that a device has already."""
+    plain = tiles.transfer_tiles
+
+    def twice(*args):
+        found = plain(*args)
+        return (*found, found[0])
+
+    monkeypatch.setattr(transfers, "transfer_tiles", twice)
+    assert len(transfers.prove(20)[1]) == 20
+
+    def from_another(shape, src, dst):
+        found = plain(shape, src, dst)
+        return tuple(replace(t, src=next(d for d in src[1] if d != t.src)) for t in found)
+
+    monkeypatch.setattr(transfers, "transfer_tiles", from_another)
+    assert transfers.prove(40)[1]
+
+
+@pytest.mark.parametrize("cases", list(whole.modules(3)), ids=lambda c: str(c[0].mesh))
+def test_modules_of_redistributes_on_two_engines(cases):
+    assert not whole.faults(cases)
