@@ -14,7 +14,7 @@ from ..errors import PlanError
 from ..plan import MeshSpec, Plan, Rule, labels_text
 from ..plan.schema import DEFAULT_MESH
 from .facts import MeshLike, as_mesh_spec
-from .registry import StrategySpec, checked, find, parse
+from .registry import BEFORE, StrategySpec, checked, find, knows_others, parse
 
 
 def make_plan(mod: ir.IRModule, text: str, axes: Mapping[str, int]) -> Plan:
@@ -62,9 +62,25 @@ def compose(mod: ir.IRModule, mesh: MeshLike, specs: str | Sequence[StrategySpec
         raise PlanError(
             "DIST0235", "no strategy is given", place="strategy", remedy='Try "data_parallel".'
         )
-    plans = [(one.name, find(one.name)(mod, spec, **one.options)) for one in wanted]
-    merged = merge(plans)
+    merged = merge(_plans(mod, spec, wanted))
     return Plan(merged.meshes, tuple(_closed(rule) for rule in merged.rules))
+
+
+def _plans(
+    mod: ir.IRModule, mesh: MeshSpec, wanted: Sequence[StrategySpec]
+) -> list[tuple[str, Plan]]:
+    """Make the plans, in order; strategies that look at the others' plans come last."""
+    plans: dict[int, tuple[str, Plan]] = {}
+    for looks in (False, True):
+        for i, one in enumerate(wanted):
+            function = find(one.name)
+            if knows_others(function) != looks:
+                continue
+            options = dict(one.options)
+            if looks and plans:
+                options[BEFORE] = merge([plans[k] for k in sorted(plans)])
+            plans[i] = one.name, function(mod, mesh, **options)
+    return [plans[i] for i in sorted(plans)]
 
 
 def _closed(rule: Rule) -> Rule:

@@ -17,6 +17,9 @@ from .training import with_updates
 Strategy = Callable[..., Plan]
 Registered = TypeVar("Registered", bound=Strategy)
 
+BEFORE = "before"
+"""Parameter of a strategy that takes the plan of the others."""
+
 _STRATEGIES: dict[str, Strategy] = {}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
@@ -87,7 +90,12 @@ def strategies() -> dict[str, Strategy]:
 
 def _options(function: Strategy) -> dict[str, Any]:
     parameters = list(inspect.signature(function).parameters.values())[2:]
-    return {p.name: p.default for p in parameters}
+    return {p.name: p.default for p in parameters if p.name != BEFORE}
+
+
+def knows_others(function: Strategy) -> bool:
+    """Whether a strategy wants to know the plan of those it is composed with."""
+    return BEFORE in inspect.signature(function).parameters
 
 
 def parse(text: str) -> tuple[StrategySpec, ...]:

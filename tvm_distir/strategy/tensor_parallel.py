@@ -37,6 +37,7 @@ from .facts import (
     tensor_parameters,
 )
 from .registry import register_strategy
+from .taken import avoid, taken_dims
 
 SLACK_PERCENT = 10
 """How much more than an equal share a device may hold and compute."""
@@ -84,7 +85,12 @@ class Bounds:
 
 @register_strategy("tensor_parallel")
 def tensor_parallel(
-    mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", slack: int = SLACK_PERCENT
+    mod: ir.IRModule,
+    mesh: MeshLike,
+    axis: str = "tp",
+    slack: int = SLACK_PERCENT,
+    *,
+    before: Plan | None = None,
 ) -> Plan:
     """Plan that shards the weights of any model over one mesh axis.
 
@@ -105,6 +111,8 @@ def tensor_parallel(
         The mesh axis; other axes stay open.
     slack : int
         In percent.
+    before : Plan, optional
+        What other strategies want on this mesh: dims of weights that they use up are avoided.
 
     Returns
     -------
@@ -141,7 +149,12 @@ def tensor_parallel(
         bounds = _bounds(explorer, weights, ranks, slack)
         plain, prices = search(explorer, bounds)
         wide, _ = search(explorer, bounds, math.prod(spec.shape), prices)
-        trial = min(plain, wide, key=lambda t: (bounds.excess(t.footprint), t.footprint.wire_bytes))
+
+        def order(found: Footprint) -> tuple[float, int]:
+            return bounds.excess(found), found.wire_bytes
+
+        trial = min(plain, wide, key=lambda one: order(one.footprint))
+        trial = avoid(explorer, trial, weights, taken_dims(before, weights), order)
         pins = trial.pins
         labels = trial.labels
         _report(trial, bounds, axis)
