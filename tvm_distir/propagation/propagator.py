@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from tvm import ir, relax
@@ -32,6 +33,9 @@ SUMMARY_LIMIT = 1 << 10
 """Entries of one table of a function summary; above it a variable is kept."""
 
 ROUNDS = 3
+
+ALL_ORDERS = 3
+"""With at most so many axes every order is tried where axes compete, with more two."""
 
 
 def module_axes(mod: ir.IRModule) -> tuple[Axis, ...]:
@@ -99,8 +103,11 @@ class Propagator:
 
     def price(self, decision: Decision) -> Price:
         """What a decision of this propagator costs over all axes together."""
-        evaluator = Evaluator(self.shop, self.reach, lambda inst, a: self._sizes(inst, a)[0])
+        evaluator = self._evaluator()
         return sum((evaluator.price(inst) for inst in decision.entries.values()), Price())
+
+    def _evaluator(self) -> Evaluator:
+        return Evaluator(self.shop, self.reach, lambda inst, a: self._sizes(inst, a)[0])
 
     def weigh(self, costs: Costs) -> None:
         """Start afresh with other weights."""
@@ -138,25 +145,63 @@ class Propagator:
             max((sum(r.in_bytes + r.out_bytes) for r in rules), default=0),
         )
 
-    def _solve(self, inst: Instance) -> tuple[Instance, int]:
-        """Minimise axis by axis, again while the sizes an axis was solved with change."""
+    def _solve(self, start: Instance) -> tuple[Instance, int]:
+        """Minimise axis by axis; where axes compete, in several orders, of which the best counts."""
+        found: list[tuple[Instance, int, int]] = []
+        refusal: PropagationError | None = None
+        for order in self._orders():
+            try:
+                found.append(self._solve_in(start, order))
+            except PropagationError as error:
+                refusal = refusal or error
+        if not found and refusal is not None:
+            raise refusal
+        best = found[0]
+        if len(found) > 1:
+            evaluator = self._evaluator()
+            best = min(found, key=lambda one: evaluator.price(one[0]).total)
+        self.gap += best[2]
+        return best[0], best[1]
+
+    def _orders(self) -> list[tuple[int, ...]]:
+        """Orders of the axes to solve in: more than their own where two reach the same factor."""
+        count = len(self.axes)
+        own = tuple(range(count))
+        if not any(self._compete(a, b) for a, b in itertools.combinations(own, 2)):
+            return [own]
+        return list(itertools.permutations(own)) if count <= ALL_ORDERS else [own, own[::-1]]
+
+    def _compete(self, a: int, b: int) -> bool:
+        if self.axes[a].mesh != self.axes[b].mesh:
+            return False
+        return any(
+            x & y for r in self.reach.values() for x, y in zip(r.mask[a], r.mask[b], strict=True)
+        )
+
+    def _solve_in(self, inst: Instance, order: Sequence[int]) -> tuple[Instance, int, int]:
+        """Solve in one order, again while the sizes an axis was solved with change.
+
+        Returns the instance, the sum of the axes' minima, and how far they may be above a bound.
+        """
         bases: dict[int, Instance] = {}
         prices: dict[int, int] = {}
+        gaps = 0
         for _ in range(ROUNDS):
             before = inst
-            for a in range(len(self.axes)):
+            for a in order:
                 base = self._without(inst, a)
                 if a in bases and self._same_sizes(bases[a], base, a):
                     continue
                 model = self._build(base, a)
-                values, cost = self._minimise(model, base.graph, a)
+                values, cost, gap = self._minimise(model, base.graph, a)
                 bases[a], prices[a] = base, cost
+                gaps += gap
                 inst = self._decode(base, a, model, values)
             if inst is before:
                 break
-        return inst, sum(prices.values())
+        return inst, sum(prices.values()), gaps
 
-    def _minimise(self, model: Model, g: Graph, a: int) -> tuple[list[int], int]:
+    def _minimise(self, model: Model, g: Graph, a: int) -> tuple[list[int], int, int]:
         tables, values = self.shop.tables, [0] * len(model.domains)
         problem = Problem(model.domains, model.factors)
         done = tables.eliminate(problem, limit=TABLE_LIMIT)
@@ -170,8 +215,7 @@ class Propagator:
         total, forbidden = tables.evaluate(problem, values)
         if not feasible or forbidden:
             raise self._infeasible(g, a)
-        self.gap += gap
-        return values, model.constant + total
+        return values, model.constant + total, gap
 
     def _infeasible(self, g: Graph, a: int) -> PropagationError:
         """Name a stationary parameter that some op cannot take as it is."""

@@ -15,6 +15,7 @@ import numpy as np
 from joint_problem import Joint, TooLarge, Value
 
 from tvm_distir.errors import DistIRError
+from tvm_distir.ir.types import relax_functions
 from tvm_distir.plan import Plan
 from tvm_distir.propagation.cost import INFINITE, Costs
 from tvm_distir.propagation.propagator import Propagator
@@ -173,7 +174,7 @@ def module_of(seed: int) -> Any | None:
     import campaign_plans
 
     mod = campaign_modules.sample(seed).mod
-    bindings = sum(len(b.bindings) for f in mod.functions.values() for b in f.body.blocks)
+    bindings = sum(len(b.bindings) for _, f in relax_functions(mod) for b in f.body.blocks)
     if bindings > MOST_BINDINGS:
         return None
     plan = campaign_plans.plan_dict(seed, mod, MESHES, second_share=0)

@@ -101,5 +101,5 @@ def test_a_missing_solver_is_named(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without_scipy)
     tables, domains, factors = dense_problem(0)
     with pytest.raises(EnvironmentError_, match=r"DIST0111.*pip install scipy"):
-        wide.solve_wide(tables, domains, factors, 4, "test")
+        wide.solve_wide(tables, Problem(domains, factors), 4, "test")
     assert tvm.__version__
