@@ -21,6 +21,23 @@ the other; ``op``: position in :data:`tvm_distir.runtime.collectives.REDUCE_OPS`
 ``recv``                  tag, shape, the same six, out
 ========================  ==============================================================
 
+No level-5 op stands for the next ones; they are there for ``call_dps_packed``, with the native
+collectives only (``root``: position in the group; of ``op`` also 4, the average):
+
+=========================  =============================================================
+``broadcast``              x, groups, group_size, root, out
+``scatter``                x, groups, group_size, root, dim, out; only the root's x counts
+``gather``                 x, groups, group_size, root, dim, out; only the root's out is
+                           written
+``uneven_all_gather``      x, groups, group_size, dim, out
+``uneven_reduce_scatter``  x, groups, group_size, dim, op, out
+``uneven_all_to_all``      x, groups, group_size, gather_dim, split_dim, counts, out;
+                           counts: how much of split_dim goes to each rank of the group
+=========================  =============================================================
+
+The sizes of uneven parts (of ``scatter`` and ``gather``, too) are those of the ranks' own ``x``
+and ``out`` along ``dim``. Their meaning: :mod:`tvm_distir.runtime.collectives_more`.
+
 Each finds the fabric of the worker that calls it through :func:`worker`. All but ``exchange``,
 ``send`` and ``recv`` exist twice, in the native library and in Python; :func:`register` chooses.
 """
@@ -56,6 +73,16 @@ ARGS: dict[str, tuple[str, ...]] = {
     "axis_index": (),
 }
 """Names of the integer arguments between ``group_size`` and ``out``."""
+
+NATIVE_ONLY: tuple[str, ...] = (
+    "broadcast",
+    "scatter",
+    "gather",
+    "uneven_all_gather",
+    "uneven_reduce_scatter",
+    "uneven_all_to_all",
+)
+"""Collectives that only the native library has."""
 
 FABRICS: dict[str, Callable[[Sequence[int], float], Watched]] = {
     "native": NativeFabric,
@@ -170,7 +197,7 @@ def functions(collectives: str = "native") -> dict[str, Callable[..., Any]]:
     """
     made: dict[str, Callable[..., Any]]
     if collectives == "native":
-        made = {name: native.collective(name) for name in ARGS}
+        made = {name: native.collective(name) for name in (*ARGS, *NATIVE_ONLY)}
     else:
         made = {name: _guarded(name, _collective(name)) for name in ARGS}
     ours = {"exchange": _exchange, "send": _send, "recv": _recv}

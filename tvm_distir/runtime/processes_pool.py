@@ -77,8 +77,6 @@ class Pool:
         if self._owner != os.getpid():
             self._begin()  # a fork of the controller must leave the controller's workers alone
         wanted = list(ranks)
-        with contextlib.suppress(Closed):
-            self._read_server(0.0)
         self._forget_ended()
         missing = [rank for rank in wanted if rank not in self._workers]
         try:
@@ -142,6 +140,14 @@ class Pool:
         return message
 
     def _forget_ended(self) -> None:
+        """Drop the workers that ended since the last run, or all with the server."""
+        if self._channel is None:
+            return
+        try:
+            while self._read_server(0.0) is not None:
+                pass
+        except Closed:
+            self.close()
         for worker in list(self._workers.values()):
             if worker.pid in self._ends:
                 self.forget(worker)

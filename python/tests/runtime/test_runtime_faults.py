@@ -1,0 +1,60 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Every fault of one rank, on the engines of this process: found in time, named, survived."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tvm_distir.errors import DistIRError
+
+sys.path.append(str(Path(__file__).parents[3] / "scripts"))
+import fault_table as table
+
+TIMEOUT_S = 0.5
+GRACE_S = 1.0
+HERE = ("threads", "processes")
+CASES = [(e, f) for e in HERE for f in table.FAULTS if f.name in table.ENGINES[e].faults]
+
+
+def failure_of(engine, fault):
+    """Text of what the broken run raises."""
+    if fault.interrupts:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises((DistIRError, KeyboardInterrupt)) as caught:
+        table.run_program(engine, fault)
+    return "KeyboardInterrupt" if fault.interrupts else str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "fault"), CASES, ids=[f"{e}-{f.name}" for e, f in CASES])
+def test_a_broken_rank_is_named_in_time_and_the_engine_goes_on(name, fault, monkeypatch):
+    monkeypatch.setattr(table, "LONG_S", 6.0)  # a thread that sleeps cannot be ended
+    table.run_program(table.engine_for(name, 20))
+    engine, before = table.engine_for(name, TIMEOUT_S), set(table._named_memory())
+    start_s = time.monotonic()
+    text = failure_of(engine, fault)
+    assert time.monotonic() - start_s < TIMEOUT_S + GRACE_S + 1.5
+    assert re.search(fault.text, text, re.DOTALL), text
+    assert not [n for n in table._named_memory() - before if "tvm" in n]
+    table.run_program(table.engine_for(name, 20))
+
+
+def test_a_row_of_the_table_is_a_process_with_an_exit_code():
+    row = table.table_row("processes", table.ENGINES["processes"], table.FAULTS[0], 1.0)
+    assert row["good"], row
+    assert row["code"] == 1
+    assert row["orphans"] == []
+
+
+def test_a_row_that_finds_another_error_is_not_good(monkeypatch):
+    wrong = table.Fault("worker raises", table.FAULTS[0].act, "no such text")
+    row = table.table_row("threads", table.ENGINES["threads"], wrong, 1.0)
+    assert not row["good"]

@@ -1,0 +1,203 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The engine ``processes`` against the engines ``virtual`` and ``threads``, and what it leaves."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from level5_modules import Level5, draw, ops
+from tvm import relax
+
+import tvm_distir as td
+from tvm_distir.errors import RuntimeError_
+from tvm_distir.runtime import ThreadsEngine, VirtualEngine
+from tvm_distir.runtime.layout import same_bits
+from tvm_distir.runtime.processes import ProcessesEngine
+from tvm_distir.runtime.processes_memory import Layout, Memory, make_file
+from tvm_distir.runtime.processes_pool import POOL
+
+R = np.random.default_rng
+
+
+def all_engines(mod, inputs):
+    """Outputs of ``processes``, checked to be the bits and the counts of the others."""
+    processes, threads = ProcessesEngine(20), ThreadsEngine(20)
+    got = processes.run(mod, inputs)
+    for other in (threads.run(mod, inputs), VirtualEngine().run(mod, inputs)):
+        assert len(got) == len(other)
+        assert all(same_bits(a, b) for a, b in zip(got, other))
+    assert processes.collectives == threads.collectives
+    return got
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int64", "bool"])
+@pytest.mark.parametrize("width", [4, 60000])
+def test_every_op_and_type(dtype, width):
+    """All collectives in a row, over both axes; small and by chunks."""
+    mesh = td.device_mesh({"a": 2, "b": 2})
+    build = Level5(mesh)
+
+    def body(bb, x):
+        full = bb.emit(ops.all_gather(x, mesh, 1, 0))
+        part = bb.emit(ops.reduce_scatter(full, mesh, 0, 1, "max"))
+        swapped = bb.emit(ops.all_to_all(part, mesh, 1, 1, 0))
+        moved = bb.emit(ops.collective_permute(swapped, mesh, 0, 1))
+        return [bb.emit(ops.all_reduce(x, mesh, [0, 1], "sum")), moved]
+
+    build.entry(
+        [("x", (4, width), dtype, "S[0], S[0]")],
+        [("y", (1, width), dtype, "R, R"), ("z", (2, 2 * width), dtype, "S[1], S[0]")],
+        body,
+    )
+    x = draw(R(0), (4, width), dtype)
+    y, _ = all_engines(build.get(), [x])
+    assert y.shape == (1, width)
+
+
+def two_meshes(shape=(4, 4)):
+    """A transfer there and back, with more ranks on the second mesh."""
+    first, second = td.device_mesh({"dp": 2}), td.device_mesh({"a": 2, "b": 2}, start=2)
+    build = Level5(first, second)
+    here, there = "S[0]", "R, S[1]"
+    to = {"shape": shape, "tag": 0}
+    back = {"shape": shape, "tag": 1}
+
+    def stage0(bb, x):
+        bb.emit(ops.send(x, first, second, here, there, **to))
+        ends = {"device_mesh": first, "peer_mesh": second}
+        got = ops.recv(placement=here, peer_placement=there, dtype="float32", **ends, **back)
+        return bb.emit(relax.op.add(bb.emit(got), x))
+
+    def stage1(bb):
+        ends = {"device_mesh": second, "peer_mesh": first}
+        got = ops.recv(placement=there, peer_placement=here, dtype="float32", **ends, **to)
+        y = bb.emit(relax.op.multiply(bb.emit(got), relax.const(3.0)))
+        bb.emit(ops.send(y, second, first, there, here, **back))
+        return y
+
+    build.entry([("x", shape, "float32", here)], [("y", shape, "float32", here)], stage0, 0, False)
+    build.entry([], [("z", shape, "float32", there)], stage1, 1, False, [], [1])
+    return build.get()
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (5, 7), (300, 1000)])
+def test_several_meshes(shape):
+    x = draw(R(3), shape, "float32")
+    y, z = all_engines(two_meshes(shape), [x])
+    assert np.array_equal(y, 4 * x)
+    assert np.array_equal(z, 3 * x)
+
+
+def test_verify_a_transformer():
+    mod = td.zoo.gpt(layers=1, hidden=32, heads=4, seq=8, vocab=64, batch=4)
+    plan = td.strategy.compose(mod, {"dp": 2, "tp": 2}, "data_parallel+megatron")
+    report = td.verify(mod, plan, engine="processes")
+    assert report.equal
+    assert report.engine == "processes"
+    assert report.collectives == td.verify(mod, plan, engine="threads").collectives
+
+
+def test_workers_stay_for_the_next_run():
+    mod = two_meshes()
+    x = draw(R(3), (4, 4), "float32")
+    ProcessesEngine(20).run(mod, [x])
+    before = list(POOL.pids())
+    start_s = time.monotonic()
+    ProcessesEngine(20).run(mod, [x])
+    assert time.monotonic() - start_s < 1.0
+    assert list(POOL.pids()) == before
+
+
+def test_a_killed_server_is_replaced():
+    mod = two_meshes()
+    x = draw(R(3), (4, 4), "float32")
+    ProcessesEngine(20).run(mod, [x])
+    POOL._server.send_signal(signal.SIGKILL)
+    POOL._server.wait()
+    time.sleep(0.2)
+    y, _ = ProcessesEngine(20).run(mod, [x])
+    assert np.array_equal(y, 4 * x)
+
+
+def test_an_idle_worker_that_is_killed_is_replaced():
+    mod = two_meshes()
+    x = draw(R(3), (4, 4), "float32")
+    ProcessesEngine(20).run(mod, [x])
+    os.kill(next(POOL.pids()), signal.SIGKILL)
+    time.sleep(0.2)
+    y, _ = ProcessesEngine(20).run(mod, [x])
+    assert np.array_equal(y, 4 * x)
+
+
+def test_a_module_that_workers_cannot_import_is_named():
+    engine = ProcessesEngine(20, preload=["no_such_module"])
+    with pytest.raises(RuntimeError_, match=r"DIST0612 main.*no_such_module"):
+        engine.run(two_meshes(), [draw(R(3), (4, 4), "float32")])
+
+
+def test_memory_places_arrays():
+    layout = Layout()
+    places = [layout.place(s, d) for s, d in [((3,), "int8"), ((2, 0), "float64"), ((), "bool")]]
+    assert [p.offset % 64 for p in places] == [0, 0, 0]
+    file = make_file(layout.size_bytes)
+    try:
+        one, private = Memory(file, layout.size_bytes), Memory(file, layout.size_bytes, True)
+        one.array(places[0])[:] = 7
+        assert private.tensor(places[0]).numpy().tolist() == [7, 7, 7]
+        private.array(places[0])[:] = 1
+        assert one.array(places[0]).tolist() == [7, 7, 7]
+        assert one.array(places[2]).shape == ()
+    finally:
+        os.close(file)
+
+
+def children(mark):
+    """Processes that carry the mark in their environment."""
+    found = set()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark in (folder / "environ").read_bytes():
+                found.add(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.mark.parametrize("how", ["killed", "ends"])
+def test_nothing_is_left_of_a_controller(how, tmp_path):
+    script = tmp_path / "controller.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import sys, time
+            sys.path.insert(0, {os.path.dirname(__file__)!r})
+            import test_runtime_processes as t
+            t.ProcessesEngine(20).run(t.two_meshes(), [t.draw(t.R(3), (4, 4), "float32")])
+            print("ready", flush=True)
+            time.sleep(30 if {how == "killed"} else 0)
+            """
+        )
+    )
+    mark = f"controller_{os.getpid()}_{time.monotonic_ns()}"
+    environment = {**os.environ, "TVM_DISTIR_TEST_MARK": mark}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, env=environment
+    ) as controller:
+        assert controller.stdout.readline() == b"ready\n"
+        if how == "killed":
+            assert len(children(mark.encode())) == 8  # itself, the server and six workers
+            controller.kill()
+        assert controller.wait(20) == (-signal.SIGKILL if how == "killed" else 0)
+    deadline_s = time.monotonic() + 10
+    while children(mark.encode()) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert not children(mark.encode())
