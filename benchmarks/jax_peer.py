@@ -5,7 +5,8 @@
 Runs in any environment with ``jax``; a benchmark starts it (``peers.py``). Asked
 ``{"do": "shardy", "model": ..., "layers": ..., "nested": ..., "sequence": ..., "dedup": ...}``
 it gives the CPU seconds of Shardy's propagation and partitioning; asked ``"do": "xla"``, with
-``"shardy"`` true or false, the collectives of the program that XLA:CPU compiles.
+``"shardy"`` true or false, the collectives of the program that XLA:CPU compiles; asked
+``"do": "reshard"``, those of a change of placement.
 """
 
 from __future__ import annotations
@@ -84,12 +85,45 @@ def run_xla(request: Request, shardy: bool) -> dict[str, Any]:
     start = time.perf_counter()
     compiled = module.compile()
     seconds = time.perf_counter() - start
+    return {"compile_s": seconds, "collectives": _collectives(compiled.as_text())}
+
+
+def run_reshard(shape: list[int], mesh: list[int], before: list[int], after: list[int]) -> Any:
+    """Compile a change of placement: labels per mesh axis, -1 replicated, -2 a partial sum.
+
+    What is partial comes as the terms of a sum, one per device along those axes.
+    """
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    names = [f"a{i}" for i in range(len(mesh))]
+    devices = np.array(jax.devices()[: math.prod(mesh)]).reshape(mesh)
+    grid = Mesh(devices, names)
+
+    def spec(labels: list[int]) -> list[Any]:
+        return [
+            tuple(n for n, label in zip(names, labels) if label == d) or None
+            for d in range(len(shape))
+        ]
+
+    partial = tuple(n for n, label in zip(names, before) if label == -2)
+    terms = math.prod(k for k, label in zip(mesh, before) if label == -2)
+    source = NamedSharding(grid, PartitionSpec(partial or None, *spec(before)))
+    target = NamedSharding(grid, PartitionSpec(*spec(after)))
+    x = jax.ShapeDtypeStruct((terms, *shape), "float32", sharding=source)
+    work = jax.jit(lambda t: t.sum(0) if partial else t[0], out_shardings=target)
+    return {"collectives": _collectives(work.lower(x).compile().as_text())}
+
+
+def _collectives(text: str) -> list[tuple[str, int, int]]:
+    """(kind, group size, result bytes) of every collective of an HLO text."""
     found = []
-    for line in compiled.as_text().splitlines():
+    for line in text.splitlines():
         hit = COLLECTIVE.search(line)
         if hit is not None:
             found.append((hit[2].replace("-", "_"), _group_size(line), _bytes(hit[1])))
-    return {"compile_s": seconds, "collectives": found}
+    return found
 
 
 def _bytes(types: str) -> int:
@@ -118,6 +152,8 @@ def _group_size(line: str) -> int:
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
     """Answer one question."""
+    if question["do"] == "reshard":
+        return dict(run_reshard(*(question[k] for k in ("shape", "mesh", "before", "after"))))
     keys = ("model", "layers", "nested", "sequence")
     request = Request(**{key: question[key] for key in keys if key in question})
     if question["do"] == "shardy":

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Starts and asks the process that runs Shardy and XLA:CPU."""
+"""Starts and asks the processes of peers: Shardy and XLA:CPU, torch DTensor."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import os
 import subprocess
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-SCRIPT = Path(__file__).with_name("jax_peer.py")
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
-class JaxPeer:
-    """A process with JAX that answers questions (``jax_peer.py`` says which).
+class Peer:
+    """A process that answers questions, a JSON line each; its script says which.
 
     A process of its own, because it may live in another environment, and because a wrong shard
     ends XLA with a signal instead of an exception.
@@ -23,13 +24,15 @@ class JaxPeer:
     Parameters
     ----------
     python : str
-        An interpreter that can import ``jax``.
+        An interpreter that can import the peer's package.
+    script : str
+        File beside this one.
     """
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, script: str) -> None:
         hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
         self._process = subprocess.Popen(
-            [python, str(SCRIPT)],
+            [python, str(Path(__file__).with_name(script))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -49,10 +52,10 @@ class JaxPeer:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"the process with JAX ended with {self._process.wait()}")
+            raise SystemExit(f"{self._process.args} ended with {self._process.wait()}")
         return dict(json.loads(line))
 
-    def __enter__(self) -> JaxPeer:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -64,3 +67,17 @@ class JaxPeer:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
+
+
+class JaxPeer(Peer):
+    """The process of ``jax_peer.py``."""
+
+    def __init__(self, python: str) -> None:
+        super().__init__(python, "jax_peer.py")
+
+
+class TorchPeer(Peer):
+    """The process of ``torch_peer.py``."""
+
+    def __init__(self, python: str) -> None:
+        super().__init__(python, "torch_peer.py")
