@@ -142,7 +142,7 @@ class Draft:
                 raise self._fault(f"{side}{number}.dim{dim} stands in two factors")
             self._taken.add((side, number, dim))
         where = {(side, number): dim for side, number, dim, _ in kept}
-        pads = uneven and kind != "stat" and even and isinstance(size, int) and kept[0][3] == size
+        pads = uneven and even and isinstance(size, int) and kept[0][3] == size
         pads = pads or (uneven and kind == "halo")
         self._factors.append(
             Factor(

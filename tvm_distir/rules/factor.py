@@ -33,10 +33,11 @@ class Factor:
     kind : str
         ``map``: each device computes its block of the results. ``sum``, ``max``, ``min``,
         ``prod``: each device computes a term of that reduction. ``halo``: as map, with neighbour
-        rows exchanged. ``stat``: as map, with a statistic reduced inside the call.
+        rows exchanged. ``stat``: as map, with statistics reduced inside the call; a result that
+        is such a statistic is complete.
     comm_bytes : int
-        Bytes exchanged inside the whole call: a halo's rows, or one of the two statistics (of a
-        softmax, maximum and sum) that are reduced.
+        Bytes exchanged inside the whole call: a halo's rows, or one of two statistics (of a
+        softmax, maximum and sum) that are reduced. What gathers or scans instead is priced so.
     uneven : bool
         Whether an extent that does not divide may be padded at its end.
     rescale : bool

@@ -24,8 +24,16 @@ from tvm_distir.rules import Factor, Rule, rule_of
 #: Unoptimised: compiling is what takes the time here.
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 
-#: Factors whose devices exchange data inside the op: only the lowered call shows them.
+#: Kinds whose devices exchange data inside the op: only the lowered call shows them.
 INSIDE = ("stat", "halo")
+
+#: Ops that look rows up, and the operand whose rows lie on several devices: the lowered call
+#: leaves out what the others hold.
+SELECTING = {
+    "relax.grad.nll_loss_backward": 1,
+    "relax.grad.take_backward": 1,
+    "relax.nn.nll_loss": 0,
+}
 
 #: Ops whose first shape argument is the shape of the result.
 TARGET_SHAPE = (
@@ -136,6 +144,14 @@ def bits(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 def distinct(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.permutation(math.prod(shape)).reshape(shape)
+
+
+def only_lowered(case: Case, factor: Factor) -> bool:
+    """Whether the op alone, on blocks of its operands, does not give blocks of its results."""
+    rows = SELECTING.get(case.op)
+    others = [d for i, d in enumerate(factor.ins) if i != rows]
+    selected = rows is not None and factor.ins[rows] is not None
+    return factor.kind in INSIDE or (selected and all(d is None for d in others))
 
 
 def share(extent: int, count: int) -> int:
@@ -430,7 +446,7 @@ def run_cases(cases: Sequence[Case], rules: Sequence[Rule] | None = None) -> Pro
         else:
             machine.add((case.name, "whole"), case.operands, case.call, case.mod)
         for number, factor in enumerate(rule.factors):
-            for count in counts_of(factor) if factor.kind not in INSIDE else ():
+            for count in counts_of(factor) if not only_lowered(case, factor) else ():
                 if case.numpy is not None:
                     machine.add_numpy((case.name, number, count), case.numpy)
                     tasks.append((case, number, factor, count))

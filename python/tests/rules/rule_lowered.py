@@ -3,7 +3,8 @@
 """Factors executed as the product does: the sharded call lowered, run on virtual devices.
 
 This is the only proof of factors whose devices exchange data inside the op (softmax cut along
-its axis), and for all others a proof that the op does on shards what its rule says.
+its axis) or leave out what others hold (look-ups), and for all others a proof that the op does
+on shards what its rule says.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rule_harness import INSIDE, Case, _close, counts_of
+from rule_harness import Case, _close, counts_of, only_lowered
 from tvm import ir, relax
 
 from tvm_distir.transform.legalize import LegalizeRedistribute
@@ -55,10 +56,10 @@ def prove_lowered(case: Case, only_inside: bool = False) -> tuple[int, list[str]
     Parameters
     ----------
     only_inside : bool
-        Only the factors whose devices exchange data inside the op.
+        Only the factors that the op alone cannot show.
     """
     rule, inputs = case.rule(), case.inputs(0)
-    wanted = [f for f in rule.factors if f.kind in INSIDE or not only_inside]
+    wanted = [f for f in rule.factors if only_lowered(case, f) or not only_inside]
     if not wanted:
         return 0, []
     specs, whole, call = _module(case)

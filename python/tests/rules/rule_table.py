@@ -12,6 +12,7 @@ import cases_elementwise
 import cases_indexing
 import cases_layout
 import cases_products
+import cases_reduced
 from rule_harness import Case
 
 
@@ -33,6 +34,7 @@ TABLE: tuple[Case, ...] = tuple(
             *cases_products.CASES,
             *cases_layout.CASES,
             *cases_indexing.CASES,
+            *cases_reduced.CASES,
         ]
     )
 )

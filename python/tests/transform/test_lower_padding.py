@@ -201,12 +201,14 @@ def test_uneven_and_even_axes_together():
 
 
 def test_an_op_that_cannot_be_uneven_is_refused():
-    """Softmax over an uneven axis: the rule says even only."""
-    _, call = h.whole_module([("x", (6, 6), "float32")], lambda x: relax.op.nn.softmax(x, 1))
-    factor = next(f for f in h.rule_for(call).factors if f.kind == "stat")
-    legal = LegalizeRedistribute()(h.distributed([("x",)], call, h.mesh_of(4), [factor]))
+    """Groups of channels must stay together: the rule says even only."""
+    specs = [("x", (2, 6, 4), "float32"), ("g", (6,), "float32"), ("b", (6,), "float32")]
+    _, call = h.whole_module(specs, lambda x, g, b: relax.op.nn.group_norm(x, g, b, 3, 1, [2]))
+    factor = next(f for f in h.rule_for(call).factors if f.ins[0] == 1)
+    names = [spec[:1] for spec in specs]
+    legal = LegalizeRedistribute()(h.distributed(names, call, h.mesh_of(4), [factor]))
     with pytest.raises(LoweringError) as caught:
         LowerDistIR()(legal)
     assert caught.value.code == "DIST0507"
-    assert caught.value.place == "main/value (nn.softmax)"
+    assert caught.value.place == "main/value (nn.group_norm)"
     assert "8" in caught.value.remedy

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from ..dims import same
+from ..dims import elements, same
 from ..draft import CallShape, Draft
 from ..registry import register_sharding_rule
 
@@ -47,10 +47,11 @@ def take(call: CallShape) -> Draft:
 
 @register_sharding_rule("relax.grad.take_backward")
 def take_backward(call: CallShape) -> Draft:
-    """Gradient of the table: dims that are not indexed are kept; linear in the gradient.
+    """Gradient of the table: its dims are kept, the indices summed over; linear in the gradient.
 
-    Operands: gradient of the result, table, indices. TVM's kernel takes a negative axis for the
-    first one, and does not walk the table then: such a call is left whole.
+    Operands: gradient of the result, table (of which only the shape counts), indices. A device
+    that holds some rows adds up what was looked up among them. TVM's kernel takes a negative axis
+    for the first one, and does not walk the table then: such a call is left whole.
     """
     draft = Draft(call)
     table, index = call.ins[1], call.ins[2]
@@ -62,9 +63,10 @@ def take_backward(call: CallShape) -> Draft:
                 draft.tie({0: d if d < axis else d - 1 + len(index), 1: d}, {0: d})
         for d in range(len(index)):
             draft.tie({0: axis + d, 2: d}, {}, "sum")
+        draft.tie({1: axis}, {0: axis})
     draft.default_why = _INDEXED
     draft.linear((0,))
-    draft.per_element()
+    draft.work(elements(call.ins[0]), "gather", in_bytes={1: 0})
     return draft
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from ..dims import elements
+from ..dims import Shape, elements, size_bytes
 from ..draft import CallShape, Draft
 from ..registry import register_sharding_rule
 
@@ -21,26 +21,35 @@ def cross_entropy(call: CallShape) -> Draft:
     return draft
 
 
+def _class_dim(shape: Shape) -> int:
+    """Predictions are (classes,) or (samples, classes, ...)."""
+    return min(1, len(shape) - 1)
+
+
+_WEIGHTS = "a device needs the weights of all targets"
+
+
 @register_sharding_rule("relax.nn.nll_loss")
 def nll_loss(call: CallShape) -> Draft:
-    """Samples are kept (``none``) or summed (``sum``); classes are whole.
+    """Samples are kept (``none``), summed (``sum``) or averaged; classes give terms of a sum.
 
     Operands: predictions ``(N, C, d...)``, targets ``(N, d...)``, optionally weights ``(C,)``. A
-    mean divides by the weight of the targets that count, known only when all are seen.
+    device that holds some classes looks up the targets among them, and zeros for the rest. A
+    mean over cut samples reduces the sum and its divisor, the weight of all targets, inside.
     """
     draft = Draft(call)
     reduction = str(call.attrs.reduction)
-    single = len(call.ins[0]) == 1
-    draft.default_why = "classes are looked up"
-    for d in range(0 if single else len(call.ins[1])):
-        own = d if d == 0 else d + 1
+    classes = _class_dim(call.ins[0])
+    draft.tie({0: classes}, {}, "sum")
+    for d in range(len(call.ins[1])):
+        ins = {0: d if d == 0 else d + 1, 1: d}
         if reduction == "none":
-            draft.tie({0: own, 1: d}, {0: d})
+            draft.tie(ins, {0: d})
         elif reduction == "sum":
-            draft.tie({0: own, 1: d}, {}, "sum")
+            draft.tie(ins, {}, "sum")
         else:
-            for i, dim in ((0, own), (1, d)):
-                draft.whole("in", i, dim, "the mean divides by the weight of all targets")
+            draft.tie(ins, {}, "stat", comm_bytes=size_bytes((), call.out_dtypes[0]))
+    draft.default_why = _WEIGHTS
     draft.linear((0,))
     draft.work(2 * elements(call.ins[1]), "gather")
     return draft
@@ -48,22 +57,26 @@ def nll_loss(call: CallShape) -> Draft:
 
 @register_sharding_rule("relax.grad.nll_loss_backward")
 def nll_loss_backward(call: CallShape) -> Draft:
-    """Gradient of the predictions: samples are kept unless the loss was a mean.
+    """Gradient of the predictions: samples and classes are kept.
 
-    Operands: gradient of the loss, predictions, targets, optionally weights.
+    Operands: gradient of the loss, predictions, targets, optionally weights. Of a mean over cut
+    samples the divisor, the weight of all targets, is reduced inside.
     """
     draft = Draft(call)
     reduction = str(call.attrs.reduction)
-    draft.default_why = "classes are looked up"
-    for d in range(0 if len(call.ins[1]) == 1 else len(call.ins[2])):
+    classes = _class_dim(call.ins[1])
+    draft.tie({1: classes}, {0: classes})
+    for d in range(len(call.ins[2])):
         own = d if d == 0 else d + 1
+        ins = {1: own, 2: d}
         if reduction == "none":
-            draft.tie({0: d, 1: own, 2: d}, {0: own})
+            draft.tie({0: d, **ins}, {0: own})
         elif reduction == "sum":
-            draft.tie({1: own, 2: d}, {0: own})
+            draft.tie(ins, {0: own})
         else:
-            for side, i, dim in (("in", 1, own), ("in", 2, d), ("out", 0, own)):
-                draft.whole(side, i, dim, "the mean divides by the weight of all targets")
+            comm_bytes = size_bytes((), call.out_dtypes[0])
+            draft.tie(ins, {0: own}, "stat", comm_bytes=comm_bytes)
+    draft.default_why = _WEIGHTS
     draft.linear((0,))
     draft.per_element()
     return draft

@@ -4,20 +4,26 @@
 
 from __future__ import annotations
 
-from ..dims import elements, same, size_bytes
+from ..dims import elements, same
 from ..draft import CallShape, Draft
 from ..registry import register_sharding_rule
+from .norms import statistic_bytes
 
 
 def tie_reduction(
-    draft: Draft, axes: tuple[int, ...], keepdims: bool, kind: str | None, rescale: bool = False
+    draft: Draft,
+    axes: tuple[int, ...],
+    keepdims: bool,
+    kind: str | None,
+    rescale: bool = False,
+    comm_bytes: int = 0,
 ) -> None:
     """Tie kept dims, and reduced ones by ``kind`` (None: they must be whole)."""
     shape, place = draft.call.ins[0], 0
     for d in range(len(shape)):
         if d in axes:
             if kind is not None:
-                draft.tie({0: d}, {}, kind, rescale=rescale)
+                draft.tie({0: d}, {}, kind, rescale=rescale, comm_bytes=comm_bytes)
             place += keepdims
         else:
             draft.tie({0: d}, dict.fromkeys(range(len(draft.call.outs)), place))
@@ -44,21 +50,36 @@ def reduction(call: CallShape) -> Draft:
     return draft
 
 
-_WHY = {
-    "relax.variance": "the mean of all parts must be known before their squares are summed",
-    "relax.std": "the mean of all parts must be known before their squares are summed",
-    "relax.argmax": "the places found in the parts say nothing without the values",
-    "relax.argmin": "the places found in the parts say nothing without the values",
-    "relax.median": "the medians of the parts do not give the median",
-}
+@register_sharding_rule("relax.variance", "relax.std")
+def spread(call: CallShape) -> Draft:
+    """Kept dims; reduced ones with mean and squares reduced inside, the result complete."""
+    draft = Draft(call)
+    axes = call.axes("axis", len(call.ins[0]))
+    rows = statistic_bytes(call.ins[0], axes, call.out_dtypes[0])
+    tie_reduction(draft, axes, bool(call.attrs.keepdims), "stat", comm_bytes=rows)
+    return draft
 
 
-@register_sharding_rule(*_WHY)
-def statistic(call: CallShape) -> Draft:
+@register_sharding_rule("relax.argmax", "relax.argmin")
+def extreme_place(call: CallShape) -> Draft:
+    """Kept dims; the axis with the extreme and its first place reduced inside."""
+    draft = Draft(call)
+    shape = call.ins[0]
+    axes = call.axes("axis", len(shape))
+    flat = len(axes) > 1
+    rows = statistic_bytes(shape, axes, "int64")
+    kind = None if flat else "stat"
+    tie_reduction(draft, axes, bool(call.attrs.keepdims), kind, comm_bytes=rows)
+    draft.default_why = "the place counts all elements of the operand"
+    return draft
+
+
+@register_sharding_rule("relax.median")
+def median(call: CallShape) -> Draft:
     """Reduced dims must be whole."""
     draft = Draft(call)
     tie_reduction(draft, call.axes("axis", len(call.ins[0])), bool(call.attrs.keepdims), None)
-    draft.default_why = _WHY[call.op]
+    draft.default_why = "the medians of the parts do not give the median"
     return draft
 
 
@@ -86,7 +107,7 @@ def softmax(call: CallShape) -> Draft:
     draft = Draft(call)
     shape = call.ins[0]
     axis = int(call.attrs.axis) % len(shape)
-    rows = size_bytes(shape[:axis] + shape[axis + 1 :], "float32")
+    rows = statistic_bytes(shape, (axis,))
     for d in range(len(shape)):
         if d == axis:
             draft.tie({0: d}, {0: d}, "stat", comm_bytes=rows)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from . import losses, ordering, statistics  # noqa: F401 (they register their handlers)
 from .calls import LocalCall, Operand, Shard, register_local
 from .passes import LowerDistIR
 

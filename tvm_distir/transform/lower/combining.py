@@ -52,25 +52,70 @@ def take(cx: LocalCall) -> Any:
         return cx.same()
     a, table, index = cx.call.attrs, cx.ins[0].shard, cx.ins[1].shard
     axis = int(a.axis) % len(table.whole) if a.axis is not None else 0
-    rows, whole = table.local[axis], table.whole[axis]
-    places = cx.operand(1)
-    if index.dtype != "int64":
-        places = cx.emit(relax.op.astype(places, "int64"), "places")
-    mode = str(a.mode)
+    whole = table.whole[axis]
+    places, mode = cx.operand(1), str(a.mode)
+    if mode in ("clip", "wrap"):
+        places = as_int64(cx, places)
     if mode == "clip":
         places = cx.emit(relax.op.clip(places, 0, whole - 1), "places")
     elif mode == "wrap":
         places = cx.emit(relax.op.floor_mod(places, relax.const(whole, "int64")), "places")
-    start = cx.emit(relax.op.multiply(cx.position(axes), relax.const(rows, "int64")), "start")
-    own = cx.emit(relax.op.subtract(places, start), "own")
-    above = cx.emit(relax.op.greater_equal(own, relax.const(0, "int64")), "above")
-    below = cx.emit(relax.op.less(own, relax.const(rows, "int64")), "below")
-    here = cx.emit(relax.op.logical_and(above, below), "here")
-    near = cx.emit(relax.op.clip(own, 0, rows - 1), "near")
+    here, near = own_places(cx, places, axes, table.local[axis])
     found = cx.emit(relax.op.take(cx.operand(0), near, axis=axis, mode="fast"), "found")
     shape = list(index.local) + [1] * (len(table.whole) - 1 - axis)
     wide = cx.emit(relax.op.reshape(here, shape), "here")
     return relax.op.where(wide, found, cx.scalar(0, table.dtype))
+
+
+@register_local("relax.grad.take_backward")
+def take_backward(cx: LocalCall) -> Any:
+    """Rows of the table on several devices: each adds up what was looked up among its own."""
+    a, grad, table = cx.call.attrs, cx.ins[0].shard, cx.ins[1].shard
+    axis = int(a.axis) if a.axis is not None else 0
+    axes = cx.axes_of_dim(1, axis)
+    if not axes:
+        return cx.same()
+    here, near = own_places(cx, cx.operand(2), axes, table.local[axis])
+    shape = [1] * axis + list(cx.ins[2].shard.local) + [1] * (len(table.whole) - 1 - axis)
+    wide = cx.emit(relax.op.reshape(here, shape), "here")
+    mine = cx.emit(relax.op.where(wide, cx.operand(0), cx.scalar(0, grad.dtype)), "mine")
+    near = cx.emit(relax.op.astype(near, cx.ins[2].shard.dtype), "near")
+    return relax.op.grad.take_backward(mine, cx.operand(1), near, axis)
+
+
+def as_int64(cx: LocalCall, places: Any) -> Any:
+    """Indices as int64."""
+    if str(places.ty.dtype) == "int64":
+        return places
+    return cx.emit(relax.op.astype(places, "int64"), "places")
+
+
+def own_places(cx: LocalCall, places: Any, axes: tuple[int, ...], rows: int) -> tuple[Any, Any]:
+    """Which indices name rows of this device, and where they stand among them.
+
+    Parameters
+    ----------
+    cx : LocalCall
+    places : variable
+        Indices into all rows.
+    axes : tuple of int
+        Mesh axes that cut the rows.
+    rows : int
+        Rows of a device.
+
+    Returns
+    -------
+    here : variable
+        Bool, like the indices.
+    near : variable
+        int64; for rows of other devices some row of this one.
+    """
+    start = cx.emit(relax.op.multiply(cx.position(axes), relax.const(rows, "int64")), "start")
+    own = cx.emit(relax.op.subtract(as_int64(cx, places), start), "own")
+    above = cx.emit(relax.op.greater_equal(own, relax.const(0, "int64")), "above")
+    below = cx.emit(relax.op.less(own, relax.const(rows, "int64")), "below")
+    here = cx.emit(relax.op.logical_and(above, below), "here")
+    return here, cx.emit(relax.op.clip(own, 0, rows - 1), "near")
 
 
 @register_local("relax.nn.softmax", "relax.nn.log_softmax")

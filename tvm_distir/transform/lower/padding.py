@@ -51,7 +51,7 @@ KEEP_ZEROS = frozenset(
     ).split()
 )
 #: Ops whose rule sums over rows that a device looks up: its handler leaves no term for padding.
-SELECTING = frozenset({"relax.take"})
+SELECTING = frozenset({"relax.take", "relax.nn.nll_loss"})
 
 
 def neutral_element(kind: str, dtype: str) -> Any:

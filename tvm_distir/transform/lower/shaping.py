@@ -84,19 +84,3 @@ def strided_slice(cx: LocalCall) -> Any:
     return relax.op.strided_slice(
         cx.operand(0), list(axes), begin, end, strides, assume_inbound=inbound
     )
-
-
-@register_local("relax.nn.group_norm")
-def group_norm(cx: LocalCall) -> Any:
-    """Each device normalizes its own groups."""
-    a, own = cx.call.attrs, cx.ins[0].shard
-    channel = int(a.channel_axis) % len(own.whole)
-    return relax.op.nn.group_norm(
-        *(cx.operand(i) for i in range(3)),
-        num_groups=int(a.num_groups) // own.counts[channel],
-        channel_axis=int(a.channel_axis),
-        axes=[int(x) for x in a.axes],
-        epsilon=float(a.epsilon),
-        center=bool(a.center),
-        scale=bool(a.scale),
-    )
