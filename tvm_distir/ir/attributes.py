@@ -29,7 +29,8 @@ NUM_INPUT_ATTR = "num_input"
 
 TRAINING_ATTR = "dist.training"
 """Entry function of a training step: ``updated``, the value that is the new form of each updated
-parameter, by the parameter's name; ``states``, the names of a weight's optimizer states."""
+parameter, by the parameter's name; ``states``, the names of a weight's optimizer states;
+``again``, the value as which the backward part reads a weight."""
 
 FRONTEND_ATTR = "dist.frontend"
 """Module: where it was imported from."""
