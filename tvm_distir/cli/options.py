@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 
 from ..errors import MeshError, UsageError
@@ -100,6 +101,52 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch", metavar="N", help="set the batch dimension of the model to N (whole batch)"
     )
+    parser.add_argument(
+        "--train",
+        action="store_true",
+        help="make a training step of the model: loss, gradients and the optimizer's update",
+    )
+    parser.add_argument(
+        "--loss", metavar="NAME", help="with --train: cross_entropy (the default) or mse"
+    )
+    parser.add_argument(
+        "--optimizer",
+        metavar="NAME[:k=v,...]",
+        help="with --train: sgd (the default) or adam, with options such as rate=0.001",
+    )
+
+
+def parse_optimizer(text: str) -> tuple[str, dict[str, float]]:
+    """Read ``adam:rate=0.001,beta1=0.9``: a name and numbers (UsageError DIST0152)."""
+    name, colon, rest = text.partition(":")
+    options: dict[str, float] = {}
+    for item in rest.split(",") if colon else []:
+        key, equals, value = (word.strip() for word in item.partition("="))
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not key or not equals or not math.isfinite(number) or key in options:
+            raise UsageError(
+                "DIST0152",
+                f'"{item}" is not an option and its number',
+                place="--optimizer",
+                remedy="Write NAME:key=value,..., e.g. adam:rate=0.001.",
+            )
+        options[key] = number
+    return name.strip(), options
+
+
+def _check_training(arguments: argparse.Namespace) -> None:
+    """Refuse options of a training step without ``--train``."""
+    for option in ("loss", "optimizer"):
+        if getattr(arguments, option) is not None and not arguments.train:
+            raise UsageError(
+                "DIST0151",
+                f"--{option} needs --train",
+                place=f"tvm-distir {arguments.command}",
+                remedy="Add --train.",
+            )
 
 
 def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
@@ -119,6 +166,7 @@ def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
             remedy="Give exactly one of them.",
         )
     arguments.batch = parse_batch(arguments.batch)
+    _check_training(arguments)
     if arguments.mesh is not None:
         return parse_mesh(arguments.mesh)
     if arguments.strategy is not None:

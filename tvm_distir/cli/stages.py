@@ -8,10 +8,11 @@ import argparse
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import UsageError, nearest
+from .options import parse_optimizer
 
 LEVELS = {
     "annotate": "annotated",
@@ -98,7 +99,7 @@ def load_work(arguments: argparse.Namespace, axes: dict[str, int] | None, watch:
     axes : dict of str to int or None
         The mesh of the command line.
     watch : Stopwatch
-        Gets the stages ``load`` and ``plan``.
+        Gets the stages ``load``, ``plan`` and, with ``--train``, ``train``.
     """
     plan = None
     with watch.stage("plan"):
@@ -112,10 +113,21 @@ def load_work(arguments: argparse.Namespace, axes: dict[str, int] | None, watch:
         from ..frontend import load_model
 
         model = load_model(arguments.model, batch=arguments.batch)
+    if arguments.train:
+        with watch.stage("train"):
+            model = replace(model, mod=training_step(model.mod, arguments))
     with watch.stage("plan"):
         if plan is None:
             plan = strategy.compose(model.mod, axes or {}, specs)
     return Work(model, plan)
+
+
+def training_step(mod: Any, arguments: argparse.Namespace) -> Any:
+    """Make the training step that ``--train``, ``--loss`` and ``--optimizer`` ask for."""
+    from ..frontend.training import train_step
+
+    name, options = parse_optimizer(arguments.optimizer or "sgd")
+    return train_step(mod, arguments.loss or "cross_entropy", name, False, **options)
 
 
 def load_plan(path: str, axes: dict[str, int] | None) -> Any:

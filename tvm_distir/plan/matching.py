@@ -34,12 +34,15 @@ class FunctionTargets:
         By the variable a call is bound to, then by position of the argument.
     positions : dict of str to list of int
         Positions of the parameters by name, so that thousands of exact names are quick to find.
+    bound : dict of str to list of Var
+        Bound variables by name, for the same reason.
     """
 
     params: dict[int, Rule] = field(default_factory=dict)
     values: dict[Any, Rule] = field(default_factory=dict)
     args: dict[Any, dict[int, Rule]] = field(default_factory=dict)
     positions: dict[str, list[int]] = field(default_factory=dict, repr=False)
+    bound: dict[str, list[Any]] = field(default_factory=dict, repr=False)
 
 
 def plain_name(name: str) -> str:
@@ -186,7 +189,13 @@ def _match_params(
 def _match_values(
     rule: Rule, mesh: MeshSpec, fn: relax.Function, name: str, targets: FunctionTargets
 ) -> bool:
-    named = [b.var for b in bindings_of(fn.body) if match_name(rule.name, str(b.var.name))]
+    if not targets.bound:
+        for binding in bindings_of(fn.body):
+            targets.bound.setdefault(plain_name(str(binding.var.name)), []).append(binding.var)
+    if is_pattern(rule.name):
+        named = [b.var for b in bindings_of(fn.body) if match_name(rule.name, str(b.var.name))]
+    else:
+        named = targets.bound.get(plain_name(rule.name), [])
     tensors = [var for var in named if tensor_type(var.ty) is not None]
     if named and not tensors:
         raise _no_tensor(rule, f"{name}/{named[0].name}", named[0].ty)

@@ -256,13 +256,14 @@ def _through_norm(
 
 @_gradient("nn.layer_norm")
 def _layer_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """TVM's kernel scales and shifts whatever the attributes say."""
     x, gamma, beta = call.args
     axes = [int(a) % len(_shape(x)) for a in call.attrs.axes]
     normed, scale = _normed(x, axes, float(call.attrs.epsilon), builder)
-    inner = builder.emit(multiply(grad, gamma)) if call.attrs.scale else grad
+    inner = builder.emit(multiply(grad, gamma))
     through = _through_norm(normed, scale, inner, axes, True, builder)
-    by_gamma = _fitted(builder, multiply(grad, normed), gamma) if call.attrs.scale else None
-    return [through, by_gamma, _fitted(builder, grad, beta) if call.attrs.center else None]
+    by_gamma = _fitted(builder, multiply(grad, normed), gamma)
+    return [through, by_gamma, _fitted(builder, grad, beta)]
 
 
 @_gradient("nn.rms_norm")
@@ -275,6 +276,29 @@ def _rms_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> 
     inner = builder.emit(multiply(grad, gamma))
     through = _through_norm(normed, scale, inner, axes, False, builder)
     return [through, _fitted(builder, multiply(grad, normed), gamma)]
+
+
+@_gradient("nn.group_norm", "nn.instance_norm")
+def _group_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Channels of a group, and the dims in ``axes``, are normalized together."""
+    x, gamma = call.args[:2]
+    shape = list(_shape(x))
+    channel = int(call.attrs.channel_axis) % len(shape)
+    axes = [int(a) % len(shape) for a in call.attrs.axes]
+    single = str(call.op.name) == "relax.nn.instance_norm"
+    groups = shape[channel] if single else int(call.attrs.num_groups)
+    split = [*shape[:channel], groups, shape[channel] // groups, *shape[channel + 1 :]]
+    over = sorted([channel + 1, *(a if a < channel else a + 1 for a in axes)])
+    per_channel = [n if d == channel else 1 for d, n in enumerate(shape)]
+    others = [d for d in range(len(shape)) if d != channel]
+    parted = builder.emit(reshape(x, split))
+    normed, scale = _normed(parted, over, float(call.attrs.epsilon), builder)
+    inner = builder.emit(multiply(grad, builder.emit(reshape(gamma, per_channel))))
+    inner = builder.emit(reshape(inner, split))
+    through = builder.emit(_through_norm(normed, scale, inner, over, True, builder))
+    flat = builder.emit(reshape(normed, shape))
+    by_gamma = sum_op(builder.emit(multiply(grad, flat)), others)
+    return [reshape(through, shape), by_gamma, sum_op(grad, others)]
 
 
 @_gradient("nn.batch_norm")

@@ -36,10 +36,18 @@ class Optimizer(Protocol):
     def counts(self) -> bool:
         """Whether the number of the step is read."""
 
+    def begin(self, builder: relax.BlockBuilder, step: Any) -> tuple[Any, ...]:
+        """What all weights share in this step; ``step``, float32 (), counts from 1."""
+
     def update(
-        self, builder: relax.BlockBuilder, weight: Any, grad: Any, states: Sequence[Any], step: Any
+        self,
+        builder: relax.BlockBuilder,
+        weight: Any,
+        grad: Any,
+        states: Sequence[Any],
+        shared: tuple[Any, ...],
     ) -> tuple[Any, list[Any]]:
-        """New weight and new states, not emitted yet; ``step`` counts from 1."""
+        """New weight and new states, the weight not emitted yet."""
 
 
 def _scaled(builder: relax.BlockBuilder, factor: float, value: Any) -> Any:
@@ -65,8 +73,17 @@ class Sgd:
         """The running sum, where there is momentum."""
         return ("momentum",) if self.momentum else ()
 
+    def begin(self, builder: relax.BlockBuilder, step: Any) -> tuple[Any, ...]:
+        """Nothing."""
+        return ()
+
     def update(
-        self, builder: relax.BlockBuilder, weight: Any, grad: Any, states: Sequence[Any], step: Any
+        self,
+        builder: relax.BlockBuilder,
+        weight: Any,
+        grad: Any,
+        states: Sequence[Any],
+        shared: tuple[Any, ...],
     ) -> tuple[Any, list[Any]]:
         """See :class:`Optimizer`."""
         if self.decay:
@@ -97,29 +114,37 @@ class Adam:
     counts = True
     slots = ("m", "v")
 
-    def _corrected(self, builder: relax.BlockBuilder, moment: Any, beta: float, step: Any) -> Any:
-        """A moment over ``1 - beta^step``."""
-        left = builder.emit(power(relax.const(beta, "float32"), step))
-        share = builder.emit(subtract(relax.const(1.0, "float32"), left))
-        dtype = str(moment.ty.dtype)
-        if dtype != "float32":
-            share = builder.emit(astype(share, dtype))
-        return builder.emit(divide(moment, share))
+    def begin(self, builder: relax.BlockBuilder, step: Any) -> tuple[Any, ...]:
+        """What the moments fall short by so far: ``1 - beta^step`` of either."""
+        one = relax.const(1.0, "float32")
+        left = [builder.emit(power(relax.const(b, "float32"), step)) for b in self._betas]
+        return tuple(builder.emit(subtract(one, part)) for part in left)
+
+    @property
+    def _betas(self) -> tuple[float, float]:
+        return self.beta1, self.beta2
 
     def update(
-        self, builder: relax.BlockBuilder, weight: Any, grad: Any, states: Sequence[Any], step: Any
+        self,
+        builder: relax.BlockBuilder,
+        weight: Any,
+        grad: Any,
+        states: Sequence[Any],
+        shared: tuple[Any, ...],
     ) -> tuple[Any, list[Any]]:
         """See :class:`Optimizer`."""
+        dtype = str(weight.ty.dtype)
+        shares = [s if dtype == "float32" else builder.emit(astype(s, dtype)) for s in shared]
         squared = builder.emit(multiply(grad, grad))
         moments = []
-        for state, new, beta in zip(states, (grad, squared), (self.beta1, self.beta2), strict=True):
+        for state, new, beta in zip(states, (grad, squared), self._betas, strict=True):
             kept = _scaled(builder, beta, state)
             moments.append(builder.emit(add(kept, _scaled(builder, 1 - beta, new))))
         first, second = (
-            self._corrected(builder, moment, beta, step)
-            for moment, beta in zip(moments, (self.beta1, self.beta2), strict=True)
+            builder.emit(divide(moment, share))
+            for moment, share in zip(moments, shares, strict=True)
         )
-        small = relax.const(self.epsilon, str(weight.ty.dtype))
+        small = relax.const(self.epsilon, dtype)
         below = builder.emit(add(builder.emit(sqrt(second)), small))
         move = _scaled(builder, self.rate, builder.emit(divide(first, below)))
         if self.decay:

@@ -10,7 +10,7 @@ registers nothing with TVM.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import tvm.relax.op._op_gradient  # noqa: F401  (registers TVM's gradients)
 from tvm import ir, relax
@@ -18,12 +18,17 @@ from tvm.relax.op import add, ones, zeros
 
 from ...errors import ModelError
 from ...ir import tensor_type
+from ...transform.legalize.emit import substitute
 from .gradients import GRADIENTS, Gradient
 
 GRAD_SUFFIX = "_grad"
 """Ends the names of the values that are gradients."""
 
+AGAIN_SUFFIX = "_again"
+"""Ends the names of the values that are parameters, or views of them, read anew."""
+
 _NO_GRADIENT = "relax.grad.no_grad"
+_VIEWS = ("relax.astype", "relax.permute_dims", "relax.reshape")
 
 
 def _variables(expr: Any) -> Iterator[Any]:
@@ -56,11 +61,72 @@ def active(bindings: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
     return found
 
 
+class Reread:
+    """Lets the backward part read parameters anew (reshaped to what they are), and their views.
+
+    Parameters
+    ----------
+    builder : BlockBuilder
+    params : sequence of Var
+    bindings : sequence of Binding
+        Of the forward part.
+
+    Attributes
+    ----------
+    marks : dict of Var to Var
+        Of the parameters that were read anew: what they are called there.
+    """
+
+    def __init__(
+        self, builder: relax.BlockBuilder, params: Sequence[Any], bindings: Sequence[Any]
+    ) -> None:
+        self.builder, self.params = builder, set(params)
+        self.marks: dict[Any, Any] = {}
+        self._again: dict[Any, Any] = {}
+        self._views = self._views_of(bindings)
+
+    def _views_of(self, bindings: Sequence[Any]) -> dict[Any, ir.Call]:
+        """Values that are a reordered or cast parameter, by variable."""
+        found: dict[Any, ir.Call] = {}
+        for binding in bindings:
+            value = binding.value
+            if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
+                source = value.args[0] if len(value.args) else None
+                known = source in self.params or source in found
+                if known and str(value.op.name) in _VIEWS:
+                    found[binding.var] = value
+        return found
+
+    def _variable(self, var: Any) -> Any:
+        if var not in self.params and var not in self._views:
+            return var
+        if var not in self._again:
+            if var in self.params:
+                value: Any = relax.op.reshape(var, var.ty.shape)
+            else:
+                view = self._views[var]
+                args = [self._variable(view.args[0]), *list(view.args)[1:]]
+                value = ir.Call(view.op, args, view.attrs, list(view.ty_args))
+            self._again[var] = self.builder.emit(value, f"{var.name}{AGAIN_SUFFIX}")
+            if var in self.params:
+                self.marks[var] = self._again[var]
+        return self._again[var]
+
+    def __call__(self, call: ir.Call) -> ir.Call:
+        """Return the call with its parameters, and views of them, read anew."""
+        if not any(v in self.params or v in self._views for v in _variables(call)):
+            return call
+        env = {v: self._variable(v) for v in _variables(call)}
+        return cast(ir.Call, substitute(call, env))
+
+
 class _Reverse:
     """Writes the gradients of one block. ``sums``: by variable, or variable and tuple field."""
 
-    def __init__(self, builder: relax.BlockBuilder, live: set[Any], place: str) -> None:
-        self.builder, self.live, self.place = builder, live, place
+    def __init__(
+        self, builder: relax.BlockBuilder, live: set[Any], place: str, reread: Reread | None
+    ) -> None:
+        self.builder, self.live, self.place, self.reread = builder, live, place, reread
         self.sums: dict[Any, Any] = {}
 
     def _accumulate(self, key: Any, gradient: Any, name: str) -> None:
@@ -109,7 +175,8 @@ class _Reverse:
         if not isinstance(value, ir.Call):
             self.give(value, gradient)
             return
-        parts = self._rule(value)(var, value, gradient, self.builder)
+        again = value if self.reread is None else self.reread(value)
+        parts = self._rule(value)(var, again, gradient, self.builder)
         for arg, part in zip(value.args, parts, strict=False):
             marked = isinstance(part, ir.Call) and str(part.op.name) == _NO_GRADIENT
             if part is not None and not marked and any(v in self.live for v in _variables(arg)):
@@ -147,6 +214,7 @@ def reverse(
     loss: Any,
     wanted: Sequence[Any],
     place: str = "main",
+    reread: Reread | None = None,
 ) -> list[Any]:
     """Write the gradients of a scalar into an open dataflow block.
 
@@ -162,6 +230,8 @@ def reverse(
         Tensors of a float type.
     place : str
         Name of the function, for messages.
+    reread : Reread, optional
+        What the backward part reads anew.
 
     Returns
     -------
@@ -174,7 +244,7 @@ def reverse(
         DIST0350 an op on the way has no gradient.
     """
     live = active(bindings, wanted)
-    work = _Reverse(builder, live, place)
+    work = _Reverse(builder, live, place, reread)
     if loss in live:
         work.give(loss, ones((), str(loss.ty.dtype)))
     for binding in reversed(bindings):

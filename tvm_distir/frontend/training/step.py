@@ -25,7 +25,7 @@ from ...transform import InlinePrivateFunctions
 from ...transform.legalize.emit import substitute
 from .losses import Loss, is_trained_on, loss_named
 from .optimizers import STEP, Optimizer, optimizer_named
-from .reverse import reverse
+from .reverse import Reread, reverse
 
 TARGETS = "targets"
 """Name of the parameter that holds what the output should have been."""
@@ -37,7 +37,11 @@ _BATCH_NORM = "relax.nn.batch_norm"
 
 
 def train_step(
-    mod: ir.IRModule, loss: str = "cross_entropy", optimizer: str = "sgd", **options: float
+    mod: ir.IRModule,
+    loss: str = "cross_entropy",
+    optimizer: str = "sgd",
+    reread: bool = False,
+    **options: float,
 ) -> ir.IRModule:
     """Make a step of training out of a model.
 
@@ -54,6 +58,10 @@ def train_step(
         (mean of squares; targets are like the output).
     optimizer : str
         ``sgd`` or ``adam``.
+    reread : bool
+        The backward part reads the weights anew (as values that end in ``_again``, which plans
+        place as the weights). Where weights are stored in shards, they are then gathered once
+        for either part, and not held in between (ZeRO stage 3); otherwise it changes nothing.
     **options : float
         Of the optimizer, see :class:`.optimizers.Sgd` and :class:`.optimizers.Adam`.
 
@@ -87,7 +95,7 @@ def train_step(
     data = data_positions(found)
     if plain_name(TARGETS) in map(plain_name, names):
         raise _unfit(f'a parameter is called "{TARGETS}": the model is a training step already')
-    return _Step(forward, names, data, chosen, method).run()
+    return _Step(forward, names, data, chosen, method, reread).run()
 
 
 def _unfit(what: str) -> ModelError:
@@ -119,8 +127,10 @@ class _Step:
         data: Sequence[int],
         loss: Loss,
         optimizer: Optimizer,
+        reread: bool,
     ) -> None:
         self.forward, self.loss, self.optimizer = forward, loss, optimizer
+        self.reread = reread
         self.builder = relax.BlockBuilder()
         self.env: dict[Any, Any] = {}
         pairs = list(zip(names, forward.params, strict=True))
@@ -136,6 +146,7 @@ class _Step:
         self.step = relax.Var(STEP, relax.TensorType([], "int64")) if optimizer.counts else None
         self.statistics: dict[Any, Any] = {}
         self.updated: dict[str, str] = {}
+        self.again: dict[str, str] = {}
 
     def _with_states(self, weight: _Weight) -> _Weight:
         for slot in self.optimizer.slots:
@@ -164,7 +175,7 @@ class _Step:
             PARAM_NAMES_ATTR: [name for name, _ in named],
             INPUTS_ATTR: inputs,
             NUM_INPUT_ATTR: len(inputs),
-            TRAINING_ATTR: {"updated": self.updated, "states": states},
+            TRAINING_ATTR: {"updated": self.updated, "states": states, "again": self.again},
         }
         for key, value in attrs.items():
             fn = fn.with_attr(key, value)
@@ -179,7 +190,11 @@ class _Step:
         value = self.loss.write(recorded, output, self.targets)
         loss = recorded.emit(value, "loss")
         wanted = [w.var for w in self.weights]
-        gradients = reverse(self.builder, recorded.bindings, loss, wanted)
+        bindings = recorded.bindings
+        reread = Reread(self.builder, wanted, bindings) if self.reread else None
+        gradients = reverse(self.builder, bindings, loss, wanted, "main", reread)
+        marks = reread.marks if reread is not None else {}
+        self.again = {w.name: str(marks[w.var].name) for w in self.weights if w.var in marks}
         return [loss, *self._updates(gradients)]
 
     def _forward(self, binding: Any) -> Any:
@@ -205,12 +220,12 @@ class _Step:
         builder, count = self.builder, None
         new: dict[Any, Any] = dict(self.statistics)
         states: list[tuple[str, Any]] = []
-        step = None
+        shared: tuple[Any, ...] = ()
         if self.step is not None:
             count = builder.emit(relax.op.add(self.step, relax.const(1, "int64")))
-            step = builder.emit(relax.op.astype(count, "float32"))
+            shared = self.optimizer.begin(builder, builder.emit(relax.op.astype(count, "float32")))
         for weight, grad in zip(self.weights, gradients, strict=True):
-            value, kept = self.optimizer.update(builder, weight.var, grad, weight.states, step)
+            value, kept = self.optimizer.update(builder, weight.var, grad, weight.states, shared)
             new[weight.var] = value
             states.extend(zip(weight.names, kept, strict=True))
         out = [self._named(name, new[var]) for name, var in self.others if var in new]
