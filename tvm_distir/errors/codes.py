@@ -92,6 +92,7 @@ CODES: dict[str, str] = {
     "DIST0507": "an op would read the padding of an uneven dim",
     "DIST0508": "a PrimFunc cannot be cut to the shapes of a shard",
     "DIST0509": "no collectives at hand redistribute a tensor within the memory bound",
+    "DIST0510": "a collective has no form in TVM's own R.ccl ops",
     # 06xx: runtime
     "DIST0601": "an unknown engine is named",
     "DIST0602": "the inputs of a run do not fit the module",
@@ -126,6 +127,7 @@ CODES: dict[str, str] = {
     "DIST0721": "a simulated time is not finite or too large",
     "DIST0722": "a transfer has only one end",
     # 08xx: infeasible
+    "DIST0801": "no placement found keeps little enough on each device",
     # 09xx: our bugs
     "DIST0901": "an internal error: a bug of the plugin",
     "DIST0902": "a result of ours is not a finite number",

@@ -6,21 +6,50 @@ from __future__ import annotations
 
 from .annotate import AnnotateSharding
 from .inline import InlinePrivateFunctions
-from .legalize import LegalizeRedistribute
+from .legalize import LegalizeRedistribute, UseStockCollectives
 from .lower import LowerDistIR
-from .optimize import OptimizeCollectives
+from .optimize import (
+    BucketReductions,
+    CancelCollectives,
+    FuseCollectives,
+    MergeReductions,
+    MoveGathers,
+    MoveSlices,
+    OptimizeCollectives,
+    RemoveUnused,
+    ScheduleCollectives,
+    ShareCollectives,
+    SplitCollectives,
+    Traffic,
+    TrafficInstrument,
+    traffic,
+)
 from .outline import OutlineRepeatedLayers
 from .pipeline import distribute, pipeline
 from .propagate import PropagateSharding
 
 __all__ = [
     "AnnotateSharding",
+    "BucketReductions",
+    "CancelCollectives",
+    "FuseCollectives",
     "InlinePrivateFunctions",
     "LegalizeRedistribute",
     "LowerDistIR",
+    "MergeReductions",
+    "MoveGathers",
+    "MoveSlices",
     "OptimizeCollectives",
     "OutlineRepeatedLayers",
     "PropagateSharding",
+    "RemoveUnused",
+    "ScheduleCollectives",
+    "ShareCollectives",
+    "SplitCollectives",
+    "Traffic",
+    "TrafficInstrument",
+    "UseStockCollectives",
     "distribute",
     "pipeline",
+    "traffic",
 ]

@@ -7,5 +7,6 @@ from __future__ import annotations
 from .passes import LegalizeRedistribute
 from .planner import Plan, Planner, plan_steps
 from .steps import Step
+from .stock import UseStockCollectives
 
-__all__ = ["LegalizeRedistribute", "Plan", "Planner", "Step", "plan_steps"]
+__all__ = ["LegalizeRedistribute", "Plan", "Planner", "Step", "UseStockCollectives", "plan_steps"]

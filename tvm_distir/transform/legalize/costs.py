@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ...system import System, wire_bytes
+from .steps import LOCAL_KINDS
 
-FREE_KINDS = ("local_slice", "partial")
-"""Steps without traffic."""
 LAUNCH_BYTES = 64
 """Price of starting a collective, in bytes on the wire."""
 EXCHANGE_EXTRA = 8
@@ -57,7 +56,7 @@ class RingCosts:
         size = len(groups[0])
         if size == 1:
             return 0
-        if kind in FREE_KINDS:
+        if kind in LOCAL_KINDS:
             return 1
         sent: int = wire_bytes(kind, payload_bytes, size)
         return sent + LAUNCH_BYTES + EXCHANGE_EXTRA * (kind == "exchange")
@@ -81,7 +80,7 @@ class SystemCosts:
         """See :class:`Costs`."""
         if len(groups[0]) == 1:
             return 0
-        if kind in FREE_KINDS:
+        if kind in LOCAL_KINDS:
             return 1
         sharing = self.system.nic_sharing(groups)
         times = [

@@ -49,9 +49,10 @@ def LegalizeRedistribute(
     memory_bytes : int, optional
         Nor larger than this.
     ccl : bool
-        Use only collectives that TVM's ``R.ccl`` ops can express (``all_reduce``, ``all_gather``
-        and slices), see :func:`tvm_distir.transform.UseStockCollectives`. Without a bound on
-        memory, as these need not find a way within one.
+        Use only collectives that TVM's ``R.ccl`` ops can express (``all_reduce`` and
+        ``all_gather`` along the innermost axes, and slices), see
+        :func:`tvm_distir.transform.UseStockCollectives`. ``memory_bound`` then does not count:
+        these need not find a way within one.
 
     Returns
     -------
@@ -71,6 +72,7 @@ def LegalizeRedistribute(
         None if ccl else memory_bound,
         memory_bytes,
         CCL_KINDS if ccl else KINDS,
+        innermost=ccl,
     )
 
     @tvm.transform.module_pass(  # type: ignore[untyped-decorator]

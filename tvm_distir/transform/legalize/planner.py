@@ -107,6 +107,8 @@ class Planner:
         Nor larger than this, ends apart.
     kinds : sequence of str
         The steps at hand, of :data:`.steps.KINDS`.
+    innermost : bool
+        Move data along the innermost mesh axes only, see :class:`.steps.Space`.
 
     Raises
     ------
@@ -120,6 +122,7 @@ class Planner:
         memory_bound: float | None = 1.0,
         memory_bytes: int | None = None,
         kinds: Sequence[str] = KINDS,
+        innermost: bool = False,
     ) -> None:
         if memory_bound is not None and not memory_bound >= 1:
             raise UsageError(
@@ -130,7 +133,7 @@ class Planner:
             )
         self.costs: Costs = RingCosts() if system is None else SystemCosts(system)
         self.memory_bound, self.memory_bytes = memory_bound, memory_bytes
-        self.kinds = tuple(kinds)
+        self.kinds, self.innermost = tuple(kinds), innermost
         self._plans: OrderedDict[Transition, Plan] = OrderedDict()
 
     def plan(
@@ -217,7 +220,9 @@ class _Search:
         self.planner, self.key, self.costs = planner, key, planner.costs
         # Along an axis that ends partial, a sum is kept; along all others it is completed.
         finish = tuple(x != P for x in key.after)
-        self.space = Space(key.shape, key.mesh, _allowed_dims(key), finish, planner.kinds)
+        self.space = Space(
+            key.shape, key.mesh, _allowed_dims(key), finish, planner.kinds, planner.innermost
+        )
         self.limit = planner.limit_bytes(key)
         self.goal = bounds_of(key.shape, key.after, key.mesh)
         self.groups: dict[tuple[int, ...], Groups] = {}
@@ -248,12 +253,13 @@ class _Search:
                 best[after], came[after] = total, (labels, step)
                 entry = (total + self._floor(after), count + 1, next(ticket), after)
                 heapq.heappush(queue, entry)
+        room = "" if self.limit is None else f"keeps every shard within {self.limit} bytes "
+        where = " along the innermost mesh axes" if self.planner.innermost else ""
         raise LoweringError(
             "DIST0509",
             f'no way from "{placement_text(key.before)}" to "{placement_text(key.after)}" of a '
-            f"tensor of shape {list(key.shape)} keeps every shard within {self.limit} bytes "
-            f"by {', '.join(self.planner.kinds)}",
-            remedy="Raise the memory bound, or allow more kinds of steps.",
+            f"tensor of shape {list(key.shape)} {room}by {', '.join(self.planner.kinds)}{where}",
+            remedy="Raise the memory bound, or allow all collectives.",
         )
 
     def _plan(self, cost: int, came: dict[Labels, tuple[Labels, Step]]) -> Plan:

@@ -23,6 +23,8 @@ KINDS = (
 """All kinds of steps: names of ``R.dist`` ops."""
 CCL_KINDS = ("all_reduce", "all_gather", "local_slice", "partial")
 """Kinds that TVM's own ``R.ccl`` ops can express."""
+LOCAL_KINDS = ("local_slice", "partial")
+"""Kinds without traffic."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,9 @@ class Space:
         Per mesh axis: whether its partial sums are completed (else they are kept).
     kinds : tuple of str
         The kinds of steps at hand.
+    innermost : bool
+        Whether data moves along the innermost axes only (their groups are contiguous ranges of
+        devices). A value may then be made partial, to be reduced along more axes than it needs.
     """
 
     shape: tuple[int, ...]
@@ -71,6 +76,16 @@ class Space:
     allowed: tuple[tuple[int, ...], ...]
     finish: tuple[bool, ...]
     kinds: tuple[str, ...]
+    innermost: bool = False
+
+    def has(self, step: Step) -> bool:
+        """Whether a step is at hand."""
+        if step.kind not in self.kinds:
+            return False
+        if not self.innermost or step.kind in LOCAL_KINDS:
+            return True
+        rest = range(min(step.axes), len(self.mesh))
+        return all(a in step.axes or self.mesh[a] == 1 for a in rest)
 
     def fits(self, rest: Sequence[int], axes: Sequence[int], dim: int) -> bool:
         """Whether ``axes`` can cut (or join) ``dim`` where the other axes lie as ``rest``."""
@@ -96,7 +111,7 @@ def _cuts(space: Space, rest: Labels, axes: tuple[int, ...]) -> Iterator[int]:
 def steps_from(space: Space, labels: Labels) -> Iterator[Step]:
     """All steps that may be taken from a placement, but exchanges, in a fixed order."""
     for step in _all_steps(space, labels):
-        if step.kind in space.kinds:
+        if space.has(step):
             yield step
 
 
@@ -108,7 +123,7 @@ def _all_steps(space: Space, labels: Labels) -> Iterator[Step]:
         for dim in _cuts(space, labels, axes):
             yield Step("reduce_scatter", axes, None, dim, _relabelled(labels, axes, dim))
     for axis in whole:
-        if not space.finish[axis]:
+        if space.innermost or not space.finish[axis]:
             yield Step("partial", (axis,), None, None, _relabelled(labels, (axis,), P))
     for axes in _subsets(whole):
         for dim in _cuts(space, labels, axes):
