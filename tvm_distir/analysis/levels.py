@@ -111,7 +111,7 @@ class _Checker:
         """Parameters, bindings, result, then partial sums."""
         for p in self.fn.params:
             self.type(p.name, p.ty)
-        for b in self.bindings():
+        for b in self.bindings(self.fn.body):
             where = f"{b.var.name} ({op_name(b.value)})"
             self.type(where, b.var.ty)
             self.expression(where, b.value)
@@ -127,10 +127,14 @@ class _Checker:
                     remedy="Lower the module with LowerDistIR, which writes it.",
                 )
 
-    def bindings(self) -> Iterator[Any]:
-        """All bindings, in order."""
-        for block in self.fn.body.blocks:
-            yield from block.bindings
+    def bindings(self, body: Any) -> Iterator[Any]:
+        """All bindings of a body, in order, those of branches included."""
+        for block in body.blocks:
+            for b in block.bindings:
+                if isinstance(b.value, relax.If):
+                    yield from self.bindings(b.value.true_branch)
+                    yield from self.bindings(b.value.false_branch)
+                yield b
 
     def type(self, where: str, ty: Any) -> None:
         """Tensor types are DTensors at levels 3 and 4, plain tensors elsewhere."""

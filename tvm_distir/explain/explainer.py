@@ -13,6 +13,7 @@ from tvm import ir
 from ..analysis import check_level
 from ..errors import DistIRError
 from ..ir import P, R, handle, local_shape, mesh_names, mesh_shape, meshes, placement_text
+from ..ir.branches import lift_branches
 from ..plan import Plan
 from ..plan.schema import OpenLabels
 from ..propagation import Costs, Decision, Instance, propagate
@@ -71,6 +72,7 @@ def explain(
     if plan is not None:
         mod = AnnotateSharding(plan)(mod)
     check_level(mod, "annotated")
+    mod = lift_branches(mod)
     decision = propagate(mod, costs)
     scene = Scene(mod, decision)
     return _Explainer(scene, scene.find(value), costs, prices).run()

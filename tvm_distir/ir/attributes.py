@@ -18,6 +18,9 @@ STATIONARY_ATTR = "dist.stationary"
 OPEN_AXES_ATTR = "dist.open_axes"
 """Level 2: per annotated variable the mesh axes its annotation leaves open."""
 
+BRANCH_ATTR = "dist.branch"
+"""Private function: the branch of an ``If`` that it was, as ``main_y:then``."""
+
 INPUTS_ATTR = "dist.inputs"
 """Names of the parameters that are data, not weights."""
 

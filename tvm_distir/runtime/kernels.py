@@ -22,6 +22,7 @@ from tvm import ir, relax, s_tir, tirx
 from tvm.s_tir.schedule.schedule import ScheduleError
 
 from ..errors import DistIRError, RuntimeError_
+from ..ir.branches import outline_branches
 
 _SPATIAL, _REDUCTION = 0, 2
 _LANES = (64, 32, 16, 8)
@@ -167,6 +168,7 @@ def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutabl
     """
     target = tvm.target.Target.current(allow_none=True) or host_target()
     try:
+        mod = outline_branches(mod)  # else TVM hands storage of one branch to what follows it
         with target:
             ready = tvm.transform.Sequential(
                 [

@@ -15,6 +15,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..errors import RuntimeError_
+from ..ir.async_ops import is_done
 from ..ir.ops import dist_op_name
 from .calls import Transfer, call_axes, decode_collective, decode_transfer
 from .collectives import Collective
@@ -22,9 +23,12 @@ from .collectives import Collective
 ENTRY = "segment"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Segment:
-    """Bindings to compile: ``module[ENTRY]`` takes ``inputs`` and returns ``outputs``."""
+    """Bindings to compile: ``module[ENTRY]`` takes ``inputs`` and returns ``outputs``.
+
+    Each is a key of its own: names need not be unique.
+    """
 
     module: ir.IRModule
     inputs: tuple[relax.Var, ...]
@@ -73,7 +77,19 @@ class AliasStep:
     value: Any
 
 
-Step = Segment | CollectiveStep | TransferStep | CallStep | AliasStep
+@dataclass(frozen=True)
+class IfStep:
+    """``target = then() if condition else otherwise()``; both read the variables around them."""
+
+    target: relax.Var
+    condition: Any
+    then: Program
+    otherwise: Program
+    free: tuple[relax.Var, ...]
+    place: str
+
+
+Step = Segment | CollectiveStep | TransferStep | CallStep | AliasStep | IfStep
 
 
 @dataclass(frozen=True)
@@ -132,7 +148,10 @@ def _step(mod: ir.IRModule, fn_name: str, binding: Any) -> Step | None:
     value, var = binding.value, binding.var
     place = _place(fn_name, var, value)
     if isinstance(value, relax.If):
-        raise _cannot(place, "a branch cannot be run by this engine", "Use the engine threads.")
+        then = _program(mod, f"{place}.then", (), value.true_branch)
+        otherwise = _program(mod, f"{place}.else", (), value.false_branch)
+        free = tuple(relax.analysis.free_vars(value))
+        return IfStep(var, value.cond, then, otherwise, free, place)
     if isinstance(value, relax.Function):
         raise _cannot(place, "a local function cannot be run", "Lift it with LambdaLift.")
     if _is_alias(value):
@@ -144,6 +163,8 @@ def _step(mod: ir.IRModule, fn_name: str, binding: Any) -> Step | None:
             return CallStep(var, str(value.op.name_hint), tuple(value.args), place)
         return None
     name = dist_op_name(value)
+    if is_done(value):  # the start did the whole collective
+        return AliasStep(var, value.args[0])
     if name in ("send", "recv"):
         transfer = decode_transfer(value)
         dtype = str(value.attrs["dtype"]) if name == "recv" else ""
@@ -163,6 +184,8 @@ def _reads(step: Step) -> list[relax.Var]:
         return leaf_vars(step.value)
     if isinstance(step, CallStep):
         return [v for a in step.args for v in leaf_vars(a)]
+    if isinstance(step, IfStep):
+        return list(step.free)
     return [] if step.operand is None else leaf_vars(step.operand)
 
 
@@ -220,8 +243,12 @@ def _runs(
 
 def make_program(mod: ir.IRModule, name: str) -> Program:
     """Cut the function ``name`` of a level-5 module (without dataflow blocks) into steps."""
-    fn = mod[name]
-    body = fn.body
+    return _program(mod, name, tuple(mod[name].params), mod[name].body)
+
+
+def _program(
+    mod: ir.IRModule, name: str, params: tuple[relax.Var, ...], body: relax.SeqExpr
+) -> Program:
     groups: list[Step | list[Any]] = []
     for step, run in _runs(mod, name, body):
         # Tuples and items ride inside a segment; alone they need no kernel.
@@ -245,4 +272,4 @@ def make_program(mod: ir.IRModule, name: str) -> Program:
         drops.append(tuple(v for v in reads if v not in needed))
         needed.update(reads)
         steps.append(step)
-    return Program(name, tuple(fn.params), tuple(steps[::-1]), body.body, tuple(drops[::-1]))
+    return Program(name, params, tuple(steps[::-1]), body.body, tuple(drops[::-1]))

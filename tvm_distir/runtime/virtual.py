@@ -34,6 +34,7 @@ from .segments import (
     AliasStep,
     CallStep,
     CollectiveStep,
+    IfStep,
     Program,
     Segment,
     TransferStep,
@@ -72,7 +73,7 @@ class _Run:
         self.kernels = kernels
         self.counter = Counter()
         self.programs: dict[str, Program] = {}
-        self.machines: dict[tuple[str, int], Any] = {}
+        self.machines: dict[Segment, Any] = {}
         self.mail: dict[MailKey, deque[tuple[Transfer, dict[int, Array]]]] = {}
         self.waiting: dict[int, str] = {}
         self.meshes = meshes(mod)
@@ -105,12 +106,18 @@ class _Run:
         self, name: str, args: Sequence[PerRank], entry: Entry
     ) -> Generator[None, None, PerRank]:
         """Run a function on all ranks of an entry's mesh; yields while a transfer is missing."""
-        program, count = self.program(name), len(entry.ranks)
-        env: dict[relax.Var, PerRank] = dict(zip(program.params, args))
-        for number, (step, drops) in enumerate(zip(program.steps, program.last_use)):
+        program = self.program(name)
+        return (yield from self.execute(program, dict(zip(program.params, args)), entry))
+
+    def execute(
+        self, program: Program, env: dict[relax.Var, PerRank], entry: Entry
+    ) -> Generator[None, None, PerRank]:
+        """Run the steps of a function, or of a branch, with its variables in ``env``."""
+        count = len(entry.ranks)
+        for step, drops in zip(program.steps, program.last_use):
             self.progress += 1
             if isinstance(step, Segment):
-                self.segment(name, number, step, env, count)
+                self.segment(step, env, count)
             elif isinstance(step, AliasStep):
                 env[step.target] = self.evaluate(step.value, env, count)
             elif isinstance(step, CollectiveStep):
@@ -118,6 +125,9 @@ class _Run:
             elif isinstance(step, CallStep):
                 values = [self.evaluate(a, env, count) for a in step.args]
                 env[step.target] = yield from self.function(step.callee, values, entry)
+            elif isinstance(step, IfStep):
+                branch = self.branch(step, env, entry)
+                env[step.target] = yield from self.execute(branch, dict(env), entry)
             elif step.operand is not None:
                 env[step.target] = self.send(step, env, entry)
             else:
@@ -126,13 +136,24 @@ class _Run:
                 env.pop(var, None)
         return self.evaluate(program.result, env, count)
 
-    def segment(
-        self, name: str, number: int, step: Segment, env: dict[relax.Var, PerRank], count: int
-    ) -> None:
-        key = (name, number)
-        if key not in self.machines:
-            self.machines[key] = self.kernels.get(step.module, step.place)
-        kernel = self.machines[key][ENTRY]
+    def branch(self, step: IfStep, env: Mapping[relax.Var, PerRank], entry: Entry) -> Program:
+        """The branch all ranks take."""
+        values = self.evaluate(step.condition, env, len(entry.ranks))
+        taken = [bool(to_array(v)) for v in values]
+        if any(one != taken[0] for one in taken):
+            first = taken.index(not taken[0])
+            raise RuntimeError_(
+                "DIST0604",
+                f"ranks {entry.ranks[0]} and {entry.ranks[first]} take different branches",
+                place=step.place,
+                remedy="A collective is missing: the condition must be whole on every device.",
+            )
+        return step.then if taken[0] else step.otherwise
+
+    def segment(self, step: Segment, env: dict[relax.Var, PerRank], count: int) -> None:
+        if step not in self.machines:
+            self.machines[step] = self.kernels.get(step.module, step.place)
+        kernel = self.machines[step][ENTRY]
         columns: list[PerRank] = [[] for _ in step.outputs]
         for i in range(count):
             result = _tuples(kernel(*(env[v][i] for v in step.inputs)))

@@ -10,9 +10,11 @@ import tvm
 from tvm import ir, relax
 
 from ..ir.attributes import OPEN_AXES_ATTR, PARTIAL_ATTR, STATIONARY_ATTR
+from ..ir.branches import lift_branches
 from ..ir.types import relax_functions
 from ..propagation import Costs, Decision, Instance, propagate
 from ..propagation.collector import collector_paused
+from .branches import sink_conversions
 from .retype import FunctionRewriter
 
 
@@ -43,7 +45,8 @@ def PropagateSharding(costs: Costs | None = None) -> tvm.transform.Pass:
     )
     def run(mod: ir.IRModule, _: Any) -> ir.IRModule:
         with collector_paused():
-            return ModuleRewriter(mod, propagate(mod, costs)).run()
+            mod = lift_branches(mod)
+            return sink_conversions(ModuleRewriter(mod, propagate(mod, costs)).run())
 
     return run
 

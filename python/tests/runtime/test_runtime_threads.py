@@ -235,12 +235,10 @@ class Module:
 
 
 @pytest.mark.parametrize("value", [True, False])
-def test_a_branch_runs_on_threads_and_is_refused_by_virtual(value):
+def test_a_branch_runs_on_both_engines(value):
     x = np.array([1, 2, 3, 4], "float32")
-    (y,) = ThreadsEngine(20).run(branching(), [np.array(value), x])
+    (y,) = both(branching(), [np.array(value), x])
     assert np.array_equal(y, x + x if value else x * x)
-    with pytest.raises(RuntimeError_, match=r"DIST0605 main/y.*branch.*threads"):
-        VirtualEngine().run(branching(), [np.array(value), x])
 
 
 def test_symbolic_shapes_follow_the_inputs():

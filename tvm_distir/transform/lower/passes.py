@@ -19,7 +19,9 @@ from ...ir import (
     static_shape,
 )
 from ...ir.attributes import INPUTS_ATTR, IO_ATTR
+from ...ir.branches import branch_of
 from ...ir.types import relax_functions
+from ..branches.restore import restore_branches
 from ..legalize.emit import bindings_of
 from ..legalize.local_view import has_local_view
 from ..legalize.passes import callees_of, has_dtensor, retyped
@@ -126,6 +128,14 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
         for gv, fn in functions
         if is_private(fn) and len(_meshes_of(fn, str(gv.name_hint), context)) > 1
     ]
+    for name in mixed:
+        if branch_of(mod[name]):
+            raise LoweringError(
+                "DIST0504",
+                "a branch of an If works on several meshes: one would decide for the other",
+                place=name,
+                remedy="Place all of the branch on one mesh.",
+            )
     if mixed:
         mod = inline_functions(mod, functions, mixed)
         functions, context = callees_first(mod), _context(mod)
@@ -151,7 +161,8 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
         if not isinstance(fn, relax.Function):
             result[gv] = fn
     result.update(context.prim_funcs.values())
-    return _without_unused(ir.IRModule(result, attrs=mod.attrs, global_infos=mod.global_infos))
+    lowered = ir.IRModule(result, attrs=mod.attrs, global_infos=mod.global_infos)
+    return restore_branches(_without_unused(lowered))
 
 
 def _context(mod: ir.IRModule) -> Context:
