@@ -53,11 +53,14 @@ class FunctionExporter:
     ----------
     callees : list of str
         Functions it calls, in the order of the first call.
+    branches : dict of str to Function
+        Branches of its ``If`` that are more than a call, as functions with names of their own.
     """
 
     def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function) -> None:
         self.mod, self.name, self.fn = mod, name, fn
         self.callees: list[str] = []
+        self.branches: dict[str, relax.Function] = {}
         self.values: list[Value] = []
         self.ops: list[Op] = []
         self.env: dict[Any, Tree] = {}
@@ -127,14 +130,7 @@ class FunctionExporter:
         if isinstance(value, relax.Function):
             raise self.refuse(name, "a function inside a function", "Lift it with LambdaLift.")
         if isinstance(value, relax.If):
-            inputs = [
-                leaf
-                for free in relax.analysis.free_vars(value)
-                for leaf in _leaves(self.env.get(free))
-            ]
-            self.env[var] = self.unmodelled(
-                name, "If", inputs, var.ty, "a branch: which side runs is not known"
-            )
+            self.env[var] = self.choice(name, value, var.ty)
         elif isinstance(value, ir.Call):
             self.env[var] = self.call(name, value, var.ty, var in self.transposed)
         else:
@@ -242,6 +238,39 @@ class FunctionExporter:
         outputs = tuple(_leaves(out))
         self.ops.append(Op(name, "call", callee, tuple(inputs), outputs, callee=callee))
         return out
+
+    def choice(self, name: str, value: relax.If, ty: Any) -> Tree:
+        """Add an ``If``: the condition, and both functions that may be called."""
+        inputs, called = _leaves(self.tree(value.cond, name)), []
+        if len(inputs) != 1:
+            raise self.refuse(name, "a condition that is no tensor", "Make it a tensor.")
+        for side, branch in (("then", value.true_branch), ("else", value.false_branch)):
+            callee, args = self.branch(f"{self.name}/{name}.{side}", branch)
+            called.append(callee)
+            inputs += [leaf for arg in args for leaf in _leaves(self.tree(arg, name))]
+            if callee not in self.callees:
+                self.callees.append(callee)
+        out = self.declare(ty, name)
+        outputs = tuple(_leaves(out))
+        self.ops.append(
+            Op(name, "branch", "If", tuple(inputs), outputs, callee=called[0], otherwise=called[1])
+        )
+        return out
+
+    def branch(self, name: str, branch: relax.SeqExpr) -> tuple[str, list[Any]]:
+        """Function that a branch calls, and its arguments; what is more becomes a function."""
+        bindings = [b for block in branch.blocks for b in block.bindings]
+        if len(bindings) == 1 and branch.body.same_as(bindings[0].var):
+            call = bindings[0].value
+            if isinstance(call, ir.Call) and isinstance(call.op, ir.GlobalVar):
+                return str(call.op.name_hint), list(call.args)
+        unique, number = name, 0
+        while unique in self.branches:
+            number += 1
+            unique = f"{name}#{number}"
+        free = list(relax.analysis.free_vars(branch))
+        self.branches[unique] = relax.Function(free, branch, branch.body.ty)
+        return unique, free
 
     def collective(self, name: str, kind: str, call: ir.Call, inputs: list[int], ty: Any) -> Tree:
         """Add a collective."""

@@ -35,7 +35,7 @@ def check_program(program: Program, place: str = "program") -> None:
     steps: dict[str, int] = {}
     for name in order:
         ops = program.functions[name].ops
-        steps[name] = sum(steps[op.callee] if op.kind == "call" else 1 for op in ops)
+        steps[name] = sum(max([steps[one] for one in op.callees], default=1) for op in ops)
     total = sum(steps[entry.function] for entry in program.entries)
     if total > MOST_STEPS:
         raise _broken(
@@ -52,7 +52,7 @@ def call_order(program: Program, place: str = "program") -> list[str]:
         DIST0713 naming a cycle.
     """
     callees = {
-        name: list(dict.fromkeys(op.callee for op in fn.ops if op.kind == "call"))
+        name: list(dict.fromkeys(callee for op in fn.ops for callee in op.callees))
         for name, fn in program.functions.items()
     }
     order: list[str] = []
@@ -145,22 +145,33 @@ def _check_function(program: Program, fn: Function, place: str) -> None:
         use(index, f"{place}/results")
 
 
+def _check_calls(program: Program, op: Op, place: str) -> None:
+    if op.kind == "branch" and len(op.callees) != 2:
+        raise _broken(place, "a branch has two functions")
+    takes = int(op.kind == "branch")
+    for name in op.callees:
+        callee = program.functions.get(name)
+        if callee is None:
+            known = nearest(name, program.functions)
+            raise _broken(place, f"there is no function {name!r}", known)
+        takes += len(callee.params)
+        if len(op.outputs) != len(callee.results):
+            raise _broken(
+                place,
+                f"{name} returns {len(callee.results)} tensors, the call has {len(op.outputs)}",
+            )
+    if len(op.inputs) != takes:
+        names = " and ".join(op.callees)
+        raise _broken(place, f"{names} take {takes} tensors, the call has {len(op.inputs)}")
+
+
 def _check_op(program: Program, op: Op, place: str) -> None:
     if op.kind == "view" and (len(op.inputs) != 1 or len(op.outputs) != 1):
         raise _broken(place, "a view has one operand and one result")
     if op.kind == "compute" and not op.modelled and not op.reason:
         raise _broken(place, "it is not modelled, for no reason")
-    if op.kind == "call":
-        callee = program.functions.get(op.callee)
-        if callee is None:
-            known = nearest(op.callee, program.functions)
-            raise _broken(place, f"there is no function {op.callee!r}", known)
-        if (len(op.inputs), len(op.outputs)) != (len(callee.params), len(callee.results)):
-            raise _broken(
-                place,
-                f"{op.callee} takes {len(callee.params)} tensors and returns "
-                f"{len(callee.results)}, the call has {len(op.inputs)} and {len(op.outputs)}",
-            )
+    if op.kind in ("call", "branch"):
+        _check_calls(program, op, place)
     if op.kind in ("collective", "transfer") and op.mesh >= len(program.meshes):
         raise _broken(place, f"mesh {op.mesh} of {len(program.meshes)}")
     if op.kind == "transfer" and op.peer_mesh >= len(program.meshes):

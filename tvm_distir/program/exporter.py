@@ -85,6 +85,7 @@ def _entry_functions(mod: ir.IRModule) -> dict[str, relax.Function]:
 def _reachable(mod: ir.IRModule, entries: Mapping[str, relax.Function]) -> dict[str, Function]:
     """The entries and all functions they call, each on the first mesh that reaches it."""
     out: dict[str, Function] = {}
+    branches: dict[str, relax.Function] = {}
     for name, fn in entries.items():
         mesh = int(fn.attrs[IO_ATTR]["mesh"])
         todo = [name]
@@ -92,8 +93,10 @@ def _reachable(mod: ir.IRModule, entries: Mapping[str, relax.Function]) -> dict[
             here = todo.pop()
             if here in out:
                 continue
-            exporter = FunctionExporter(mod, here, mod[here])
+            body = branches[here] if here in branches else mod[here]
+            exporter = FunctionExporter(mod, here, body)
             out[here] = exporter.run(mesh, _roles(fn) if here == name else None)
+            branches.update(exporter.branches)
             todo.extend(reversed(exporter.callees))
     return out
 

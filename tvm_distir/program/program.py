@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 1
-KINDS = ("compute", "collective", "call", "transfer", "view")
+KINDS = ("compute", "collective", "call", "branch", "transfer", "view")
 COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute",
 )  # fmt: skip
@@ -80,8 +80,9 @@ class Op:
     name : str
         Of the binding.
     kind : str
-        ``compute``, ``collective``, ``call``, ``transfer``, or ``view``: its result is its first
-        operand's memory under another shape.
+        ``compute``, ``collective``, ``call``, ``branch``, ``transfer``, or ``view``: its result is
+        its first operand's memory under another shape. The operands of a ``branch`` are the
+        condition, those of ``callee``, those of ``otherwise``.
     op : str
         What is called: op, PrimFunc or function.
     inputs, outputs : tuple of int
@@ -94,7 +95,9 @@ class Op:
     kernel_class, dtype : str
         Of a compute op: which of the hardware's peaks it can reach.
     callee : str
-        Of a call: the function.
+        Of a call: the function. Of a branch: the one that runs when the condition holds.
+    otherwise : str
+        Of a branch: the other function.
     collective : str
         Of a collective: its kind. Of a transfer: ``send`` or ``recv``.
     mesh : int
@@ -124,6 +127,7 @@ class Op:
     dtype: str = ""
     reason: str = ""
     callee: str = ""
+    otherwise: str = ""
     collective: str = ""
     mesh: int = 0
     mesh_axes: tuple[int, ...] = ()
@@ -133,6 +137,11 @@ class Op:
     tag: int = 0
     peer_mesh: int = 0
 
+    @property
+    def callees(self) -> tuple[str, ...]:
+        """Functions that it calls, or may call."""
+        return tuple(name for name in (self.callee, self.otherwise) if name)
+
 
 COMMON_KEYS = (
     "name", "kind", "op", "inputs", "outputs", "flops", "bytes_read", "bytes_written", "modelled",
@@ -141,6 +150,7 @@ EXTRA_KEYS: Mapping[str, tuple[str, ...]] = {
     "compute": ("kernel_class", "dtype"),
     "collective": ("collective", "mesh", "mesh_axes", "group_size", "payload_bytes"),
     "call": ("callee",),
+    "branch": ("callee", "otherwise"),
     "transfer": ("collective", "mesh", "tag", "peer_mesh", "payload_bytes", "wire_bytes"),
     "view": (),
 }

@@ -36,7 +36,7 @@ _INT_KEYS = (
     "flops", "bytes_read", "bytes_written", "mesh", "group_size", "payload_bytes", "wire_bytes",
     "peer_mesh",
 )  # fmt: skip
-_TEXT_KEYS = ("name", "op", "callee", "dtype", "reason")
+_TEXT_KEYS = ("name", "op", "callee", "otherwise", "dtype", "reason")
 _WORDS: Mapping[str, tuple[str, ...]] = {
     "kernel_class": KERNEL_CLASSES,
     "kind": KINDS,

@@ -14,6 +14,7 @@ from ..system import System
 from . import units
 from .model import (
     Analysis,
+    Branch,
     Collective,
     Device,
     Event,
@@ -91,6 +92,7 @@ def analysis_of(
         devices=devices,
         collectives=tuple(Collective(**vars(one)) for one in result.collectives),
         unmodelled_ops=tuple(result.unmodelled_ops),
+        branches=tuple(Branch(**one.to_dict()) for one in result.branches),
         lanes=lanes,
         ops=tuple(OpTime(**vars(one)) for one in shown.ops) if shown else (),
         functions=tuple(FunctionTime(**vars(one)) for one in shown.functions) if shown else (),

@@ -19,7 +19,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
     -------
     data : dict
         ``schema_version``, ``time_s``, ``peak_memory_bytes``, ``fits``, ``bound_by``,
-        ``devices``, ``collectives``, ``unmodelled_ops``, ``engine``, ``timings_s``,
+        ``devices``, ``collectives``, ``unmodelled_ops``, ``branches``, ``engine``, ``timings_s``,
         ``meshes`` and what was asked for.
     """
     return {
@@ -68,6 +68,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
             for one in analysis.collectives
         ],
         "unmodelled_ops": list(analysis.unmodelled_ops),
+        "branches": [dict(vars(one)) for one in analysis.branches],
         "engine": analysis.engine,
         "timings_s": {stage: round(took, 6) for stage, took in analysis.timings_s.items()},
     }

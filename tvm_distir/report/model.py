@@ -113,6 +113,17 @@ class FunctionTime:
 
 
 @dataclass(frozen=True)
+class Branch:
+    """An ``If`` of the program, and which of its branches was simulated."""
+
+    place: str
+    taken: str
+    other: str
+    taken_s: float
+    other_s: float
+
+
+@dataclass(frozen=True)
 class Parameter:
     """An input of the whole program and how it lies on its mesh."""
 
@@ -153,6 +164,7 @@ class Analysis:
     devices: tuple[Device, ...]
     collectives: tuple[Collective, ...]
     unmodelled_ops: tuple[str, ...] = ()
+    branches: tuple[Branch, ...] = ()
     lanes: tuple[Lane, ...] = ()
     ops: tuple[OpTime, ...] = ()
     functions: tuple[FunctionTime, ...] = ()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from . import units
 from .insights import ParameterGroup, findings, parameter_groups
 from .model import Analysis, Collective, Device, FunctionTime, Lane
-from .text import mesh_words, ranges, work
+from .text import branch_words, mesh_words, ranges, work
 
 PALETTE = 10
 """Number of op colours; the last is for all ops that have none of their own."""
@@ -413,7 +413,8 @@ def system(analysis: Analysis) -> str:
         for name, value in analysis.hardware.facts
     )
     body = f'<div class="scroll"><table class="facts"><tbody>{facts}</tbody></table></div>'
-    assumed = "".join(f"<li>{esc(line)}</li>" for line in analysis.assumptions)
+    lines = (*analysis.assumptions, *branch_words(analysis))
+    assumed = "".join(f"<li>{esc(line)}</li>" for line in lines)
     if assumed:
         body += f"<h3>What the cost model assumes</h3><ul>{assumed}</ul>"
     if analysis.unmodelled_ops:

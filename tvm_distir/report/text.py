@@ -95,6 +95,7 @@ def render(analysis: Analysis, colour: bool = False) -> str:
     paint = Painter(colour)
     lines = [*_verdict(analysis, paint)]
     lines += _unmodelled(analysis, paint)
+    lines += branch_words(analysis)
     lines += _time(analysis, paint)
     lines += _memory(analysis, paint)
     lines += _collectives(analysis, paint)
@@ -143,6 +144,16 @@ def _unmodelled(analysis: Analysis, paint: Painter) -> list[str]:
         "",
         paint("red", f"NOT MODELLED, counted as moving their operands only: {named}"),
         "  The times are too low by what these ops compute.",
+    ]
+
+
+def branch_words(analysis: Analysis) -> list[str]:
+    """What was simulated of every ``If``."""
+    return [
+        f"If {printable(one.place)}: counted as its dearer branch {printable(one.taken)} "
+        f"({units.duration(one.taken_s)}), not {printable(one.other)} "
+        f"({units.duration(one.other_s)})"
+        for one in analysis.branches
     ]
 
 

@@ -10,15 +10,16 @@ few array operations, not a walk over its ops.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from ..program import Function, Program
+from ..program import Function, Op, Program
 from ..program.checks import call_order
-from .costs import OpCosts, OpRow
+from .costs import PICOSECONDS, OpCosts, OpRow
+from .result import Branch
 
 Ints = npt.NDArray[np.int64]
 
@@ -104,12 +105,15 @@ class Flattener:
         All ops met, with their costs.
     calls : list of CallRow
         All calls met.
+    branches : list of Branch
+        All branches met, and which way they go.
     """
 
     program: Program
     costs: OpCosts
     rows: list[OpRow] = field(default_factory=list)
     calls: list[CallRow] = field(default_factory=list)
+    branches: list[Branch] = field(default_factory=list)
 
     def flatten(self) -> dict[str, Flat]:
         """All functions that the entries reach, callees first."""
@@ -128,7 +132,7 @@ class Flattener:
             if name not in found:
                 found.add(name)
                 ops = self.program.functions[name].ops
-                todo.extend(op.callee for op in ops if op.kind == "call")
+                todo.extend(callee for op in ops for callee in op.callees)
         return found
 
     def _function(self, name: str, fn: Function, flats: dict[str, Flat]) -> Flat:
@@ -143,10 +147,11 @@ class Flattener:
             if op.kind == "view":
                 refs[op.outputs[0]] = refs[op.inputs[0]]
                 continue
-            if op.kind == "call":
-                callee = flats[op.callee]
+            if op.callees:
+                taken, inputs = self._taken(name, op, flats)
+                callee = flats[taken]
                 tasks, buffers, frames = row.size, buffer_bytes.size, frame_parent.size
-                args = np.array([refs[i] for i in op.inputs], np.int64)
+                args = np.array([refs[i] for i in inputs], np.int64)
                 used = _substitute(callee.use_ref, buffers, args)
                 there = used != NOTHING
                 row.extend(callee.row)
@@ -155,13 +160,16 @@ class Flattener:
                 buffer_task.extend(callee.buffer_task + tasks)
                 use_task.extend(callee.use_task[there] + tasks)
                 use_ref.extend(used[there])
+                if op.kind == "branch" and refs[op.inputs[0]] != NOTHING:
+                    use_task.extend(np.arange(tasks, row.size))
+                    use_ref.extend(np.full(row.size - tasks, refs[op.inputs[0]], np.int64))
                 parents = callee.frame_parent + frames
                 parents[0] = 0
                 frame_parent.extend(parents)
                 inner = callee.frame_call.copy()
                 inner[0] = len(self.calls)
                 frame_call.extend(inner)
-                self.calls.append(CallRow(name, op.name, op.callee))
+                self.calls.append(CallRow(name, op.name, taken))
                 results = _substitute(callee.results, buffers, args)
                 for index, ref in zip(op.outputs, results.tolist(), strict=True):
                     refs[index] = ref
@@ -192,6 +200,31 @@ class Flattener:
             frame_parent=frame_parent.array(),
             frame_call=frame_call.array(),
         )
+
+    def _taken(
+        self, function: str, op: Op, flats: Mapping[str, Flat]
+    ) -> tuple[str, tuple[int, ...]]:
+        """Function that a call runs, with its operands; of a branch the dearer one."""
+        if op.kind == "call":
+            return op.callee, op.inputs
+        spent_ps = [self._work_ps(flats[name]) for name in op.callees]
+        number = int(spent_ps[1] > spent_ps[0])
+        self.branches.append(
+            Branch(
+                f"{function}/{op.name}",
+                op.callees[number],
+                op.callees[1 - number],
+                spent_ps[number] / PICOSECONDS,
+                spent_ps[1 - number] / PICOSECONDS,
+            )
+        )
+        first = 1 + number * len(self.program.functions[op.callee].params)
+        count = len(self.program.functions[op.callees[number]].params)
+        return op.callees[number], op.inputs[first : first + count]
+
+    def _work_ps(self, flat: Flat) -> int:
+        """Sum of the times of a function's ops."""
+        return sum(self.rows[number].duration_ps for number in flat.row.tolist())
 
 
 def _substitute(refs: Ints, shift: int, args: Ints) -> Ints:

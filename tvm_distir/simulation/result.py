@@ -126,6 +126,31 @@ class FunctionTime:
 
 
 @dataclass(frozen=True)
+class Branch:
+    """An ``If``: the dearer branch is simulated.
+
+    Attributes
+    ----------
+    place : str
+        ``function/binding``.
+    taken, other : str
+        The functions of the branches.
+    taken_s, other_s : float
+        Sums of the times of their ops.
+    """
+
+    place: str
+    taken: str
+    other: str
+    taken_s: float
+    other_s: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields by name."""
+        return dict(self.__dict__)
+
+
+@dataclass(frozen=True)
 class Lane:
     """Devices that do the same at the same times.
 
@@ -180,6 +205,8 @@ class Result:
         Sorted by mesh, kind, axes and group size.
     unmodelled_ops : tuple of str
         Ops whose work is not known (their time is that of moving their operands).
+    branches : tuple of Branch
+        The ``If`` of the program, and which way they go.
     lanes : tuple of Lane
         Devices that behave alike, once.
     engine : str
@@ -198,6 +225,7 @@ class Result:
     lanes: tuple[Lane, ...]
     engine: str
     timings_s: Mapping[str, float]
+    branches: tuple[Branch, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -227,6 +255,7 @@ class Result:
             "devices": [device.to_dict() for device in self.devices],
             "collectives": [one.to_dict() for one in self.collectives],
             "unmodelled_ops": list(self.unmodelled_ops),
+            "branches": [branch.to_dict() for branch in self.branches],
             "engine": self.engine,
             "timings_s": dict(self.timings_s),
         }

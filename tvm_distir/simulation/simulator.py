@@ -29,8 +29,10 @@ def simulate(
 
     Event driven: every device has a compute stream, a communication stream for collectives and
     one for sends; each runs its ops in program order, and an op starts when its operands are
-    there. Ops cost what the roofline says, collectives alpha-beta over the ring (see
-    :class:`tvm_distir.system.System`). Live memory is counted byte by byte.
+    there. Of an ``If`` the dearer branch runs (by the sum of its ops' times), as
+    ``Result.branches`` says; it starts when the condition is there. Ops cost what the roofline
+    says, collectives alpha-beta over the ring (see :class:`tvm_distir.system.System`). Live
+    memory is counted byte by byte.
 
     Parameters
     ----------
@@ -89,6 +91,7 @@ def simulate(
         devices=tuple(sorted(devices, key=lambda device: device.id)),
         collectives=_collectives(program, graph, flats, flattener.rows),
         unmodelled_ops=_unmodelled(flattener.rows),
+        branches=tuple(flattener.branches),
         lanes=tuple(lanes),
         engine=engine,
         timings_s=timings_s,
@@ -179,9 +182,10 @@ def _resident_bytes(program: Program, root: str) -> tuple[int, int]:
         here = program.functions[todo.pop()]
         weights += sum(value.bytes for value in here.values if value.role == "constant")
         for op in here.ops:
-            if op.kind == "call" and op.callee not in seen:
-                seen.add(op.callee)
-                todo.append(op.callee)
+            for callee in op.callees:
+                if callee not in seen:
+                    seen.add(callee)
+                    todo.append(callee)
     return inputs + weights, weights
 
 

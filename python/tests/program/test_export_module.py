@@ -357,7 +357,8 @@ def test_same_text_every_time():
     assert export(mod).to_json() == export(mod).to_json()
 
 
-def test_a_branch_is_named():
+def branching(double):
+    """``main(x, choose)``: x where choose holds, else ``double(x)``."""
     made = Module({"x": 1})
     source = relax.Var("x", relax.TensorType([4], "float32"))
     choose = relax.Var("choose", relax.TensorType([], "bool"))
@@ -365,10 +366,25 @@ def test_a_branch_is_named():
     flag = {"index": 1, "name": "choose", "shape": [], "dtype": "bool", "placement": "R"}
     io = {"mesh": 0, "inputs": [item, flag], "outputs": []}
     with made.bb.function("main", [source, choose], {"dist.io": io}):
-        twice = relax.SeqExpr([], source)
-        y = made.bb.emit(relax.If(choose, twice, relax.SeqExpr([], source)), "y")
+        y = made.bb.emit(relax.If(choose, relax.SeqExpr([], source), double(source)), "y")
         made.bb.emit_func_output(y)
-    op = export(made.done()).functions["main"].ops[0]
-    assert (op.op, op.modelled) == ("If", False)
-    assert "branch" in op.reason
-    assert len(op.inputs) == 2
+    return made.done()
+
+
+def test_both_sides_of_a_branch_become_functions():
+    def twice(x):
+        bound = relax.Var("sum", x.ty)
+        block = relax.BindingBlock([relax.VarBinding(bound, relax.op.add(x, x))])
+        return relax.SeqExpr([block], bound)
+
+    program = export(branching(twice))
+    (op,) = program.functions["main"].ops
+    assert (op.kind, op.callee, op.otherwise) == ("branch", "main/y.then", "main/y.else")
+    x, choose = (
+        program.functions["main"].values[i].name for i in program.functions["main"].params
+    )
+    named = [program.functions["main"].values[i].name for i in op.inputs]
+    assert named == [choose, x, x]
+    assert program.functions["main/y.then"].ops == ()
+    assert [one.op for one in program.functions["main/y.else"].ops] == ["relax.add"]
+    assert Program.from_json(program.to_json()) == program
