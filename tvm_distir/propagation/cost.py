@@ -35,6 +35,9 @@ class Costs:
         Replicated to partial sum: local as well.
     hold : int
         Per byte of a free parameter of a public function: shards it where nothing else decides.
+    keep : int
+        Per byte of every result, and of every copy in another form, that a device keeps; the
+        price of memory, which a bound on it raises.
     move : int
         Factor on converting an annotated value away from where the plan put it.
     clone : int
@@ -51,6 +54,7 @@ class Costs:
     slice: int = 1
     partial: int = 16
     hold: int = 1
+    keep: int = 0
     move: int = 2
     clone: int = 0
     shift: int = 0
@@ -100,7 +104,7 @@ class Costs:
 
     def for_ops(self, flops: int, moved_bytes: int) -> Costs:
         """The same weights, scaled for a model whose largest op does that much."""
-        each_byte = self.memory + self.hold + 4 * self.wire
+        each_byte = self.memory + self.hold + 2 * self.keep + 4 * self.wire
         largest = self.flop * flops + each_byte * moved_bytes
         return replace(self, shift=max(0, largest.bit_length() - HEADROOM_BITS))
 
@@ -139,15 +143,16 @@ class Conversions:
         unit = c.wire * size_bytes * (ranks - 1) // ranks
         if have == want:
             return 0
+        kept = c.keep * (size_bytes // ranks if want >= 0 else size_bytes)
         if have == R:
-            return c.slice if want >= 0 else c.partial
+            return (c.slice if want >= 0 else c.partial) + c.scaled(kept)
         if held:
             return INFINITE
         if have == P:
-            return c.scaled((2 * unit if want == R else unit) + c.launch)
+            return c.scaled((2 * unit if want == R else unit) + c.launch + kept)
         if want == R:
-            return c.scaled(unit + c.launch)
-        price = c.scaled((unit // ranks if want >= 0 else unit) + c.launch)
+            return c.scaled(unit + c.launch + kept)
+        price = c.scaled((unit // ranks if want >= 0 else unit) + c.launch + kept)
         return price if want >= 0 else price + c.partial
 
     def supply(

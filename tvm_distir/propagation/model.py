@@ -209,7 +209,10 @@ class Workshop:
             elif f.kind in ("max", "min", "prod"):
                 sent = 2 * sum(sizes[len(rule.in_bytes) :]) * (ranks - 1) // ranks
                 launches = 1
-        return c.flop * flops + c.memory * sum(sizes), c.wire * sent + c.launch * launches
+        kept = sum(sizes[len(rule.in_bytes) :])
+        return c.flop * flops + c.memory * sum(
+            sizes
+        ) + c.keep * kept, c.wire * sent + c.launch * launches
 
 
 def hold_on(g: Graph, reach: Reach, axis: Axis, a: int, k: int) -> tuple[bool, bool]:

@@ -20,6 +20,7 @@ from .evaluate import Evaluator, Price
 from .extract import Extractor
 from .forms import Alternative
 from .graph import Axis, Graph
+from .memory import within
 from .merge import shared
 from .model import Builder, Model, Summary, Workshop
 from .placing import Placer
@@ -48,7 +49,9 @@ def module_axes(mod: ir.IRModule) -> tuple[Axis, ...]:
     )
 
 
-def propagate(mod: ir.IRModule, costs: Costs | None = None) -> Decision:
+def propagate(
+    mod: ir.IRModule, costs: Costs | None = None, memory_bytes: int | None = None
+) -> Decision:
     """Decide the placement of every value of an annotated module.
 
     Parameters
@@ -57,9 +60,15 @@ def propagate(mod: ir.IRModule, costs: Costs | None = None) -> Decision:
         Level 2: plain tensors and ``annotate_sharding``; meshes in ``global_infos``.
     costs : Costs, optional
         What wire bytes, memory traffic and FLOPs weigh.
+    memory_bytes : int, optional
+        What each device may keep at most (:class:`~tvm_distir.propagation.memory.Keeper` says
+        what counts). Where the plain decision keeps more, memory gets a price and parameters
+        without an annotation may be sharded over any axis.
 
     Raises
     ------
+    InfeasibleError
+        DIST0801 when nothing found fits.
     PropagationError
         DIST04xx: an op without a rule, recursion, a stationary placement that no op can use.
     """
@@ -72,7 +81,8 @@ def propagate(mod: ir.IRModule, costs: Costs | None = None) -> Decision:
         )
     with collector_paused():
         found = Propagator(mod, costs or Costs())
-        return shared(found, found.run())
+        decision = shared(found, found.run())
+        return decision if memory_bytes is None else within(found, decision, memory_bytes)
 
 
 class Propagator:
@@ -87,17 +97,24 @@ class Propagator:
             if isinstance(fn, relax.Function) and not is_private(fn)
         }
         self.forced: dict[str, Signature] = {}
+        self.free = False
         self.graphs = placer.graphs
         self.order = placer.order
         self.reach: dict[str, Reach] = self._reacher().run()
         self.weigh(costs)
 
     def _reacher(self) -> Reacher:
-        return Reacher(self.graphs, self.order, self.axes, self.forced)
+        return Reacher(self.graphs, self.order, self.axes, self.forced, self.free)
 
     def force(self, signatures: dict[str, Signature]) -> None:
         """Start afresh, with one signature for all calls of some placed functions."""
         self.forced = signatures
+        self.reach = self._reacher().run()
+        self.weigh(self.costs)
+
+    def set_free(self) -> None:
+        """Start afresh; free parameters may be sharded over any axis."""
+        self.free = True
         self.reach = self._reacher().run()
         self.weigh(self.costs)
 
@@ -146,7 +163,7 @@ class Propagator:
         )
 
     def _solve(self, start: Instance) -> tuple[Instance, int]:
-        """Minimise axis by axis; where axes compete, in several orders, of which the best counts."""
+        """Minimise axis by axis; where axes compete, in several orders: the cheapest stays."""
         found: list[tuple[Instance, int, int]] = []
         refusal: PropagationError | None = None
         for order in self._orders():

@@ -73,7 +73,11 @@ class _Classes:
 
 
 class Reacher:
-    """Computes :class:`Reach` for all graphs of a module."""
+    """Computes :class:`Reach` for all graphs of a module.
+
+    ``free``: every dim of a public function's parameters may be sharded where its annotation
+    does not say otherwise.
+    """
 
     def __init__(
         self,
@@ -81,8 +85,10 @@ class Reacher:
         order: Sequence[str],
         axes: Sequence[Axis],
         forced: Mapping[str, Signature] | None = None,
+        free: bool = False,
     ) -> None:
         self.graphs, self.order, self.axes = graphs, order, axes
+        self.free = free
         self.forced: Mapping[str, Signature] = forced or {}
         self.result = {key: Reach() for key in order}
 
@@ -140,10 +146,21 @@ class Reacher:
                     label = node.pin[axis.index] if axis.mesh == node.mesh else None
                     if label is not None and label >= 0:
                         seeds.append((off[node.results[0]] + label, a))
+        if self.free and g.public:
+            seeds += self._free_seeds(g)
         reach = self.result[g.key]
         reach.root = [classes.find(x) for x in range(g.offset[-1])]
         for x, a in seeds:
             reach.seeds.setdefault(reach.root[x], set()).add(a)
+
+    def _free_seeds(self, g: Graph) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        for node in (g.nodes[k] for k in g.params):
+            v = node.results[0]
+            for a, axis in enumerate(self.axes):
+                if axis.mesh == g.values[v].mesh and not node.pin_on(axis):
+                    found += [(x, a) for x in range(g.offset[v], g.offset[v + 1])]
+        return found
 
     def _forced_seeds(self, g: Graph, node: Node) -> list[tuple[int, int]]:
         """A signature that all calls must share counts as annotations at the calls."""
