@@ -189,7 +189,9 @@ class MpiFabric(_Mail):
         while missing:
             before = len(missing)
             for peer in list(missing):
-                message = self._world.poll(self._process[peer], COLLECTIVE)
+                message = self._next(
+                    self._process[peer], COLLECTIVE, lambda: _waits(rank, call, missing)
+                )
                 if message is None:
                     continue
                 missing.remove(peer)
@@ -200,6 +202,29 @@ class MpiFabric(_Mail):
                 self._world.turn(deadline, self.check, lambda: _waits(rank, call, missing))
         self._world.finish(requests, self.check, lambda: _waits(rank, call, group))
         return got
+
+    def _next(
+        self, process: int, tag: int, what: Callable[[], str]
+    ) -> tuple[bytes, npt.NDArray[np.uint8], int] | None:
+        """The next message of a process, None while there is none.
+
+        Raises
+        ------
+        RuntimeError_
+            DIST0610 when none can come, because its rank has run to its end.
+        """
+        message = self._world.poll(process, tag)
+        if message is None and self._world.has_ended(process):
+            message = self._world.poll(process, tag)
+            if message is None:
+                raise RuntimeError_(
+                    "DIST0610",
+                    f"{what()}; process {process} has ended",
+                    place="ranks",
+                    remedy="Every rank of a group must call its collectives, each send needs a "
+                    "receive.",
+                )
+        return message
 
     def _take_data(
         self, process: int, tag: int, message: tuple[bytes, Any, int], out: npt.NDArray[np.uint8]
@@ -215,7 +240,9 @@ class MpiFabric(_Mail):
         key = (call, x.shape, x.dtype)
         if key not in self._headers:
             digest = hashlib.sha256(repr((call, x.shape, str(x.dtype))).encode()).digest()
-            self._headers[key] = digest + _words(call, x).encode()[:1000]
+            self._headers[key] = (
+                digest + f"{_words(call, x)} over {list(map(list, call.groups))}"[:500].encode()
+            )
         return self._headers[key]
 
     def _compare(
@@ -226,8 +253,6 @@ class MpiFabric(_Mail):
         mine, theirs = (
             head[hashlib.sha256().digest_size :].decode(errors="replace") for head in (own, other)
         )
-        if mine == theirs:
-            theirs += " over other groups"
         raise RuntimeError_(
             "DIST0611",
             f"rank {peer} called {theirs} while rank {rank} called {mine}",
@@ -260,10 +285,10 @@ class MpiFabric(_Mail):
     def take_array(self, process: int, tag: int, what: str) -> tuple[Any, Array]:
         """Wait for the next array of a process."""
         deadline = Deadline(self._world.timeout_s)
-        message = self._world.poll(process, tag)
+        message = self._next(process, tag, lambda: what)
         while message is None:
             self._world.turn(deadline, self.check, lambda: what)
-            message = self._world.poll(process, tag)
+            message = self._next(process, tag, lambda: what)
         meaning, shape, dtype = pickle.loads(message[0])
         out = np.empty(shape, dtype)
         self._world.finish(

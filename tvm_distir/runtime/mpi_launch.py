@@ -237,6 +237,7 @@ def _run(command: Sequence[str], job: Job, folder: Path) -> int:
             return _wait(process, job, folder)
         finally:
             _end(process)
+            _end_workers(job, folder)
 
 
 def _wait(process: subprocess.Popen[bytes], job: Job, folder: Path) -> int:
@@ -270,6 +271,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             continue
 
 
+def _end_workers(job: Job, folder: Path) -> None:
+    """End processes of this host that outlive their launcher."""
+    for rank in job.ranks:
+        path = process_file(folder, rank)
+        pid = path.read_text() if path.exists() else ""
+        try:
+            if pid and str(folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(int(pid), signal.SIGKILL)
+        except (OSError, ProcessLookupError):
+            continue  # it has ended meanwhile
+
+
 def _raise_failure(job: Job, folder: Path, code: int) -> None:
     """Raise the earliest failure that a rank wrote down, or why the job ended without one."""
     told: list[tuple[float, BaseException]] = [
@@ -291,7 +304,7 @@ def _raise_failure(job: Job, folder: Path, code: int) -> None:
 
 def _obituary(job: Job, folder: Path, code: int) -> str:
     """Which process died of what, as the launcher tells."""
-    log = (folder / LOG).read_text(encoding="utf-8", errors="replace")
+    log = " ".join(re.findall(r"[^\s/]+", (folder / LOG).read_text("utf-8", errors="replace")))
     ranks = {p.read_text().strip(): r for r in job.ranks if (p := process_file(folder, r)).exists()}
     dead = [ranks[pid] for pid in _PID.findall(log) if pid in ranks]
     numbers = [int(n) for n in _SIGNAL.findall(log)]

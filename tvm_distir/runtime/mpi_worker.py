@@ -17,7 +17,7 @@ from .executed import AxisTable
 from .layout import Entry
 from .mpi_fabric import worker_failed
 from .mpi_launch import COUNTS, JOB, Job, failure_file, process_file, result_file
-from .mpi_world import load_mpi
+from .mpi_world import load_mpi, world
 from .runnable import load_saved
 
 
@@ -74,7 +74,6 @@ def main(folder: Path) -> int:
     mpi = load_mpi()
     here, size = int(mpi.COMM_WORLD.Get_rank()), int(mpi.COMM_WORLD.Get_size())
     rank = job.ranks[min(here, len(job.ranks) - 1)]
-    process_file(folder, rank).write_text(str(os.getpid()))
     try:
         if size != len(job.ranks):
             raise EnvironmentError_(
@@ -84,6 +83,8 @@ def main(folder: Path) -> int:
                 remedy="The launcher belongs to another MPI than the one mpi4py loads: "
                 "give the engine the right one.",
             )
+        world(job.timeout_s)
+        process_file(folder, rank).write_text(str(os.getpid()))
         _run(job, rank, folder)
     except BaseException as err:
         told = err if isinstance(err, DistIRError) else worker_failed(err, rank, "engine mpi")

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import struct
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,6 +39,9 @@ _HEAD = struct.Struct("<IQ")  # bytes of the header, bytes of the data
 _SPINS = 200
 _PAUSES_S = (20e-6, 1e-3)
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE")
+
+_MAPS = Path("/proc/self/maps")
+_SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")
 
 _abandoned: list[Any] = []
 """Requests of failed runs: MPI may still use their buffers."""
@@ -127,7 +132,11 @@ class World:
         whole = self._mpi.COMM_WORLD
         self.rank, self.size = int(whole.Get_rank()), int(whole.Get_size())
         self._comm = self._duplicate(whole)
-        self.local_size = int(self._comm.Split_type(self._mpi.COMM_TYPE_SHARED).Get_size())
+        host = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
+        self.local_size = int(host.Get_size())
+        if host.Get_rank() == 0:
+            _unlink_segments()
+        host.Barrier()
         self._sending: deque[Any] = deque()
 
     def _duplicate(self, whole: Any) -> Any:
@@ -208,6 +217,10 @@ class World:
         data = buffer[start:]
         return buffer[_HEAD.size : start].tobytes(), data, data_bytes - data.nbytes
 
+    def has_ended(self, peer: int) -> bool:
+        """Whether a peer waits for the end of the run: nothing else comes from it any more."""
+        return bool(self._comm.Iprobe(peer, CONTROL))
+
     def receive_rest(self, peer: int, tag: int, out: Bytes) -> list[Any]:
         """Begin to receive data that follows its header; returns requests for :meth:`finish`."""
         return [self._comm.Irecv(piece, peer, tag) for piece in _pieces(out)]
@@ -277,6 +290,19 @@ class World:
 def _pieces(data: Bytes) -> Iterator[Bytes]:
     for start in range(0, data.nbytes, CHUNK_BYTES):
         yield data[start : start + CHUNK_BYTES]
+
+
+def _unlink_segments() -> None:
+    """Take the name from MPICH's shared memory, now that all processes of this host have it.
+
+    MPICH unlinks it when MPI ends; a job that is aborted or killed would leave it behind.
+    """
+    try:
+        maps = _MAPS.read_text(encoding="utf-8")
+    except OSError:
+        return  # not Linux: MPI cleans up as well as it can
+    for name in sorted(set(_SEGMENT.findall(maps))):
+        Path(name).unlink(missing_ok=True)
 
 
 _current: list[World] = []

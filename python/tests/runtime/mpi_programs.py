@@ -112,7 +112,7 @@ def letters() -> None:
 
 def fault(kind: str) -> None:
     """Let rank 2 of 4 go wrong in a collective of all; the others wait for it."""
-    world = mpi_world.world(1.5 if kind in ("absent", "ended") else TIMEOUT_S)
+    world = mpi_world.world(1.5 if kind == "absent" else TIMEOUT_S)
     fabric = MpiFabric(world, range(world.size))
     group = (tuple(range(world.size)),)
     call, x = Collective("all_reduce", group, (("op", "sum"),)), np.ones((4, 4), "float32")
@@ -143,6 +143,8 @@ def _go_wrong(kind: str, world: Any, call: Collective, x: Any) -> tuple[Collecti
         os._exit(7)
     if kind == "absent":
         time.sleep(60)
+    if kind == "ended":
+        world.exchange(b"", lambda: None, "the end")
     if kind == "op":
         return Collective("all_gather", call.groups, (("dim", 0),)), x
     if kind == "dtype":

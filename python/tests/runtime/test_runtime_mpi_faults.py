@@ -1,0 +1,184 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks of an MPI job that go wrong: how soon it is noticed, what is said, what is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from mpi_cases import CASES
+from test_runtime_mpi import needs_mpi, start
+
+import tvm_distir as td
+from tvm_distir.errors import DistIRError, RuntimeError_
+from tvm_distir.runtime import mpi_launch
+from tvm_distir.runtime.mpi import MpiEngine
+
+pytestmark = needs_mpi
+SHARED = Path("/dev/shm")
+SAYS = {
+    "raises": "DIST0612 rank 2: worker 2: ValueError: the cat walked over the keyboard",
+    "memory": "DIST0612 rank 2: worker 2: MemoryError: no message",
+    "interrupt": "DIST0612 rank 2: worker 2: KeyboardInterrupt",
+    "absent": "DIST0613 process",
+    "ended": "; process 2 has ended",
+    "op": "rank 2 called all_gather(dim=0) on 64 bytes",
+    "dtype": "rank 2 called all_reduce(op=sum) on 64 bytes (int32[4, 4])",
+    "shape": "rank 2 called all_reduce(op=sum) on 80 bytes (float32[4, 5])",
+    "groups": "rank 2 called all_reduce(op=sum) on 64 bytes (float32[4, 4]) over [[0, 1, 3, 2]]",
+}
+
+
+def leftovers() -> set[str]:
+    """What jobs could leave behind."""
+    jobs = {str(p) for p in Path(tempfile.gettempdir()).glob("tvm-distir-mpi-*")}
+    return jobs | {str(p) for p in SHARED.iterdir()}
+
+
+@pytest.mark.parametrize("kind", sorted(SAYS))
+def test_every_rank_ends_with_the_cause(kind):
+    before = leftovers()
+    begin_s = time.monotonic()
+    said = start(4, "fault", kind, expect=1)
+    assert SAYS[kind] in said
+    assert kind != "absent" or " for rank 2 " in said
+    assert time.monotonic() - begin_s < 40
+    assert leftovers() <= before
+
+
+@pytest.mark.parametrize("kind", ["killed", "exits"])
+def test_a_process_that_dies_ends_the_job(kind):
+    before = leftovers()
+    begin_s = time.monotonic()
+    start(4, "fault", kind, expect=1)
+    assert time.monotonic() - begin_s < 40
+    assert leftovers() <= before
+
+
+def slow_case():
+    """A module whose ranks wait long enough to be killed: rank 1 of two sends nothing."""
+    from level5_modules import Level5
+    from tvm import relax
+
+    from tvm_distir.ir import ops
+
+    first, second = td.device_mesh({"a": 1}), td.device_mesh({"a": 1}, start=1)
+    build = Level5(first, second)
+    arrival = {"placement": "R", "peer_placement": "R", "shape": (4,), "dtype": "float32", "tag": 0}
+    ends = {"device_mesh": second, "peer_mesh": first}
+
+    def waits(bb, x):
+        there = ops.recv(**arrival, device_mesh=first, peer_mesh=second)
+        return bb.emit(relax.op.add(x, bb.emit(there)))
+
+    x, y, z = (("xyz"[i], (4,), "float32", "R") for i in range(3))
+    build.entry([x], [z], waits, 0, False, [0], [0])
+    build.entry([], [y], lambda bb: bb.emit(ops.recv(**arrival, **ends)), 1, False, [], [1])
+    return build.get(), CASES["one_mesh"]()[1][0][0, :4]
+
+
+class Started(threading.Thread):
+    """Runs a case in a thread; the job's folder is found by its name."""
+
+    def __init__(self, timeout_s):
+        super().__init__(daemon=True)
+        self.before = set(Path(tempfile.gettempdir()).glob("tvm-distir-mpi-*"))
+        self.timeout_s = timeout_s
+        self.error = None
+        mod, x = slow_case()
+        self.call = lambda: MpiEngine(timeout_s).run(mod, [x])
+
+    def run(self):
+        try:
+            self.call()
+        except DistIRError as err:
+            self.error = err
+
+    def processes(self):
+        """Process ids by rank, once both run."""
+        for _ in range(3000):
+            for folder in set(Path(tempfile.gettempdir()).glob("tvm-distir-mpi-*")) - self.before:
+                files = [mpi_launch.process_file(folder, rank) for rank in range(2)]
+                if all(f.exists() and f.read_text() for f in files):
+                    return [int(f.read_text()) for f in files]
+            time.sleep(0.02)
+        raise AssertionError("the job did not start")
+
+
+def test_a_killed_worker_is_named():
+    before = leftovers()
+    job = Started(120)
+    job.start()
+    os.kill(job.processes()[1], signal.SIGKILL)
+    job.join(30)
+    assert not job.is_alive()
+    assert str(job.error).startswith("DIST0612 engine mpi: worker 1: killed by SIGKILL")
+    assert leftovers() <= before
+
+
+def test_ranks_that_wait_for_each_other_run_into_the_timeout():
+    before = leftovers()
+    job = Started(2)
+    job.start()
+    job.join(60)
+    assert not job.is_alive()
+    assert job.error is not None
+    assert job.error.code == "DIST0613"
+    assert "receive of transfer 0" in str(job.error)
+    assert leftovers() <= before
+
+
+def test_an_interrupted_run_leaves_nothing():
+    before = leftovers()
+    program = (
+        "from test_runtime_mpi_faults import slow_case, MpiEngine\n"
+        "mod, x = slow_case()\nprint('ready', flush=True)\nMpiEngine(120).run(mod, [x])\n"
+    )
+    here = str(Path(__file__).parent)
+    path = os.pathsep.join([here, *(p or "." for p in sys.path)])
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    workers = Started.processes(_Folders(before))
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert "KeyboardInterrupt" in said
+    assert leftovers() <= before
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+
+
+class _Folders:
+    def __init__(self, before):
+        self.before = {Path(p) for p in before}
+
+
+def test_what_a_worker_raises_is_told():
+    """A packed function that no process knows."""
+    from level5_modules import Level5
+    from tvm import relax
+
+    mesh = td.device_mesh({"a": 2})
+    build = Level5(mesh)
+    out = relax.TensorType([4], "float32")
+    build.entry(
+        [("x", (4,), "float32", "R")],
+        [("y", (4,), "float32", "R")],
+        lambda bb, x: bb.emit(relax.op.call_dps_packed("nobody.knows_it", [x], out)),
+    )
+    x = CASES["one_mesh"]()[1][0][0, :4]
+    with pytest.raises(RuntimeError_, match=r"DIST0612 main: worker [01]: .*nobody\.knows_it"):
+        MpiEngine(60).run(build.get(), [x])
