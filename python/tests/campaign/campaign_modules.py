@@ -10,12 +10,17 @@ from typing import Any
 
 import campaign_ops
 import campaign_ops_nn
+import campaign_ops_rare
 import numpy as np
 from campaign_writer import SIZE_WEIGHTS, SIZES, Callee, Item, Skip, Writer
 from tvm import ir, relax
 
-OPS = campaign_ops.OPS + campaign_ops_nn.OPS
+from tvm_distir.runtime.layout import np_dtype
+
+OPS = campaign_ops.OPS + campaign_ops_nn.OPS + campaign_ops_rare.OPS
 SHARES = np.array([share for share, _ in OPS]) / sum(share for share, _ in OPS)
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+DTYPE_WEIGHTS = (0.8, 0.09, 0.08, 0.03)
 BOUNDED = re.compile(r"_below(\d+)$")
 """An integer parameter's name ends with the bound of its values."""
 
@@ -40,7 +45,7 @@ def inputs_of(mod: ir.IRModule, seed: int) -> list[np.ndarray]:
             bound = BOUNDED.search(str(param.name))
             found.append(rng.integers(0, int(bound[1]) if bound else 1, shape).astype(dtype))
         else:
-            found.append(rng.integers(-2, 3, shape).astype(dtype))
+            found.append(rng.integers(-2, 3, shape).astype(np_dtype(dtype)))
     return found
 
 
@@ -48,15 +53,16 @@ def sample(seed: int) -> Sample:
     """The module of a seed."""
     rng = np.random.default_rng([seed, 1])
     builder = relax.BlockBuilder()
-    params = _params(rng)
+    dtype = str(rng.choice(DTYPES, p=DTYPE_WEIGHTS))
+    params = _params(rng, dtype)
     callees: list[Callee] = []
     for number in range(int(rng.choice([0, 0, 1, 1, 2, 3]))):
-        callees.append(_private(rng, builder, f"f{number}", params, callees))
-    exact = _main(rng, builder, params, callees)
+        callees.append(_private(rng, builder, f"f{number}", params, dtype, callees))
+    exact = _main(rng, builder, params, dtype, callees)
     return Sample(builder.get(), exact)
 
 
-def _params(rng: np.random.Generator) -> list[relax.Var]:
+def _params(rng: np.random.Generator, dtype: str) -> list[relax.Var]:
     """Two to six tensors whose dims come from a few sizes, so that they fit together."""
     sizes = [int(n) for n in rng.choice(SIZES, size=3, p=SIZE_WEIGHTS)]
     found = []
@@ -69,7 +75,7 @@ def _params(rng: np.random.Generator) -> list[relax.Var]:
             bound = min(sizes)
             found.append(relax.Var(f"p{i}_below{bound}", relax.TensorType(shape, "int32")))
         else:
-            found.append(relax.Var(f"p{i}", relax.TensorType(shape, "float32")))
+            found.append(relax.Var(f"p{i}", relax.TensorType(shape, dtype)))
     return found
 
 
@@ -96,19 +102,20 @@ def _private(
     builder: relax.BlockBuilder,
     name: str,
     outer: list[relax.Var],
+    dtype: str,
     callees: list[Callee],
 ) -> Callee:
     """A private function of some of main's parameter shapes, perhaps as a tuple."""
-    chosen = [p for p in outer if str(p.ty.dtype) == "float32"][: int(rng.integers(1, 4))]
+    chosen = [p for p in outer if str(p.ty.dtype) == dtype][: int(rng.integers(1, 4))]
     shapes: list[Any] = [tuple(int(n) for n in p.ty.shape) for p in chosen] or [()]
     nested = len(shapes) > 1 and rng.random() < 0.15
-    types = [relax.TensorType(list(s), "float32") for s in shapes]
+    types = [relax.TensorType(list(s), dtype) for s in shapes]
     specs: list[Any] = [[*shapes]] if nested else shapes
     if nested:
         params = [relax.Var("pack", relax.TupleType(types))]
     else:
         params = [relax.Var(f"a{i}", ty) for i, ty in enumerate(types)]
-    writer = Writer(rng, builder, callees)
+    writer = Writer(rng, builder, dtype, callees)
     with builder.function(name, params, private=True):
         with builder.dataflow():
             if nested:
@@ -123,7 +130,7 @@ def _private(
 
 def _result(rng: np.random.Generator, writer: Writer) -> tuple[Any, Any]:
     """One value, a pair, or a nested tuple; and bound and exactness of each tensor."""
-    last = [i for i in writer.pool if i.dtype == "float32"][-4:] or writer.pool[-1:]
+    last = [i for i in writer.pool if i.dtype == writer.dtype][-4:] or writer.pool[-1:]
 
     def leaf(item: Item) -> tuple[Any, Any]:
         return item.var, (item.bound, item.exact)
@@ -148,17 +155,20 @@ def _main(
     rng: np.random.Generator,
     builder: relax.BlockBuilder,
     params: list[relax.Var],
+    dtype: str,
     callees: list[Callee],
 ) -> tuple[bool, ...]:
     """The public function: one to three blocks; what a later one uses leaves the earlier."""
-    writer = Writer(rng, builder, callees)
+    writer = Writer(rng, builder, dtype, callees)
     _hold_params(writer, params, 2)
     blocks = int(rng.choice([1, 1, 1, 2, 3]))
     with builder.function("main", params):
         for number in range(blocks):
             last = number == blocks - 1
             if not last and rng.random() < 0.4:
+                writer.in_dataflow = False
                 _steps(writer, int(rng.integers(1, 4)))
+                writer.in_dataflow = True
                 continue
             with builder.dataflow():
                 before = len(writer.pool)

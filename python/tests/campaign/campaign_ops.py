@@ -7,15 +7,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-import numpy as np
 from campaign_writer import Item, Writer
 from tvm import relax
 from tvm.relax import op as R
-
-
-def scalar(value: float, dtype: str = "float32") -> relax.Constant:
-    """A constant without dims."""
-    return relax.const(np.array(value, dtype))
 
 
 def unary(w: Writer) -> Item:
@@ -56,7 +50,7 @@ def with_constant(w: Writer) -> Item:
     x = w.pick()
     kind = w.draw(0, 2)
     shape = () if kind == 0 or not x.shape else x.shape[-1:] if kind == 1 else x.shape
-    const = relax.const(w.rng.integers(-2, 3, shape).astype("float32"))
+    const = w.constant(-2, 2, shape)
     if w.chance(0.5):
         return w.emit(R.add(x.var, const), [x], x.bound + 2)
     return w.emit(R.multiply(const, x.var), [x], 2 * x.bound)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from campaign_check import THREADS_EVERY, Case, Outcome, check
+from campaign_check import CAREFUL_EVERY, THREADS_EVERY, Case, Outcome, check
 
 CASE_LIMIT_S = 60.0
 START_LIMIT_S = 120.0
@@ -25,7 +25,8 @@ def work(first: int, last: int, threads_every: int) -> None:
     """The worker: one line per seed on standard output."""
     print(MARK + "ready", flush=True)
     for seed in range(first, last):
-        outcome = check(Case.of_seed(seed), bool(threads_every) and seed % threads_every == 0)
+        threads = bool(threads_every) and seed % threads_every == 0
+        outcome = check(Case.of_seed(seed), threads, careful=(seed + 5) % CAREFUL_EVERY == 0)
         print(MARK + json.dumps([seed, outcome.as_dict()]), flush=True)
 
 

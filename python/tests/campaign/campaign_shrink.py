@@ -76,9 +76,14 @@ def edits(case: Case) -> Iterator[Edit]:
             yield lambda i=i: _one_output(case, i)
     for binding in reversed(_bindings(case.mod["main"])):
         ty = binding.var.ty
-        if isinstance(ty, relax.TensorType) and str(ty.dtype) == "float32":
+        if isinstance(ty, relax.TensorType) and str(ty.dtype).startswith(("float", "bfloat")):
             yield lambda var=binding.var: _cut(case, "main", var, None)
     yield from _replacements(case)
+    for gv, fn in _functions(case.mod):
+        used = set(_read(fn))
+        for binding in reversed(_bindings(fn)):
+            if binding.var not in used:
+                yield lambda n=str(gv.name_hint), v=binding.var: _cut(case, n, v, v)
     yield from _plan_edits(case)
 
 
@@ -92,6 +97,13 @@ def _replacements(case: Case) -> Iterator[Edit]:
                     yield lambda n=name, v=binding.var, o=other: _cut(case, n, v, o)
                     break
             seen.append(binding.var)
+
+
+def _read(fn: relax.Function) -> Iterator[Any]:
+    """Variables that a binding or the result reads."""
+    yield from relax.analysis.free_vars(fn.body.body)
+    for binding in _bindings(fn):
+        yield from relax.analysis.free_vars(binding.value)
 
 
 def _plan_edits(case: Case) -> Iterator[Edit]:

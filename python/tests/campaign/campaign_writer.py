@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The writer of random modules: a pool of values, each with a bound and whether it is exact.
 
-A value is *exact* when all its elements are integers below 2**23 in magnitude, however their
-sums are ordered: two devices and one must then agree bit for bit. Ops that jump (comparisons,
+A value is *exact* when all its elements are integers whose sums its type holds, however they
+are ordered: two devices and one must then agree bit for bit. Ops that jump (comparisons,
 indices) only see exact values, so that a rounding never turns into another result.
 """
 
@@ -17,7 +17,17 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-EXACT_BOUND = 2.0**23
+from tvm_distir.runtime.layout import np_dtype
+
+EXACT_BOUNDS = {"float64": 2.0**50, "float32": 2.0**23, "float16": 2.0**10, "bfloat16": 2.0**7}
+"""By float type: what sums of integers may come to, a factor of 2 below where they are rounded."""
+
+MOST = {"float64": 1e9, "float32": 1e9, "float16": 2e4, "bfloat16": 1e9}
+"""By float type: largest magnitude of any value."""
+
+NORM_DTYPES = ("float32", "float16")
+"""What TVM's kernels of norms take."""
+
 SMOOTH_BOUND = 30.0
 MOST_ELEMENTS = 6000
 MOST_DIMS = 5
@@ -49,6 +59,11 @@ class Skip(Exception):
     """The op drawn does not fit what is in the pool."""
 
 
+def typed_constant(values: np.ndarray, dtype: str) -> relax.Constant:
+    """Values as a constant of a TVM dtype, bfloat16 included."""
+    return relax.const(values.astype(np_dtype(dtype)), dtype)
+
+
 class Writer:
     """Emits ops on random values of the pool.
 
@@ -56,15 +71,23 @@ class Writer:
     ----------
     rng : Generator
     builder : BlockBuilder
+    dtype : str
+        Float type of the module.
     callees : sequence of Callee
         What may be called.
     """
 
     def __init__(
-        self, rng: np.random.Generator, builder: relax.BlockBuilder, callees: Sequence[Callee] = ()
+        self,
+        rng: np.random.Generator,
+        builder: relax.BlockBuilder,
+        dtype: str = "float32",
+        callees: Sequence[Callee] = (),
     ) -> None:
         self.rng, self.builder, self.callees = rng, builder, list(callees)
+        self.dtype, self.exact_bound = dtype, EXACT_BOUNDS[dtype]
         self.pool: list[Item] = []
+        self.in_dataflow = True
 
     def draw(self, low: int, high: int) -> int:
         """An integer of ``low..high``, both included."""
@@ -80,9 +103,10 @@ class Writer:
             raise Skip
         return items[int(self.rng.integers(len(items)))]
 
-    def pick(self, fits: Callable[[Item], bool] = lambda _: True, dtype: str = "float32") -> Item:
+    def pick(self, fits: Callable[[Item], bool] = lambda _: True, dtype: str = "") -> Item:
         """A value of the pool, the newer the likelier."""
-        found = [item for item in self.pool if item.dtype == dtype and fits(item)]
+        wanted = dtype or self.dtype
+        found = [item for item in self.pool if item.dtype == wanted and fits(item)]
         recent = found[-4:]
         return self.one_of(recent if self.chance(0.7) else found)
 
@@ -92,7 +116,7 @@ class Writer:
             lambda i: len(i.shape) >= least_rank and (i.exact or i.bound <= SMOOTH_BOUND)
         )
 
-    def exact(self, least_rank: int = 0, dtype: str = "float32") -> Item:
+    def exact(self, least_rank: int = 0, dtype: str = "") -> Item:
         """A value whose elements are integers."""
         return self.pick(lambda i: i.exact and len(i.shape) >= least_rank, dtype)
 
@@ -102,7 +126,7 @@ class Writer:
 
     def guard(self, shape: Sequence[int], bound: float) -> None:
         """Skip what is too large to run quickly or to compare."""
-        if math.prod(shape) > MOST_ELEMENTS or len(shape) > MOST_DIMS or bound > 1e9:
+        if math.prod(shape) > MOST_ELEMENTS or len(shape) > MOST_DIMS or bound > MOST[self.dtype]:
             raise Skip
 
     def emit(self, expr: Any, sources: Sequence[Item], bound: float, exact: bool = True) -> Item:
@@ -110,8 +134,16 @@ class Writer:
         value = self.builder.normalize(expr)
         shape = tuple(int(n) for n in value.ty.shape)
         self.guard(shape, bound)
-        kept = exact and bound < EXACT_BOUND and all(s.exact for s in sources)
+        kept = exact and bound < self.exact_bound and all(s.exact for s in sources)
         return self.hold(self.builder.emit(value), bound, kept)
+
+    def constant(self, low: int, high: int, shape: Sequence[int] = ()) -> relax.Constant:
+        """Random integers of ``low..high``, both included, in the float type of the module."""
+        return typed_constant(self.rng.integers(low, high + 1, tuple(shape)), self.dtype)
+
+    def scalar(self, value: float) -> relax.Constant:
+        """A constant without dims, in the float type of the module."""
+        return typed_constant(np.array(value), self.dtype)
 
     def hold(self, var: Any, bound: float, exact: bool) -> Item:
         """Put a bound variable into the pool."""

@@ -41,19 +41,24 @@ def test_random_cases_equal_one_device():
 
 def _calls(mod):
     for fn in mod.functions.values():
+        if not isinstance(fn, relax.Function):
+            continue
         for block in fn.body.blocks:
             for binding in block.bindings:
+                if isinstance(binding.value, relax.If):
+                    yield "If"
                 if isinstance(binding.value, ir.Call):
                     yield str(getattr(binding.value.op, "name", "private call"))
 
 
 def test_the_generator_reaches_everything():
     """Over some hundred seeds: ops of every family, private calls, tuples, blocks, meshes."""
-    ops, kinds, meshes = set(), set(), set()
+    ops, kinds, meshes, types = set(), set(), set(), set()
     for seed in range(400):
         mod = campaign_modules.sample(seed).mod
         plan = campaign_plans.plan_dict(seed, mod)
         ops.update(_calls(mod))
+        types.update(str(p.ty.dtype) for p in mod["main"].params)
         kinds.update(next(k for k in ("param", "value", "call") if k in r) for r in plan["rules"])
         kinds.update("stationary" for r in plan["rules"] if r.get("stationary"))
         shapes = [
@@ -63,6 +68,8 @@ def test_the_generator_reaches_everything():
         assert sum(int(np.prod(list(s.values()))) for s in shapes) <= 16
     assert len(ops) >= 50
     assert {"private call", "relax.nn.conv2d", "relax.take", "relax.topk", "relax.prod"} <= ops
+    assert {"relax.call_tir", "relax.nn.attention", "relax.scatter_elements", "If"} <= ops
+    assert {"float32", "float64", "float16", "bfloat16", "int32"} <= types
     assert kinds == {"param", "value", "call", "stationary"}
     assert meshes >= {(1, 1), (1, 2), (1, 3), (2, 1), (2, 2)}
 
@@ -128,7 +135,7 @@ def test_a_planted_fault_is_found_and_shrunk(monkeypatch, tmp_path):
     monkeypatch.setattr(campaign_check, "LowerDistIR", _faulty)
     outcome = campaign_check.check(case)
     assert (outcome.kind, outcome.what) == ("WRONG", "value")
-    small = campaign_shrink.shrink(case, outcome, limit_s=8)
+    small = campaign_shrink.shrink(case, outcome, limit_s=60)
     assert set(_calls(small.mod)) <= {"relax.matmul", "relax.negative"}
     assert len(small.plan["mesh"]) == 1
     name = campaign_saved.save(small, outcome, tmp_path)
