@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from gradients import UPDATED_SUFFIX, training_step
 from tvm import ir, relax
 from tvm.relax.distributed import Placement
 from tvm.relax.frontend import nn
@@ -23,10 +22,11 @@ import tvm_distir as td
 from tvm_distir.frontend.zoo.blocks import causal_mask, layer_class, positions
 from tvm_distir.frontend.zoo.configs import GptConfig
 from tvm_distir.frontend.zoo.gpt_model import GptLayer
-from tvm_distir.ir.attributes import PARAM_NAMES_ATTR, param_names
+from tvm_distir.ir.attributes import PARAM_NAMES_ATTR
 from tvm_distir.plan import MeshSpec, Plan, Rule, parse_open_placement
 from tvm_distir.plan.schema import DEFAULT_MESH
 from tvm_distir.strategy import make_plan
+from tvm_distir.strategy.training import with_updates
 
 DTYPE = "float32"
 MESH = {"dp": 2, "tp": 4}
@@ -199,20 +199,12 @@ def with_rules(plan: Plan, rules: dict[tuple[str, str], str]) -> Plan:
 
 
 def training(forward: ir.IRModule, plan: Plan) -> tuple[ir.IRModule, Plan]:
-    """A training step of a flat model, and the plan for it.
+    """A step of gradient descent on the mean squared error, and the plan for it.
 
     The targets are placed as the data along dp, the updated weights as the weights.
     """
-    step = training_step(forward)
-    rules = {("param", "targets"): "S[0], R"}
-    weights = {rule.name: rule for rule in plan.rules if rule.kind == "param"}
-    names = param_names(step["main"])
-    for written, var in zip(names, step["main"].params, strict=True):
-        rule = weights.get(written)
-        if rule is not None and written not in (names[0], "targets"):
-            words = ["R" if x is None or x < 0 else f"S[{x}]" for x in rule.placement]
-            rules["value", f"{var.name}{UPDATED_SUFFIX}"] = ", ".join(words)
-    return step, with_rules(plan, rules)
+    step = td.train_step(forward, loss="mse")
+    return step, with_updates(step, with_rules(plan, {("param", "targets"): "S[0], R"}))
 
 
 def mesh_of(axes: dict[str, int]) -> MeshSpec:
