@@ -21,6 +21,7 @@ from ..ir import (
     meshes,
     tensor_type,
 )
+from ..ir.async_ops import DONE, STARTED, is_done, start_name, started_op
 from ..ir.attributes import IO_ATTR
 from ..ir.types import relax_functions
 from .partial import PartialState
@@ -34,6 +35,7 @@ COLLECTIVES = (
     "all_to_all",
     "local_slice",
     "collective_permute",
+    "exchange",
     "send",
     "recv",
 )
@@ -42,7 +44,7 @@ ALLOWED: dict[int, tuple[str, ...]] = {
     2: ("annotate_sharding",),
     3: ("redistribute", "partial"),
     4: ("partial", *COLLECTIVES),
-    5: ("partial", "axis_index", *COLLECTIVES),
+    5: ("partial", "axis_index", *COLLECTIVES, *map(start_name, STARTED), DONE),
 }
 """``relax.dist.*`` ops each level may hold."""
 
@@ -92,6 +94,10 @@ def op_name(expr: Any) -> str:
     return str(getattr(expr.op, "global_symbol", type(expr.op).__name__))
 
 
+def _reads(expr: Any) -> list[Any]:
+    return list(relax.analysis.free_vars(expr))
+
+
 class _Checker:
     """Checks one function."""
 
@@ -115,6 +121,8 @@ class _Checker:
             where = f"{b.var.name} ({op_name(b.value)})"
             self.type(where, b.var.ty)
             self.expression(where, b.value)
+        if self.level == 5:
+            self.in_flight()
         self.type("result", self.fn.ret_ty)
         if self.level in (3, 4):
             PartialState(self.mod, self.name, self.fn, legalized=self.level == 4).check()
@@ -154,6 +162,25 @@ class _Checker:
                     int(leaf.tensor_ty.ndim),
                     f"{self.name}/{where}",
                 )
+
+    def in_flight(self) -> None:
+        """What a start gives is read by one ``collective_done``, and a done reads nothing else."""
+        flying: dict[Any, bool] = {}
+        for b in self.bindings(self.fn.body):
+            where = f"{b.var.name} ({op_name(b.value)})"
+            if is_done(b.value):
+                if flying.get(b.value.args[0], True):
+                    raise self.error(where, "a done without a start of its own")
+                flying[b.value.args[0]] = True
+            elif flying and any(v in flying for v in _reads(b.value)):
+                raise self.error(where, "a use of what is in flight")
+            if started_op(b.value) is not None:
+                flying[b.var] = False
+        waiting = [var for var, done in flying.items() if not done]
+        if waiting:
+            raise self.error(str(waiting[0].name), "a start without its done")
+        if flying and any(v in flying for v in _reads(self.fn.body.body)):
+            raise self.error("result", "what is in flight")
 
     def expression(self, where: str, value: Any) -> None:
         """Only the ``R.dist`` ops of the level."""

@@ -19,7 +19,14 @@ from ..errors import MeshError
 from . import ops
 from .infer import INFER
 
-STARTED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
+STARTED = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "collective_permute",
+    "exchange",
+)
 """Collectives that have a start."""
 
 DONE = "collective_done"
@@ -35,6 +42,11 @@ def started_op(expr: Any) -> str | None:
     """The collective that a call starts, None for every other expression."""
     name = ops.dist_op_name(expr)
     return name.removesuffix(_SUFFIX) if name is not None and name.endswith(_SUFFIX) else None
+
+
+def collective_op(expr: Any) -> str | None:
+    """Short name of an ``R.dist`` op; of a start, that of its collective."""
+    return started_op(expr) or ops.dist_op_name(expr)
 
 
 def is_done(expr: Any) -> bool:

@@ -12,10 +12,12 @@ from tvm import ir, relax, tirx
 
 from ..errors import PropagationError, SimulationError
 from ..ir import flat_types, mesh_index, mesh_shape, static_shape, tensor_type
-from ..ir.ops import dist_op_name
+from ..ir.async_ops import collective_op, is_done
 from ..rules import work_of
 from ..rules.dims import size_bytes
-from ..runtime.calls import Transfer, call_axes, decode_transfer
+from ..rules.packed import packed_functions, packed_rule
+from ..runtime.calls import Transfer, call_axes, decode_collective, decode_transfer
+from ..runtime.collectives import crossing_elements
 from .program import COLLECTIVES, TRANSFERS, Function, Op, Value
 from .transposes import transposed_operands
 
@@ -142,10 +144,13 @@ class FunctionExporter:
         if isinstance(call.op, ir.GlobalVar):
             return self.call_function(name, call, inputs, ty)
         if not isinstance(call.op, ir.Op):
-            called = str(getattr(call.op, "global_symbol", None) or type(call.op).__name__)
-            return self.unmodelled(name, called, inputs, ty, "an external function")
+            return self.packed(name, call, inputs, ty)
         op = str(call.op.name)
-        dist = dist_op_name(call)
+        dist = collective_op(call)
+        if is_done(call):
+            out = self.declare(ty, name)
+            self.ops.append(Op(name, "wait", op, tuple(inputs), tuple(_leaves(out))))
+            return out
         if dist in COLLECTIVES:
             return self.collective(name, dist, call, inputs, ty)
         if dist in TRANSFERS:
@@ -174,6 +179,18 @@ class FunctionExporter:
         if kernel_class == "view":  # a view by its rule, but TVM copies
             read, written, kernel_class = self.size(inputs), self.size(_leaves(out)), "memory"
         return self.compute(name, shown, inputs, out, work.flops, read, written, kernel_class)
+
+    def packed(self, name: str, call: ir.Call, inputs: list[int], ty: Any) -> Tree:
+        """Export a call of a packed function; only those with a rule have a known work."""
+        called = str(getattr(call.op, "global_symbol", None) or type(call.op).__name__)
+        if called not in packed_functions():
+            return self.unmodelled(name, called, inputs, ty, "an external function")
+        count = sum(len(value_types(arg.ty)) for arg in call.args)
+        rule, _ = packed_rule(call, [None] * count)
+        read, written = sum(rule.work.in_bytes), sum(rule.work.out_bytes)
+        return self.compute(
+            name, called, inputs, self.declare(ty, name), 0, read, written, "memory"
+        )
 
     def what_is_called(self, call: ir.Call, op: str) -> tuple[str, bool]:
         """Name to show (of the PrimFunc, for a ``call_tir``), and whether it is a view."""
@@ -277,12 +294,16 @@ class FunctionExporter:
         mesh, axes = call.attrs["device_mesh"], call_axes(call)
         out = self.declare(ty, name)
         outputs = tuple(_leaves(out))
+        payload = self.size(outputs)
+        if kind == "exchange":
+            crossing = crossing_elements(decode_collective(call))
+            payload = size_bytes((crossing,), self.values[outputs[0]].dtype)
         self.ops.append(
             Op(
                 name, "collective", str(call.op.name), tuple(inputs), outputs, collective=kind,
                 mesh=mesh_index(self.mod, mesh), mesh_axes=axes,
                 group_size=math.prod(mesh_shape(mesh)[axis] for axis in axes),
-                payload_bytes=self.size(outputs),
+                payload_bytes=payload,
             )
         )  # fmt: skip
         return out

@@ -166,8 +166,8 @@ def _check_calls(program: Program, op: Op, place: str) -> None:
 
 
 def _check_op(program: Program, op: Op, place: str) -> None:
-    if op.kind == "view" and (len(op.inputs) != 1 or len(op.outputs) != 1):
-        raise _broken(place, "a view has one operand and one result")
+    if op.kind in ("view", "wait") and (len(op.inputs) != 1 or len(op.outputs) != 1):
+        raise _broken(place, f"a {op.kind} has one operand and one result")
     if op.kind == "compute" and not op.modelled and not op.reason:
         raise _broken(place, "it is not modelled, for no reason")
     if op.kind in ("call", "branch"):

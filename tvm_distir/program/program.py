@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 SCHEMA_VERSION = 1
-KINDS = ("compute", "collective", "call", "branch", "transfer", "view")
+KINDS = ("compute", "collective", "wait", "call", "branch", "transfer", "view")
 COLLECTIVES = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute",
+    "exchange",
 )  # fmt: skip
 TRANSFERS = ("send", "recv")
 ROLES = ("activation", "input", "weight", "constant")
@@ -80,8 +81,9 @@ class Op:
     name : str
         Of the binding.
     kind : str
-        ``compute``, ``collective``, ``call``, ``branch``, ``transfer``, or ``view``: its result is
-        its first operand's memory under another shape. The operands of a ``branch`` are the
+        ``compute``, ``collective``, ``wait`` (for a collective that was started: its operand),
+        ``call``, ``branch``, ``transfer``, or ``view``: its result is its first operand's memory
+        under another shape. The operands of a ``branch`` are the
         condition, those of ``callee``, those of ``otherwise``.
     op : str
         What is called: op, PrimFunc or function.
@@ -138,6 +140,11 @@ class Op:
     peer_mesh: int = 0
 
     @property
+    def is_start(self) -> bool:
+        """Whether it is a collective that other work may overlap, until its ``wait``."""
+        return self.kind == "collective" and self.op.endswith("_start")
+
+    @property
     def callees(self) -> tuple[str, ...]:
         """Functions that it calls, or may call."""
         return tuple(name for name in (self.callee, self.otherwise) if name)
@@ -153,6 +160,7 @@ EXTRA_KEYS: Mapping[str, tuple[str, ...]] = {
     "branch": ("callee", "otherwise"),
     "transfer": ("collective", "mesh", "tag", "peer_mesh", "payload_bytes", "wire_bytes"),
     "view": (),
+    "wait": (),
 }
 """What an op of each kind has besides :data:`COMMON_KEYS` (and ``reason``, if not modelled)."""
 

@@ -11,6 +11,7 @@ from tvm import ir
 from tvm.relax.distributed import DeviceMesh
 
 from ..ir import axis_groups, mesh_devices, mesh_shape, parse_placement
+from ..ir.async_ops import collective_op
 from ..ir.ops import call_axes, dist_op_name
 from .collectives import Collective
 from .tiles import Side, Transfer
@@ -35,13 +36,14 @@ def decode_collective(call: ir.Call) -> Collective:
     args: list[tuple[str, Any]] = [(k, int(attrs[k])) for k in _INT_ARGS if k in attrs]
     if "op" in attrs:
         args.append(("op", str(attrs["op"])))
-    if dist_op_name(call) == "exchange":
+    kind = collective_op(call) or str(call.op.name)
+    if kind == "exchange":
         args += [
             ("shape", tuple(int(n) for n in attrs["shape"])),
             ("src", _group_side(call, "placement")),
             ("dst", _group_side(call, "peer_placement")),
         ]
-    return Collective(dist_op_name(call) or str(call.op.name), groups, tuple(args))
+    return Collective(kind, groups, tuple(args))
 
 
 def make_side(mesh: DeviceMesh, placement: Any) -> Side:

@@ -10,7 +10,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..ir import axis_groups, mesh_axes, mesh_index, mesh_names, mesh_shape, meshes
-from ..ir.ops import dist_op_name
+from ..ir.async_ops import collective_op
 from .calls import call_axes, decode_collective
 from .collectives import TRAFFIC
 from .executed import AxisTable, Groups
@@ -31,7 +31,7 @@ def axes_of_groups(mod: ir.IRModule) -> dict[tuple[int, Groups], tuple[int, ...]
                 table.setdefault((number, groups), chosen)
 
     def visit(node: Any) -> None:
-        if isinstance(node, ir.Call) and dist_op_name(node) in TRAFFIC:
+        if isinstance(node, ir.Call) and collective_op(node) in TRAFFIC:
             number = mesh_index(mod, node.attrs["device_mesh"])
             table[number, decode_collective(node).groups] = call_axes(node)
 

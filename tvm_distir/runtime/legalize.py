@@ -10,6 +10,7 @@ from typing import Any
 from tvm import ir, relax, tirx
 from tvm.relax.transform.legalize_ops.common import register_legalize
 
+from ..ir.async_ops import DONE, STARTED, start_name
 from ..ir.ops import PREFIX
 from .calls import decode_collective, decode_transfer
 from .ccl import ARGS
@@ -68,6 +69,8 @@ def register() -> None:
     """Give every level-5 op its legalisation. Ops of TVM stay untouched."""
     table: dict[str, Legalize] = {name: _collective(name) for name in ARGS}
     table.update(exchange=_exchange, send=_send, recv=_recv)
+    table.update({start_name(name): table[name] for name in STARTED})
+    table[DONE] = lambda _, call: call.args[0]  # the start has done it
     for name, function in table.items():
         if ir.Op.get(PREFIX + name).get_attr("FLegalize") is None:
             register_legalize(PREFIX + name, function)

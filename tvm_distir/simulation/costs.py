@@ -63,6 +63,8 @@ class OpCosts:
             wire = wire_bytes(op.collective, op.payload_bytes, op.group_size)
             slowest = max(self.group_durations_ps(op, place))
             return OpRow(function, op, COMM, slowest, "network", wire)
+        if op.kind == "wait":
+            return OpRow(function, op, COMPUTE, 0, "network")
         if op.kind == "transfer":
             stream = SEND if op.collective == "send" else RECV
             return OpRow(

@@ -182,7 +182,7 @@ class Flattener:
                 if refs[index] != NOTHING:
                     use_task.append(task)
                     use_ref.append(refs[index])
-            if op.kind == "transfer" and op.collective == "send":
+            if op.kind == "wait" or (op.kind == "transfer" and op.collective == "send"):
                 refs[op.outputs[0]] = refs[op.inputs[0]]  # the result is the operand
                 continue
             for index in op.outputs:

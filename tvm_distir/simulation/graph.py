@@ -21,6 +21,7 @@ from ..native import Tasks
 from ..program import Mesh, Program
 from .costs import RECV, SEND, OpCosts, OpRow
 from .flat import Flat
+from .overlap import order_waits
 
 Ints = npt.NDArray[np.int64]
 _STREAMED = 3  # compute, comm, send; a receive occupies no stream
@@ -61,8 +62,9 @@ def build_graph(
     rows: Sequence[OpRow],
     costs: OpCosts,
     fold: bool,
+    blocking: bool = False,
 ) -> Graph:
-    """Join the entries' tasks.
+    """Join the entries' tasks; see :func:`.overlap.order_waits` for ``blocking``.
 
     Raises
     ------
@@ -90,6 +92,7 @@ def build_graph(
             part.first
             + np.stack((flat.use_task[inside], flat.buffer_task[flat.use_ref[inside]]), axis=1)
         )
+        waits.append(part.first + order_waits(flat, rows, blocking))
     groups = _Groups(size)
     groups.transfers(program, parts, flats, rows)
     all_durations = np.concatenate(duration)

@@ -23,7 +23,12 @@ from .timeline import Timeline, seconds
 
 
 def simulate(
-    program: Program, system: System, *, engine: str = "native", fold_devices: bool = True
+    program: Program,
+    system: System,
+    *,
+    engine: str = "native",
+    fold_devices: bool = True,
+    blocking: bool = False,
 ) -> Result:
     """Predict one step: time, memory and traffic of every device.
 
@@ -43,6 +48,10 @@ def simulate(
     fold_devices : bool
         Let one device stand for all of its mesh, which run the same program. False simulates
         each of them, members of collectives tied together.
+    blocking : bool
+        Let collectives that are not split into a start and a done stop the compute stream, as
+        an engine without a stream for them does. False: they only wait for their operands,
+        and only what reads their results waits for them.
 
     Raises
     ------
@@ -64,7 +73,7 @@ def simulate(
     costs = OpCosts(program, system)
     flattener = Flattener(program, costs)
     flats = flattener.flatten()
-    graph = build_graph(program, flats, flattener.rows, costs, fold_devices)
+    graph = build_graph(program, flats, flattener.rows, costs, fold_devices, blocking)
     lap("build")
     names = _TaskNames(program, graph, flats, flattener.rows)
     start, end = schedule(graph.tasks, engine, names)

@@ -80,7 +80,7 @@ class Timeline:
         sums: dict[str, list[int]] = {}
         bounds: dict[str, dict[str, int]] = {}
         for row, count in zip(self.rows, counts, strict=True):
-            if row.stream != COMPUTE or not count:
+            if row.stream != COMPUTE or row.op.kind == "wait" or not count:
                 continue
             name, op, spent = short_name(row.op.op), row.op, count * row.duration_ps
             entry = sums.setdefault(name, [0, 0, 0, 0])
@@ -142,6 +142,8 @@ def _event_args(row: OpRow, scope: str) -> dict[str, Any]:
         "scope": scope,
         "bound_by": row.bound_by,
     }
+    if op.kind == "wait":
+        return args
     if op.kind == "compute":
         args |= {"flops": op.flops, "bytes": op.bytes_read + op.bytes_written}
         if not op.modelled:

@@ -4,15 +4,19 @@
 
 from __future__ import annotations
 
+from .bucket import BucketReductions
 from .fuse import FuseCollectives
 from .merge import MergeReductions
 from .move import MoveGathers, MoveSlices
 from .passes import OptimizeCollectives
+from .schedule import ScheduleCollectives
 from .share import CancelCollectives, ShareCollectives
+from .split import SplitCollectives
 from .traffic import Change, Kind, Traffic, TrafficInstrument, traffic
 from .unused import RemoveUnused
 
 __all__ = [
+    "BucketReductions",
     "CancelCollectives",
     "Change",
     "FuseCollectives",
@@ -22,7 +26,9 @@ __all__ = [
     "MoveSlices",
     "OptimizeCollectives",
     "RemoveUnused",
+    "ScheduleCollectives",
     "ShareCollectives",
+    "SplitCollectives",
     "Traffic",
     "TrafficInstrument",
     "traffic",

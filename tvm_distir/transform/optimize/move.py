@@ -125,6 +125,8 @@ def on_shards(edit: Editor, var: Any, call: ir.Call, cut: Cut, given: dict[Any, 
     dims: dict[Any, int] = {}
     for expr, dim in zip(cut.operands, cut.factor.ins):
         if isinstance(expr, ir.GenericConst):
+            if dim is not None and isinstance(expr.ty, DTensorType):
+                return None  # placed whole
             continue
         whole = all(labels_of(expr.ty.placement)[a] == R for a in cut.axes)
         if mesh_key(expr.ty.device_mesh) != mesh_key(mesh) or not whole:

@@ -16,8 +16,8 @@ from tvm.relax.distributed import DTensorType
 
 from ...ir import is_private, local_shape, mesh_axes, mesh_index, mesh_shape
 from ...ir import labels_of as labels
-from ...ir.async_ops import started_op
-from ...ir.ops import call_axes, dist_op_name
+from ...ir.async_ops import collective_op
+from ...ir.ops import call_axes
 from ...ir.types import relax_functions, static_shape, tensor_type
 from ...rules.dims import size_bytes
 from ...system.network import COLLECTIVE_KINDS, wire_bytes
@@ -136,7 +136,7 @@ def _own_traffic(mod: ir.IRModule, fn: relax.Function) -> tuple[Traffic, Counter
 
 
 def _kinds(mod: ir.IRModule, value: ir.Call) -> Iterator[Kind]:
-    op = started_op(value) or dist_op_name(value)
+    op = collective_op(value)
     if op == "send":
         here, there = (value.attrs[key] for key in ("device_mesh", "peer_mesh"))
         pair = f"{mesh_index(mod, here)}->{mesh_index(mod, there)}"

@@ -1,0 +1,209 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Small reductions of one kind in one, at level 5."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, relax
+
+from ...ir import mesh_key, ops, static_shape
+from ...ir.ops import call_axes
+from ..legalize.emit import BlockWriter, variables, with_body
+from ..lower.prune import is_pure
+from .editing import Editor, FunctionStep, Scan, function_pass
+from .traffic import local_bytes
+
+BUCKET_BYTES = 25 * 2**20
+"""As much as PyTorch's DistributedDataParallel puts into one bucket."""
+
+Key = tuple[Any, ...]
+
+
+def BucketReductions(bucket_bytes: int = BUCKET_BYTES) -> Any:
+    """Reduce small tensors together; level 5 to level 5.
+
+    ``all_reduce`` calls along the same axes, of one reduction and dtype, that do not depend on
+    each other are flattened, concatenated, reduced at once and split again: as many bytes, one
+    latency instead of many. What reads one of them may have to wait for the last, so bindings
+    move; those that transfer or call functions end a bucket instead. Each bucket takes a copy of
+    its tensors before and after. The order of a sum over devices stays; a library that reduces
+    by position in a buffer may round otherwise.
+
+    Parameters
+    ----------
+    bucket_bytes : int
+        A bucket is not filled beyond; tensors that large stay alone.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    step = FunctionStep(_Buckets, ("all_reduce",), bucket_bytes=bucket_bytes)
+    return function_pass("BucketReductions", [step], level=5)
+
+
+@dataclass
+class Bucket:
+    """Reductions that are joined: their variables, and the bytes together."""
+
+    members: list[Any] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+class _Buckets(Editor):
+    """Rewrites block by block: bindings may change places."""
+
+    def __init__(
+        self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan, bucket_bytes: int
+    ) -> None:
+        super().__init__(mod, name, fn, scan)
+        self.bucket_bytes = bucket_bytes
+
+    def run(self) -> relax.Function:
+        """Return the function, or itself where nothing can be joined."""
+        blocks, changed = [], False
+        for block, rows in zip(self.fn.body.blocks, self.scan.blocks, strict=True):
+            buckets = _fill(rows, self.bucket_bytes)
+            if buckets:
+                changed = True
+                self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
+                _Emission(self.writer, buckets).run(rows)
+                block = self.writer.block()
+            blocks.append(block)
+        if not changed:
+            return self.fn
+        return with_body(self.fn, self.fn.params, blocks, self.fn.body.body, bool(self.fn.is_pure))
+
+
+def _key(var: Any, value: ir.Call) -> Key:
+    return (
+        mesh_key(value.attrs["device_mesh"]),
+        call_axes(value),
+        str(value.attrs["op"]),
+        str(var.ty.dtype),
+    )
+
+
+def _fill(rows: list[Any], most_bytes: int) -> dict[Any, Bucket]:
+    """Buckets of two or more, by the variables of their members.
+
+    A reduction joins the open bucket of its kind unless it depends on a member of an open one:
+    then those are closed first. So no bucket ever waits for another that waits for it.
+    """
+    open_: dict[Key, Bucket] = {}
+    waits: dict[Any, frozenset[Key]] = {}
+    home: dict[Any, Bucket] = {}
+
+    def close(keys: frozenset[Key]) -> None:
+        for key in keys:
+            open_.pop(key, None)
+
+    for _, var, value, kind in rows:
+        found = [waits[used] for used in variables(value) if used in waits]
+        deps = frozenset(key for keys in found for key in keys if key in open_)
+        small = kind == "all_reduce" and local_bytes(var.ty) < most_bytes
+        if deps and (kind is not None or _is_barrier(value)):
+            close(deps)
+            deps = frozenset()
+        if not small:
+            waits[var] = deps
+            continue
+        key, size = _key(var, value), local_bytes(var.ty)
+        if key in open_ and open_[key].size_bytes + size > most_bytes:
+            close(frozenset((key,)))
+        bucket = open_.setdefault(key, Bucket())
+        bucket.members.append(var)
+        bucket.size_bytes += size
+        home[var] = bucket
+        waits[var] = frozenset((key,))
+    return {var: bucket for var, bucket in home.items() if len(bucket.members) > 1}
+
+
+def _is_barrier(value: Any) -> bool:
+    """Whether a binding is not moved: it has effects, or calls a function."""
+    calls = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
+    return calls or not is_pure(value)
+
+
+class _Emission:
+    """Writes the bindings of a block: each bucket at its last member, its readers after it."""
+
+    def __init__(self, writer: BlockWriter, buckets: Mapping[Any, Bucket]) -> None:
+        self.writer, self.buckets = writer, buckets
+        self.values: dict[Any, Any] = {}
+        self.held: dict[Any, set[int]] = {}
+        self.waiting: dict[int, list[int]] = {}
+        self.left: dict[int, set[int]] = {}
+
+    def run(self, rows: list[Any]) -> None:
+        """Write all bindings."""
+        number = {id(bucket): n for n, bucket in enumerate(self.buckets.values())}
+        for position, (binding, var, value, _) in enumerate(rows):
+            bucket = self.buckets.get(var)
+            if bucket is not None:
+                self.values[var] = value
+                self.held[var] = {number[id(bucket)]}
+                if bucket.members[-1].same_as(var):
+                    self._reduce(bucket)
+                    self._let_go(number[id(bucket)], bucket, rows)
+                continue
+            deps: set[int] = set()
+            for used in variables(value):
+                deps |= self.held.get(used, set())
+            if not deps:
+                self.writer.bindings.append(binding)
+                continue
+            self.held[var] = deps
+            self.left[position] = set(deps)
+            for dep in deps:
+                self.waiting.setdefault(dep, []).append(position)
+
+    def _let_go(self, number: int, bucket: Bucket, rows: list[Any]) -> None:
+        for member in bucket.members:
+            del self.held[member]
+        for position in self.waiting.pop(number, []):
+            self.left[position].discard(number)
+            binding, var = rows[position][:2]
+            if self.left[position]:
+                self.held[var] = self.left[position]
+            else:
+                del self.held[var]
+                self.writer.bindings.append(binding)
+
+    def _reduce(self, bucket: Bucket) -> None:
+        """Flatten, join, reduce, split and shape again."""
+        first = self.values[bucket.members[0]]
+        flat, sizes = [], []
+        for member in bucket.members:
+            shape = [int(n) for n in static_shape(member.ty) or ()]
+            sizes.append(math.prod(shape))
+            operand = self.values[member].args[0]
+            flat.append(
+                operand
+                if len(shape) == 1
+                else self.writer.emit(relax.op.reshape(operand, [sizes[-1]]), f"{member.name}_flat")
+            )
+        joined = self.writer.emit(relax.op.concat(flat, 0), "bucket_terms")
+        mesh, axes = first.attrs["device_mesh"], call_axes(first)
+        done = self.writer.emit(
+            ops.all_reduce(joined, mesh, axes, str(first.attrs["op"])), "bucket"
+        )
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+        parts = self.writer.emit(relax.op.split(done, ends, 0), "bucket_parts")
+        for number, member in enumerate(bucket.members):
+            item = self.writer.builder.normalize(relax.TupleGetItem(parts, number))
+            shape = [int(n) for n in static_shape(member.ty) or ()]
+            if len(shape) == 1:
+                self.writer.bind(member, item)
+                continue
+            part = self.writer.emit(item, f"{member.name}_part")
+            whole = self.writer.builder.normalize(relax.op.reshape(part, shape))
+            self.writer.bind(member, whole)
+
+
+__all__ = ["BUCKET_BYTES", "BucketReductions"]

@@ -1,0 +1,124 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the bindings of a block wait for, and the memory that an order of them takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir
+
+from ...ir import flat_types
+from ...ir.async_ops import DONE, STARTED, start_name
+from ..legalize.emit import variables
+from ..lower.prune import is_pure
+from .traffic import local_bytes
+
+VIEWS = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
+"""Ops whose result is their operand's memory."""
+
+_STARTS = frozenset(start_name(kind) for kind in STARTED)
+
+
+@dataclass
+class Node:
+    """A binding of a block.
+
+    Attributes
+    ----------
+    deps, readers : list of int
+        Bindings of the block that it waits for, and that wait for it; each once.
+    size_bytes : int
+        Memory that its result takes: none, when it is that of its operands.
+    memory_of : tuple of int
+        The bindings whose memory its result is.
+    reads : list of int
+        Bindings whose memory it needs.
+    leaves : bool
+        Whether its value is read outside of the block.
+    starts : bool
+        Whether it starts a collective.
+    done_of : int or None
+        The start whose collective it waits for.
+    fixed : bool
+        Whether it has effects: such bindings keep their order.
+    """
+
+    deps: list[int] = field(default_factory=list)
+    readers: list[int] = field(default_factory=list)
+    size_bytes: int = 0
+    memory_of: tuple[int, ...] = ()
+    reads: list[int] = field(default_factory=list)
+    leaves: bool = False
+    starts: bool = False
+    done_of: int | None = None
+    fixed: bool = False
+
+
+def block_nodes(rows: Sequence[Any], readers: Mapping[Any, Sequence[Any]]) -> list[Node]:
+    """Nodes of a block.
+
+    Parameters
+    ----------
+    rows : sequence of (Binding, Var, Expr, str or None)
+        As a ``Scan`` holds them.
+    readers : mapping
+        Variables bound to what reads each variable, None for the result.
+    """
+    at = {row[1]: i for i, row in enumerate(rows)}
+    nodes: list[Node] = []
+    last_fixed: int | None = None
+    for i, (_, var, value, kind) in enumerate(rows):
+        used = dict.fromkeys(at[v] for v in variables(value) if v in at)
+        node = Node(deps=list(used), starts=kind in _STARTS)
+        node.leaves = any(r is None or r not in at for r in readers.get(var, ()))
+        if kind == DONE and used:
+            node.done_of = next(iter(used))
+        shares = _is_view(value, kind)
+        inside = [m for d in used for m in nodes[d].memory_of]
+        node.reads = list(dict.fromkeys(inside))
+        if node.done_of is not None:
+            node.reads += nodes[node.done_of].reads  # in flight until here
+        node.memory_of = tuple(node.reads[: len(inside)]) if shares else (i,)
+        node.size_bytes = 0 if shares else sum(local_bytes(t) for t in flat_types(var.ty))
+        if not is_pure(value):
+            node.fixed = True
+            if last_fixed is not None and last_fixed not in used:
+                node.deps.append(last_fixed)
+            last_fixed = i
+        nodes.append(node)
+        for dep in node.deps:
+            nodes[dep].readers.append(i)
+    return nodes
+
+
+def _is_view(value: Any, kind: str | None) -> bool:
+    if not isinstance(value, ir.Call):
+        return not isinstance(value, ir.GenericConst)
+    if kind is not None:
+        return kind == DONE
+    return isinstance(value.op, ir.Op) and str(value.op.name) in VIEWS
+
+
+def peak_bytes(nodes: Sequence[Node], order: Sequence[int]) -> int:
+    """Most bytes of results that are alive at once, when the bindings run in an order."""
+    last = [-1] * len(nodes)
+    for step, i in enumerate(order):
+        last[i] = max(last[i], step)
+        for owner in nodes[i].reads:
+            last[owner] = step
+    for node in nodes:
+        if node.leaves:
+            for owner in node.memory_of:
+                last[owner] = len(nodes)
+    ending: dict[int, int] = {}
+    for i, step in enumerate(last):
+        ending[step] = ending.get(step, 0) + nodes[i].size_bytes
+    live = most = 0
+    for step, i in enumerate(order):
+        live += nodes[i].size_bytes
+        most = max(most, live)
+        live -= ending.get(step, 0)
+    return most

@@ -1,0 +1,177 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Order of the bindings of level 5: starts early, dones late, other work between."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from ...ir.async_ops import DONE, STARTED, start_name
+from ...system import System
+from ..legalize.emit import with_body
+from .costs import BindingCosts
+from .dependence import Node, block_nodes, peak_bytes
+from .editing import Editor, FunctionStep, Scan, function_pass
+
+WINDOWS = (None, 512, 128, 32, 8, 2, 0)
+"""How far ahead of the first binding that is due another may run; tried in order."""
+
+
+def ScheduleCollectives(
+    system: System | str = "dgx-a100", *, memory_limit_bytes: int | None = None
+) -> Any:
+    """Let other work run while collectives are in flight; level 5 to level 5.
+
+    Orders the bindings of every block by a simulated clock: a start is issued as soon as its
+    operand is there, a done when its collective has ended, or when nothing else can run; between
+    them goes what is due next. What only prepares the operand of a start is due as soon as its
+    own operands are there. Effects keep their order. Collectives of called functions stay in
+    them.
+
+    Parameters
+    ----------
+    system : System or str
+        Whose times the clock follows.
+    memory_limit_bytes : int, optional
+        Most bytes that values bound in a block may take at once (of one device). None: a
+        sixteenth more than in the order as it is. Where running ahead takes more, it is narrowed
+        step by step; a block that takes more in any case keeps its order.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    known = System.load(system) if isinstance(system, str) else system
+    kinds = tuple(start_name(kind) for kind in STARTED)
+    step = FunctionStep(_Schedule, kinds, system=known, limit_bytes=memory_limit_bytes)
+    return function_pass("ScheduleCollectives", [step], level=5)
+
+
+class _Schedule(Editor):
+    def __init__(
+        self,
+        mod: ir.IRModule,
+        name: str,
+        fn: relax.Function,
+        scan: Scan,
+        system: System,
+        limit_bytes: int | None,
+    ) -> None:
+        super().__init__(mod, name, fn, scan)
+        self.costs = BindingCosts(mod, system)
+        self.limit_bytes = limit_bytes
+
+    def run(self) -> relax.Function:
+        """Return the function with its blocks in another order."""
+        blocks = []
+        for block, rows in zip(self.fn.body.blocks, self.scan.blocks, strict=True):
+            nodes = block_nodes(rows, self.scan.readers)
+            order = self._best(nodes, rows)
+            kind = (
+                relax.DataflowBlock
+                if isinstance(block, relax.DataflowBlock)
+                else relax.BindingBlock
+            )
+            blocks.append(kind([rows[i][0] for i in order]))
+        fn = self.fn
+        return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+
+    def _best(self, nodes: Sequence[Node], rows: Sequence[Any]) -> Sequence[int]:
+        """The order that runs ahead most within the limit; that of the block if none does."""
+        given = range(len(nodes))
+        if not any(row[3] == DONE for row in rows):
+            return given
+        limit_bytes = self.limit_bytes
+        if limit_bytes is None:
+            given_bytes = peak_bytes(nodes, given)
+            limit_bytes = given_bytes + given_bytes // 16
+        spent_s = [self.costs.seconds(row[1], row[2]) for row in rows]
+        due = _due(nodes)
+        for window in WINDOWS:
+            order = _order(nodes, spent_s, due, window)
+            if peak_bytes(nodes, order) <= limit_bytes:
+                return order
+        return given
+
+
+def _due(nodes: Sequence[Node]) -> list[int]:
+    """Rank of each binding: its position, earlier for what only prepares a start.
+
+    Such a binding follows the last of its operands that is made in the block.
+    """
+    feeds = [False] * len(nodes)
+    for i in reversed(range(len(nodes))):
+        readers = nodes[i].readers
+        feeds[i] = (
+            bool(readers)
+            and not nodes[i].leaves
+            and all(nodes[r].starts or feeds[r] for r in readers)
+        )
+    key: list[tuple[int, int]] = []
+    for i, node in enumerate(nodes):
+        position = i
+        if (feeds[i] or node.starts) and node.deps and not node.fixed:
+            position = max(key[d][0] for d in node.deps)
+        key.append((position, i))
+    rank = [0] * len(nodes)
+    for number, i in enumerate(sorted(range(len(nodes)), key=lambda i: key[i])):
+        rank[i] = number
+    return rank
+
+
+def _order(
+    nodes: Sequence[Node], spent_s: Sequence[float], due: Sequence[int], window: int | None
+) -> list[int]:
+    """List scheduling of one compute stream and one for collectives."""
+    missing = [len(node.deps) for node in nodes]
+    at_rank = [0] * len(nodes)
+    for i, rank in enumerate(due):
+        at_rank[rank] = i
+    ready: list[int] = []  # ranks of what can run
+    flying: list[tuple[float, int]] = []  # (end, done)
+    order: list[int] = []
+    placed = [False] * len(nodes)
+    now_s = wire_free_s = 0.0
+    first = 0  # rank of the first binding that is not placed
+    ends_s = [0.0] * len(nodes)
+
+    def release(i: int) -> None:
+        node = nodes[i]
+        if node.done_of is not None:
+            heapq.heappush(flying, (ends_s[node.done_of], due[i]))
+        else:
+            heapq.heappush(ready, due[i])
+
+    def place(i: int) -> None:
+        nonlocal now_s, wire_free_s
+        order.append(i)
+        placed[i] = True
+        if nodes[i].starts:
+            wire_free_s = max(wire_free_s, now_s) + spent_s[i]
+            ends_s[i] = wire_free_s
+        elif nodes[i].done_of is None:
+            now_s += spent_s[i]
+        for reader in nodes[i].readers:
+            missing[reader] -= 1
+            if not missing[reader]:
+                release(reader)
+
+    for i, count in enumerate(missing):
+        if not count:
+            release(i)
+    while len(order) < len(nodes):
+        while placed[at_rank[first]]:
+            first += 1
+        if flying and flying[0][0] <= now_s:
+            place(at_rank[heapq.heappop(flying)[1]])
+        elif ready and (window is None or ready[0] <= first + window):
+            place(at_rank[heapq.heappop(ready)])
+        else:
+            end_s, rank = heapq.heappop(flying)
+            now_s = max(now_s, end_s)
+            place(at_rank[rank])
+    return order

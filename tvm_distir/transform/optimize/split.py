@@ -1,0 +1,33 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Collectives as a start and a done, at level 5."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...ir.async_ops import STARTED, collective_done, start
+from .editing import Editor, FunctionStep, function_pass
+
+
+def SplitCollectives() -> Any:
+    """Write every collective as a start and, right after it, its done; level 5 to level 5.
+
+    ``y = R.dist.all_reduce(x, ...)`` becomes ``t = R.dist.all_reduce_start(x, ...)`` and
+    ``y = R.dist.collective_done(t)``. By itself this changes nothing: :func:`ScheduleCollectives`
+    moves the two apart.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    return function_pass("SplitCollectives", [FunctionStep(_Split, STARTED)], level=5)
+
+
+class _Split(Editor):
+    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
+        """Split a collective."""
+        if kind not in STARTED:
+            return value
+        flying = self.emit(start(value), f"{var.name}_start")
+        return self.normalize(collective_done(flying))
