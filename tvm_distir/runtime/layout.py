@@ -45,7 +45,10 @@ class Port:
         Whole shape.
     dtype : str
     labels : tuple of int
-        Placement on the entry's mesh.
+        Placement on its mesh.
+    mesh : pair of tuples of int, optional
+        Shape and device ids of a mesh of the same devices as the entry's, where the port lies on
+        another one.
     """
 
     index: int
@@ -53,16 +56,20 @@ class Port:
     shape: tuple[int, ...]
     dtype: str
     labels: Labels
+    mesh: tuple[tuple[int, ...], tuple[int, ...]] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """An item of ``dist.io``."""
-        return {
+        item = {
             "index": self.index,
             "name": self.name,
             "shape": list(self.shape),
             "dtype": self.dtype,
             "placement": placement_text(self.labels),
         }
+        if self.mesh is not None:
+            item["mesh"] = {"shape": list(self.mesh[0]), "devices": list(self.mesh[1])}
+        return item
 
 
 @dataclass(frozen=True)
@@ -89,13 +96,14 @@ class Entry:
 
     def bounds(self, port: Port, rank: int) -> Bounds:
         """The box of a whole tensor that a rank holds, padding left out."""
-        position = np.unravel_index(self.ranks.index(rank), self.mesh_shape)
-        coords = tuple(int(c) for c in position)
-        return tuple(shard_slices(port.shape, port.labels, self.mesh_shape, coords))
+        sizes, ranks = port.mesh or (self.mesh_shape, self.ranks)
+        coords = tuple(int(c) for c in np.unravel_index(ranks.index(rank), sizes))
+        return tuple(shard_slices(port.shape, port.labels, sizes, coords))
 
     def local_shape(self, port: Port) -> tuple[int, ...]:
         """Shape of every (padded) local array: ``ceil(n / k)`` per dim cut into k shards."""
-        return tuple(int(n) for n in local_shape(port.shape, port.labels, self.mesh_shape))
+        sizes = port.mesh[0] if port.mesh else self.mesh_shape
+        return tuple(int(n) for n in local_shape(port.shape, port.labels, sizes))
 
     def output_place(self, port: Port) -> str:
         """Words for messages."""
@@ -135,11 +143,20 @@ def read_port(item: Mapping[str, Any], place: str, mesh_shape: Sequence[int]) ->
             tuple(int(n) for n in item["shape"]),
             str(item["dtype"]),
             parse_placement(str(item["placement"])),
+            _port_mesh(item["mesh"]) if "mesh" in item else None,
         )
     except (KeyError, TypeError, ValueError) as err:
         raise wrong_module(place, f"an item of dist.io cannot be read: {err}") from err
-    check_placement(port.labels, mesh_shape, len(port.shape), f"{place}/{port.name}")
+    sizes = port.mesh[0] if port.mesh else mesh_shape
+    check_placement(port.labels, sizes, len(port.shape), f"{place}/{port.name}")
     return port
+
+
+def _port_mesh(item: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    shape, devices = (tuple(int(n) for n in item[k]) for k in ("shape", "devices"))
+    if len(set(devices)) != math.prod(shape):
+        raise ValueError(f"{len(set(devices))} devices for the mesh {shape}")
+    return shape, devices
 
 
 def check_entries(found: Sequence[Entry]) -> tuple[Entry, ...]:

@@ -14,6 +14,8 @@ import pytest
 import tvm
 from tvm import relax
 
+import tvm_distir as td
+from tvm_distir.analysis import check_level
 from tvm_distir.errors import LevelError, LoweringError
 from tvm_distir.transform.legalize import LegalizeRedistribute
 from tvm_distir.transform.lower import LowerDistIR
@@ -334,6 +336,55 @@ def test_transfer_between_meshes():
     assert [int(i["index"]) for i in io["main_mesh1"]["inputs"]] == [2]
     assert [int(o["index"]) for o in io["main_mesh0"]["outputs"]] == [0]
     assert [int(o["index"]) for o in io["main_mesh1"]["outputs"]] == [1, 2]
+
+
+SAME = """
+@I.ir_module
+class Module:
+    I.module_attrs({"mesh_axes": [["a"], ["b", "c"]]})
+    I.module_global_infos({"mesh": [
+        R.device_mesh((4,), I.Range(0, 4)), R.device_mesh((2, 2), IDS)]})
+    @R.function
+    def main(
+        x: R.DTensor((8, 6), "float32", "mesh[0]", "S[0]"),
+        v: R.DTensor((6, 7), "float32", "mesh[1]", "R, S[1]"),
+    ):
+        with R.dataflow():
+            y = R.negative(x)
+            m = R.dist.redistribute(y, "mesh[1]", "S[0], R")
+            z: R.DTensor((8, 7), "float32", "mesh[1]", "S[0], S[1]") = R.matmul(m, v)
+            b = R.dist.redistribute(z, "mesh[0]", "S[1]")
+            n = R.negative(b)
+            R.output(n, z)
+        return (n, z)
+"""
+
+
+@pytest.mark.parametrize("ids", ["I.Range(0, 4)", "[3, 1, 0, 2]"])
+@pytest.mark.parametrize("engine", ["virtual", "threads"])
+def test_meshes_of_the_same_devices_share_an_entry(ids, engine):
+    """Another shape, and another order; what lies on the second mesh says so in dist.io."""
+    x, v = draw((8, 6), (6, 7))
+    mod = tvm.script.from_source(SAME.replace("IDS", ids))
+    legal = LegalizeRedistribute()(mod)
+    h.check_module(legal)
+    local = LowerDistIR()(legal)
+    h.check_module(local)
+    check_level(local, 5)
+    assert [str(g.name_hint) for g in local.functions] == ["main"]
+    ports = local["main"].attrs["dist.io"]["inputs"]
+    assert "mesh" not in ports[0]
+    assert [int(n) for n in ports[1]["mesh"]["shape"]] == [2, 2]
+    n, z = td.run(local, [x, v], engine=engine)
+    np.testing.assert_array_equal(z, -x @ v)
+    np.testing.assert_array_equal(n, x @ v)
+
+
+def test_meshes_that_share_some_devices_are_refused():
+    mod = tvm.script.from_source(SAME.replace("IDS", "I.Range(2, 6)"))
+    with pytest.raises(LoweringError) as caught:
+        LowerDistIR()(LegalizeRedistribute()(mod))
+    assert (caught.value.code, caught.value.place) == ("DIST0511", "main")
 
 
 def test_callers_of_transferring_functions_become_impure():

@@ -29,6 +29,7 @@ from . import combining, shaping, sliding  # noqa: F401 (they register their han
 from .function import LocalFunction
 from .inlining import inline_functions
 from .local_view import lower_local_view
+from .sharing import merged, shared_devices, transfer_order
 from .values import Context
 
 
@@ -36,7 +37,8 @@ def LowerDistIR() -> Any:
     """Give every device its own program: level 4 to level 5.
 
     Each DTensor becomes a Tensor of the shape of one (padded) shard, each public function one
-    entry function per mesh it works on, with the attribute ``dist.io``. Private functions stay,
+    entry function per mesh it works on (meshes of the same devices share one), with the attribute
+    ``dist.io``. Private functions stay,
     unless they work on several meshes: those are inlined first.
 
     A module in TVM's local view (``call_tir_local_view``, 1-D meshes) is lowered as TVM's pass
@@ -51,7 +53,7 @@ def LowerDistIR() -> Any:
     LevelError
         DIST0451 when the module is not at level 4.
     LoweringError
-        DIST0501 to DIST0508, see :data:`tvm_distir.errors.CODES`.
+        DIST0502 to DIST0508 and DIST0511, see :data:`tvm_distir.errors.CODES`.
     """
 
     @tvm.transform.module_pass(  # type: ignore[untyped-decorator]
@@ -154,9 +156,16 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
             context.callees[gv] = retyped(gv, _function_type(new))
             result[context.callees[gv]] = new
             continue
-        for number in where:
-            entry = name if len(where) == 1 else f"{name}_mesh{number}"
-            result.update([_entry(context, name, entry, fn, number, infos[number])])
+        together = shared_devices(infos, where, name)
+        for numbers in together:
+            entry = name if len(together) == 1 else f"{name}_mesh{numbers[0]}"
+            made = [_entry(context, name, entry, fn, n, infos[n]) for n in numbers]
+            if len(made) > 1:
+                parts = [part for _, part in made]
+                here = [infos[n] for n in numbers]
+                new = merged(parts, here, transfer_order(fn, name), entry)
+                made = [(retyped(made[0][0], _function_type(new)), new)]
+            result.update(made)
     for gv, fn in mod.functions.items():
         if not isinstance(fn, relax.Function):
             result[gv] = fn
