@@ -25,13 +25,13 @@ void EraseSorted(Ints* values, int64_t value) {
 // One elimination: factors and neighbours are kept up to date as variables go.
 class Eliminator {
  public:
-  Eliminator(Tables* tables, const Problem& problem)
+  Eliminator(Tables* tables, Problem problem)
       : tables_(tables),
-        problem_(problem),
-        factors_(problem.factors),
-        alive_(problem.factors.size(), true),
-        factors_of_(problem.domains.size()),
-        near_(problem.domains.size()) {
+        problem_(std::move(problem)),
+        factors_(std::move(problem_.factors)),
+        alive_(factors_.size(), true),
+        factors_of_(problem_.domains.size()),
+        near_(problem_.domains.size()) {
     for (size_t f = 0; f < factors_.size(); ++f) {
       for (const int64_t v : factors_[f].scope) {
         factors_of_[v].push_back(f);
@@ -97,8 +97,9 @@ class Eliminator {
     std::sort(group.begin(), group.end(), [this](size_t a, size_t b) {
       return factors_[a].scope < factors_[b].scope;
     });
-    const Ints neighbours = std::move(near_[v]);
+    Ints neighbours = std::move(near_[v]);
     BucketKey key;
+    key.reserve(3 * group.size());
     for (const size_t f : group) {
       key.push_back(factors_[f].table);
       for (const int64_t u : factors_[f].scope) {
@@ -111,7 +112,6 @@ class Eliminator {
     for (const int64_t u : neighbours) shape.push_back(problem_.domains[u]);
     const Join& join = tables_->JoinBucket(key, shape, problem_.domains[v]);
     done_.constant += join.rest.low;
-    done_.steps.push_back({v, neighbours, &join});
     for (const int64_t u : neighbours) {
       Forget(u);
       EraseSorted(&near_[u], v);
@@ -121,6 +121,7 @@ class Eliminator {
     } else {
       Put(neighbours, join.rest.number);
     }
+    done_.steps.push_back({v, std::move(neighbours), &join});
   }
 
   // Drops the factors that are gone from the list of u.
@@ -150,7 +151,7 @@ class Eliminator {
   }
 
   Tables* tables_;
-  const Problem& problem_;
+  Problem problem_;
   std::vector<Factor> factors_;
   std::vector<bool> alive_;
   std::vector<std::vector<size_t>> factors_of_;
@@ -170,8 +171,8 @@ void Elimination::Decode(int64_t* values) const {
   }
 }
 
-Elimination Eliminate(Tables* tables, const Problem& problem) {
-  return Eliminator(tables, problem).Run();
+Elimination Eliminate(Tables* tables, Problem problem) {
+  return Eliminator(tables, std::move(problem)).Run();
 }
 
 }  // namespace tvm_distir

@@ -45,7 +45,7 @@ struct Elimination {
 };
 
 // Smallest bucket first; ties: the lowest variable.
-Elimination Eliminate(Tables* tables, const Problem& problem);
+Elimination Eliminate(Tables* tables, Problem problem);
 
 }  // namespace tvm_distir
 

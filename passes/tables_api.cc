@@ -27,21 +27,6 @@ using tvm::ffi::Function;
 using tvm::ffi::Shape;
 using tvm::ffi::TensorView;
 
-// Reads int64 entries one after the other.
-class Reader {
- public:
-  explicit Reader(const Int64View& view) : view_(view) {}
-  bool more() const { return at_ < view_.size(); }
-  int64_t Next() {
-    if (!more()) TVM_FFI_THROW(ValueError) << "the list of factors ends too early";
-    return view_[at_++];
-  }
-
- private:
-  const Int64View& view_;
-  int64_t at_ = 0;
-};
-
 // Tables, and the eliminations done with them.
 class Session {
  public:
@@ -93,11 +78,15 @@ class Session {
     keep.CheckRange(0, domains.size(), "keep");
     problem.keep.assign(domains.size(), false);
     for (int64_t i = 0; i < keep.size(); ++i) problem.keep[keep[i]] = true;
-    problem.factors = ReadFactors(Int64View(factors_in, "factors"), problem.domains);
+    ForEachFactor(factors_in, problem.domains,
+                  [&](int64_t table, const int64_t* scope, size_t rank) {
+                    problem.factors.push_back({table, Ints(scope, scope + rank)});
+                  });
     problem.limit = limit;
     problem.most_neighbours = most_neighbours;
-    done_.push_back(tvm_distir::Eliminate(&tables_, problem));
-    return Describe(problem);
+    const size_t count = problem.domains.size();
+    done_.push_back(tvm_distir::Eliminate(&tables_, std::move(problem)));
+    return Describe(count);
   }
 
   void Decode(int64_t number, const TensorView& values_in) {
@@ -127,18 +116,18 @@ class Session {
     for (int64_t v = 0; v < domains_view.size(); ++v) domains.push_back(domains_view[v]);
     values.CheckSize(domains_view.size(), "values");
     int64_t sum = 0, forbidden = 0;
-    for (const Factor& factor : ReadFactors(Int64View(factors_in, "factors"), domains)) {
-      int64_t at = 0;
-      for (const int64_t v : factor.scope) {
-        if (values[v] < 0 || values[v] >= domains[v]) {
-          TVM_FFI_THROW(ValueError) << "variable " << v << " cannot be " << values[v];
-        }
-        at = at * domains[v] + values[v];
+    for (size_t v = 0; v < domains.size(); ++v) {
+      if (values[v] < 0 || values[v] >= domains[v]) {
+        TVM_FFI_THROW(ValueError) << "variable " << v << " cannot be " << values[v];
       }
-      const int64_t entry = tables_.at(factor.table).entries[at];
+    }
+    ForEachFactor(factors_in, domains, [&](int64_t table, const int64_t* scope, size_t rank) {
+      int64_t at = 0;
+      for (size_t i = 0; i < rank; ++i) at = at * domains[scope[i]] + values[scope[i]];
+      const int64_t entry = tables_.at(table).entries[at];
       if (entry >= kInfinite) forbidden = 1;
       sum = std::min(sum + entry, kInfinite);
-    }
+    });
     return Shape({sum, forbidden});
   }
 
@@ -151,32 +140,36 @@ class Session {
     if (!tables_.Contains(number)) TVM_FFI_THROW(IndexError) << "there is no table " << number;
   }
 
-  std::vector<Factor> ReadFactors(const Int64View& view, const Ints& domains) const {
-    std::vector<Factor> factors;
+  // Calls visit(table, scope, rank) for each factor of a list, checked against the domains.
+  template <typename Visit>
+  void ForEachFactor(const TensorView& list, const Ints& domains, const Visit& visit) const {
+    const Int64View view(list, "factors");
     const int64_t count = static_cast<int64_t>(domains.size());
-    for (Reader read(view); read.more();) {
-      Factor factor{read.Next(), {}};
-      Check(factor.table);
-      const Ints& shape = tables_.at(factor.table).shape;
-      if (read.Next() != static_cast<int64_t>(shape.size())) {
-        TVM_FFI_THROW(ValueError) << "table " << factor.table << " has another number of dims";
+    for (int64_t i = 0; i < view.size();) {
+      if (i + 2 > view.size()) TVM_FFI_THROW(ValueError) << "the list of factors ends too early";
+      const int64_t table = view[i];
+      Check(table);
+      const Ints& shape = tables_.at(table).shape;
+      const int64_t rank = static_cast<int64_t>(shape.size());
+      if (view[i + 1] != rank || i + 2 + rank > view.size()) {
+        TVM_FFI_THROW(ValueError) << "table " << table << " has another number of dims";
       }
-      for (const int64_t n : shape) {
-        const int64_t v = read.Next();
-        const bool sorted = factor.scope.empty() || factor.scope.back() < v;
-        if (v < 0 || v >= count || !sorted || domains[v] != n) {
-          TVM_FFI_THROW(ValueError) << "table " << factor.table << " does not fit variable " << v;
+      const int64_t* scope = rank > 0 ? &view[i + 2] : nullptr;
+      for (int64_t d = 0; d < rank; ++d) {
+        const int64_t v = scope[d];
+        const bool sorted = d == 0 || scope[d - 1] < v;
+        if (v < 0 || v >= count || !sorted || domains[v] != shape[d]) {
+          TVM_FFI_THROW(ValueError) << "table " << table << " does not fit variable " << v;
         }
-        factor.scope.push_back(v);
       }
-      factors.push_back(std::move(factor));
+      visit(table, scope, static_cast<size_t>(rank));
+      i += 2 + rank;
     }
-    return factors;
   }
 
-  Shape Describe(const Problem& problem) const {
+  Shape Describe(size_t count) const {
     const Elimination& done = done_.back();
-    std::vector<bool> gone(problem.domains.size(), false);
+    std::vector<bool> gone(count, false);
     for (const Step& step : done.steps) gone[step.variable] = true;
     Ints kept;
     for (size_t v = 0; v < gone.size(); ++v) {

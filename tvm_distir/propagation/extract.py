@@ -35,6 +35,9 @@ from .packed import cache_rule
 
 ANNOTATE = ir.Op.get("relax.dist.annotate_sharding")
 
+OPAQUE_BYTES = 1 << 14
+"""Per element that an object holds: it cannot be moved, so that what it holds decides."""
+
 
 class Pin(NamedTuple):
     """What an annotation asks for: a label per axis (None where open) of a mesh."""
@@ -168,6 +171,7 @@ class _Function:
         opened = self._attr(OPEN_AXES_ATTR) or {}
         self.open = {str(k): {int(a) for a in v} for k, v in opened.items()}
         self.stationary = {str(n) for n in self._attr(STATIONARY_ATTR) or []}
+        self.read: set[int] = set()
         self.bindings = self._bindings()
         self.params = self.fn.params[:]
         # a private function's caller decides how an argument comes in: there the annotation is
@@ -189,7 +193,9 @@ class _Function:
                 "the body is no sequence of bindings",
                 "Run relax.transform.Normalize first.",
             )
-        found = [b for block in self.fn.body.blocks[:] for b in block.bindings[:]]
+        blocks = [block.bindings[:] for block in self.fn.body.blocks[:]]
+        self.ends = list(itertools.accumulate(map(len, blocks)))
+        found = [b for block in blocks for b in block]
         self.casts = {handle(b.var) for b in found if type(b) is relax.MatchCast}
         return [(b.var, b.value) for b in found]
 
@@ -223,8 +229,14 @@ class _Function:
                 )
                 leaves.append(v)
             self._bind(p, tuple(leaves))
-        for var, value in self.bindings:
-            self._binding(var, value)
+        first = 0
+        for end in self.ends:
+            self.read = set[int]()
+            for var, value in self.bindings[first:end]:
+                self._binding(var, value)
+            self.g.reads.append(self.read)
+            first = end
+        self.read = set()  # what is returned is read by no block
         for i, v in enumerate(self._flat(self.fn.body.body, "result")):
             self.g.add_node(Node("ret", (v,), label=f"result {i}"))
         return self.g.finish()
@@ -257,8 +269,10 @@ class _Function:
 
     def _flat(self, expr: Any, label: str) -> tuple[int, ...]:
         """Flat value numbers of an expression; nothing for shapes and scalars."""
-        known = self.g.env.get(handle(expr))
+        key = handle(expr)
+        known = self.g.env.get(key)
         if known is not None:
+            self.read.add(key)
             return known
         if type(expr) is relax.Tuple:
             return tuple([v for field in expr.fields[:] for v in self._flat(field, label)])
@@ -332,9 +346,10 @@ class _Function:
         rule, shapes = cache_rule(call, [g.values[v] if v >= 0 else None for v in operands])
         held = []
         for ty, shape in zip(value_types(var.ty), shapes):
-            tensor = tensor_type(ty)
-            size = item_bytes(tensor) if tensor is not None else 0
-            held.append(g.add_value(var.name, shape, size, home))
+            if tensor_type(ty) is not None:
+                held.append(self._value(var.name, ty))
+            else:
+                held.append(g.add_value(var.name, shape, OPAQUE_BYTES, home))
         node = Node("op", operands, tuple(held), rule, home, label=var.name)
         self._bind(var, tuple(held), g.add_node(node))
 

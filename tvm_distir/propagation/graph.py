@@ -92,11 +92,11 @@ class Node(NamedTuple):
 class Graph:
     """A function: values, nodes in program order, and where Relax variables went.
 
-    ``env`` maps each Relax variable, by its :func:`~tvm_distir.ir.handle`, to its flat value
-    numbers, ``node_of`` the variables bound to a node to that node; ``variables`` has them by
-    handle. ``pinned`` has the variables bound to the one annotation of a parameter, with the
-    parameter. ``key`` is the function's name plus, after placing, its meshes. ``origin[k]`` is the
-    node whose result a chain of layout ops ending at node k hands on.
+    Relax variables go by their :func:`~tvm_distir.ir.handle`: ``env`` maps each to its flat value
+    numbers, ``node_of`` those bound to a node to that node, ``variables`` has them themselves,
+    ``pinned`` those bound to the one annotation of a parameter, with the parameter; ``reads``
+    holds what each binding block reads. ``key`` is the function's name plus, after placing, its
+    meshes. ``origin[k]`` is the node whose result a chain of layout ops ending at node k hands on.
     """
 
     key: str
@@ -107,6 +107,7 @@ class Graph:
     node_of: dict[int, int] = field(default_factory=dict)
     variables: dict[int, Any] = field(default_factory=dict)
     pinned: dict[int, int] = field(default_factory=dict)
+    reads: list[set[int]] = field(default_factory=list)
     public: bool = False
     params: list[int] = field(default_factory=list)
     rets: list[int] = field(default_factory=list)

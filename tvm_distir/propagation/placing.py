@@ -185,7 +185,8 @@ class _Placing:
         raw = self.raw
         g = Graph(raw.key, raw.name, public=raw.public)
         g.values = [v._replace(mesh=m) for v, m in zip(raw.values, self.mesh)]
-        g.env, g.variables, g.pinned = raw.env, raw.variables, raw.pinned
+        g.env, g.variables = raw.env, raw.variables
+        g.pinned, g.reads = raw.pinned, raw.reads
         renumbered: dict[int, int] = {}
         moved: dict[tuple[int, int], int] = {}
 

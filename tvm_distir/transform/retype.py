@@ -51,7 +51,7 @@ class FunctionRewriter(Operands):
             new = make_var(p.name, leaves[0] if plain else rebuilt(p.ty, iter(leaves)))
             params.append(new)
             self._bind_leaves(p, new)
-        blocks = [self._block(block) for block in self.old.body.blocks[:]]
+        blocks = [self._block(*one) for one in enumerate(self.old.body.blocks[:])]
         self.bindings, self.dataflow = [], False
         result = self._result()
         if self.bindings:
@@ -60,11 +60,11 @@ class FunctionRewriter(Operands):
         relax.expr._update_type(body, result.ty)
         return relax.Function(params, body, result.ty, self.old.is_pure, self.old.attrs)
 
-    def _block(self, block: Any) -> Any:
+    def _block(self, number: int, block: Any) -> Any:
         self.bindings, self.dataflow = [], isinstance(block, relax.DataflowBlock)
         before = set(self.made)
         old = block.bindings[:]
-        self.shadowed = _read_inside(old) if self.dataflow else {}
+        self.shadowed = self._read_inside(number, old) if self.dataflow else {}
         for b in old:
             self._binding(b)
         if not self.dataflow:
@@ -80,6 +80,15 @@ class FunctionRewriter(Operands):
             self._bind_leaves(var, outer)
         self.made = {k: v for k, v in self.made.items() if k in before or not is_dataflow(v)}
         return relax.DataflowBlock(self.bindings)
+
+    def _read_inside(self, number: int, bindings: list[Any]) -> dict[int, Any]:
+        """Outputs of a dataflow block that it reads itself, by handle, in order of binding.
+
+        TVM's parser infers the types of their readers anew, from what its own inference knows;
+        so inside the block they get names of their own.
+        """
+        outputs = {handle(var): var for var in (b.var for b in bindings) if not is_dataflow(var)}
+        return {key: var for key, var in outputs.items() if key in self.g.reads[number]}
 
     # bindings --------------------------------------------------------------------------
 
@@ -188,7 +197,9 @@ class FunctionRewriter(Operands):
 
     def _raw_type(self, k: int, j: int) -> Any:
         v = self.g.nodes[k].results[j]
-        return self._type(v, self.decision.value_form(self.inst, v))
+        route = self._route(v)
+        form = route.root if route.settled else self.decision.value_form(self.inst, v)
+        return self._type(v, form)
 
     def _result_type(self, k: int, plain: Any) -> Any:
         """Type of a call's result as the call gives it."""
@@ -224,7 +235,7 @@ class FunctionRewriter(Operands):
     def _waiting(self, k: int, v: int) -> list[int]:
         """Mesh axes along which a call's own reduction stays pending, with those carried."""
         node = self.g.nodes[k]
-        if node.rule is None:
+        if node.rule is None or P not in self._route(v).root:
             return []
         factors = self.decision.factors(self.inst, k, self.g.values[v].mesh)
         root = self._route(v).root
@@ -282,27 +293,3 @@ class FunctionRewriter(Operands):
         if form == self._route(v).root and known is not None:
             return known
         return self._form(v, form)
-
-
-def _read_inside(bindings: list[Any]) -> dict[int, Any]:
-    """Outputs of a dataflow block that it reads itself, by handle, in order of binding.
-
-    TVM's parser infers the types of their readers anew, from what its own inference knows; so
-    inside the block they get names of their own.
-    """
-    outputs = {handle(var): var for var in (b.var for b in bindings) if not is_dataflow(var)}
-    read: set[int] = set()
-
-    def note(expr: Any) -> None:
-        if type(expr) is relax.Tuple:
-            for field in expr.fields[:]:
-                note(field)
-        elif type(expr) is relax.TupleGetItem:
-            note(expr.tuple_value)
-        else:
-            read.add(handle(expr))
-
-    for value in (b.value for b in bindings):
-        for expr in value.args[:] if type(value) is ir.Call else (value,):
-            note(expr)
-    return {key: var for key, var in outputs.items() if key in read}
