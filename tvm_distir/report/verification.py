@@ -61,6 +61,7 @@ def to_text(
     ]
     head = ["number", "shape", "type", "verdict", "difference", "relative"]
     lines += table(head, rows, "rlllrr")
+    lines += _notes(outcome, paint)
     if outcome.collectives:
         lines += ["", paint("bold", "Collectives that ran, per device")]
         rows = [
@@ -79,3 +80,24 @@ def to_text(
     rows = [[stage, f"{took_s:.2f} s"] for stage, took_s in timings_s.items()]
     lines += table(["stage", "time"], rows, "lr")
     return "\n".join(lines) + "\n"
+
+
+def _notes(outcome: VerifyReport, paint: Painter) -> list[str]:
+    """What else the user must know: what 16 bits were judged by, where the values part."""
+    lines = []
+    if outcome.twin:
+        apart = max(one.max_abs_diff for one in outcome.twin)
+        same = "equal" if all(one.equal for one in outcome.twin) else paint("red", "DIFFERENT")
+        lines.append(
+            "Differences are from the float32 twin, and allowed as far as one device is off. The"
+        )
+        lines.append(f"twins of both programs are {same}, by up to {apart:.3g}.")
+    if outcome.replicas:
+        lines.append(f"Replicas differ: {outcome.replicas}.")
+    if outcome.fault is not None:
+        text = outcome.fault.text()
+        lines.append(f"{text[0].upper()}{text[1:]}.")
+    if outcome.no_fault:
+        lines.append(f"No binding can be named: {outcome.no_fault}.")
+    lines += [f"Unlike what export claims: {text}." for text in outcome.unlike_claims]
+    return ["", *lines] if lines else []
