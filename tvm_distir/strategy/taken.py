@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import glob
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from ..ir import R
 from ..plan import Plan
-from ..propagation.explore import Explorer, Footprint, Labels, Trial
+from ..propagation.explore import Explorer, Labels, Trial
 from .facts import Parameter
 
 Weights: TypeAlias = Mapping[str, Mapping[int, Parameter]]
@@ -56,12 +56,13 @@ def avoid(
     trial: Trial,
     weights: Weights,
     taken: Mapping[tuple[str, int, int], int],
-    order: Callable[[Footprint], Any],
+    most_bytes: int,
 ) -> Trial:
-    """Move weights off dims that are used up, to where the least of ``order`` is left.
+    """Move weights off dims that are used up, to where the fewest bytes move.
 
     Weights of one shape that lie on a dim used up move together. All combinations are tried,
-    as far as there are not too many.
+    as far as there are not too many; those that hold more than ``most_bytes`` come last. The
+    FLOPs of the ops on these weights are divided whichever of their dims is cut.
 
     Parameters
     ----------
@@ -70,8 +71,8 @@ def avoid(
         The labels found without regard to others.
     weights, taken : mapping
         See :func:`taken_dims`.
-    order : callable
-        Key of a footprint: the lowest is the best.
+    most_bytes : int
+        Of the weights a device may hold.
     """
 
     def used_up(name: str, i: int, label: int) -> bool:
@@ -110,7 +111,11 @@ def avoid(
                     labels[name][i] = label
             yield explorer.settled(labels)
 
-    return min(moved(), key=lambda one: order(one.footprint))
+    def order(one: Trial) -> tuple[int, int]:
+        found = one.footprint
+        return max(found.param_bytes - most_bytes, 0), found.wire_bytes
+
+    return min(moved(), key=order)
 
 
 def _divides(shape: tuple[Any, ...] | None, dim: int, ranks: int) -> bool:

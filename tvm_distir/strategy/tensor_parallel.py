@@ -154,7 +154,7 @@ def tensor_parallel(
             return bounds.excess(found), found.wire_bytes
 
         trial = min(plain, wide, key=lambda one: order(one.footprint))
-        trial = avoid(explorer, trial, weights, taken_dims(before, weights), order)
+        trial = avoid(explorer, trial, weights, taken_dims(before, weights), bounds.param_bytes)
         pins = trial.pins
         labels = trial.labels
         _report(trial, bounds, axis)

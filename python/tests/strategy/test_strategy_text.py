@@ -118,7 +118,8 @@ def test_registering_is_checked(columns: object) -> None:
         strategy.register_strategy("columns")(lambda mod, mesh: Plan((mesh,), ()))
     with pytest.raises(PlanError, match="DIST0231"):
         strategy.register_strategy("other")(lambda mod, mesh, axis: Plan((mesh,), ()))
-    known = ["columns", "data_parallel", "megatron", "tensor_parallel"]
+    known = ["columns", "data_parallel", "expert_parallel", "megatron"]
+    known += ["spatial_parallel", "tensor_parallel"]
     assert list(strategy.strategies()) == known
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import warnings
 from typing import Any
 
@@ -21,7 +22,7 @@ from tvm_distir.plan import Plan
 from tvm_distir.propagation import Costs
 from tvm_distir.propagation.explore import Explorer
 from tvm_distir.simulation.result import Result
-from tvm_distir.strategy.tensor_parallel import Bounds, search
+from tvm_distir.strategy.tensor_parallel import Bounds, bounds_of, search
 
 GPT = {"layers": 2, "hidden": 96, "heads": 4, "seq": 16, "batch": 4, "vocab": 512}
 ZOO = {
@@ -142,6 +143,56 @@ def test_gpt_moves_the_bytes_of_megatron(layers: int) -> None:
     found = simulated(mod, plan_of(mod, 4))
     megatron = simulated(mod, strategy.make_plan(mod, "megatron", {"tp": 4}))
     assert wire_bytes(found) == wire_bytes(megatron) > 0
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_llama_moves_half_an_all_reduce_less_than_megatron(devices: int) -> None:
+    """The token table is cut by columns: its rows are gathered, where Megatron sums them."""
+    mod = ZOO["llama"]()
+    found = simulated(mod, plan_of(mod, devices, "tensor_parallel:slack=1"))
+    megatron = simulated(mod, strategy.make_plan(mod, "megatron", {"tp": devices}))
+    batch, seq, hidden = 16, 16, 64
+    gathered_bytes = 4 * batch * seq * hidden * (devices - 1) // devices
+    assert wire_bytes(megatron) == 2 * 5 * gathered_bytes
+    assert wire_bytes(found) == wire_bytes(megatron) - gathered_bytes
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("name", ["bert", "vit", "moe", "resnet", "unet"])
+def test_other_models_of_the_zoo_stay_within_the_bounds(name: str, devices: int) -> None:
+    """Weights by the lowered module's parameters, FLOPs by the simulator; no warning."""
+    mod = td.zoo.build(name, {"size": "tiny"})
+    lowered = td.distribute(mod, plan_of(mod, devices))
+    bounds = bounds_of(mod, devices)
+    data = int(mod["main"].attrs["num_input"])
+    pairs = zip(lowered["main"].attrs["dist.io"]["inputs"], lowered["main"].params, strict=True)
+    held = sum(
+        4 * math.prod(int(n) for n in param.ty.shape)
+        for item, param in pairs
+        if int(item["index"]) >= data
+    )
+    assert held <= bounds.param_bytes
+    whole = sum(4 * math.prod(int(n) for n in p.ty.shape) for p in mod["main"].params[data:])
+    assert held * devices <= 1.2 * whole
+    alone = simulated(mod, strategy.make_plan(mod, "data_parallel", {"dp": 1}))
+    found = td.simulate(td.export(lowered), td.System.load("dgx-a100"))
+    assert not bounds.whole_flops
+    for device in found.devices:
+        assert device.flops * devices <= 1.1 * alone.devices[0].flops
+    assert wire_bytes(found) > 0
+
+
+def test_dims_that_others_use_up_are_avoided() -> None:
+    """Four experts over four devices leave nothing of that dim: another one is cut."""
+    mod = td.zoo.moe(size="tiny", layers=1)
+    with pytest.warns(UserWarning, match="tensor_parallel over"):
+        plan = strategy.make_plan(mod, "tensor_parallel+expert_parallel", {"tp": 2, "ep": 4})
+    placed = {rule.name: rule.placement for rule in plan.rules if "mlp." in rule.name}
+    router = placed.pop("layers.0.mlp.router.weight")
+    assert router[1] == WHOLE
+    assert len(placed) == 3
+    for tensor, expert in placed.values():
+        assert (tensor > 0, expert) == (True, 0)
 
 
 def test_layers_share_one_specialisation() -> None:
