@@ -151,7 +151,7 @@ class _Step:
     def _with_states(self, weight: _Weight) -> _Weight:
         for slot in self.optimizer.slots:
             weight.names.append(f"{weight.name}.{slot}")
-            weight.states.append(relax.Var(plain_name(weight.names[-1]), weight.var.ty))
+            weight.states.append(relax.Var(weight.names[-1], weight.var.ty))
         return weight
 
     def run(self) -> ir.IRModule:
