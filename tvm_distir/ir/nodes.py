@@ -9,26 +9,24 @@ slice, ``array[:]``, comes at a third of the price of iterating over it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax  # noqa: F401  (they register the constructors)
+
+handle: Callable[[Any], int] = tvm_ffi.Object.__chandle__
+"""A number that two Python objects share exactly when they are one IR node.
+
+Good as a key only while the node is alive. Variables compare equal by this as well, but through
+an overloaded ``==`` that costs twenty times as much.
+"""
 
 _VAR = tvm_ffi.get_global_func("ir.Var")
 _DATAFLOW_VAR = tvm_ffi.get_global_func("relax.DataflowVar")
 _CALL = tvm_ffi.get_global_func("ir.Call")
 _ITEM = tvm_ffi.get_global_func("ffi.ArrayGetItem")
 _BINDING = tvm_ffi.get_global_func("relax.VarBinding")
-
-
-def handle(node: Any) -> int:
-    """A number that two Python objects share exactly when they are one IR node.
-
-    Good as a key only while the node is alive. Variables compare equal by this as well, but
-    through an overloaded ``==`` that costs twenty times as much.
-    """
-    return node.__chandle__()  # type: ignore[no-any-return]
 
 
 def argument(call: Any, number: int) -> Any:

@@ -463,6 +463,10 @@ class Builder:
         giver, variable = m.producers[k][j]
         if g.nodes[k].kind == "call":
             j = 0
+        if not giver.live and len(uses) == 1:  # most values: one consumer that wants it whole
+            kc, positions = uses[0]
+            if not m.consumers[kc][positions[0]][0].live and len(positions) == 1:
+                return
         takers: list[tuple[Alternatives, int, tuple[int, ...]]] = []
         for kc, positions in uses:
             if g.nodes[kc].kind == "call":
