@@ -13,6 +13,7 @@ from tvm import ir, relax, tirx
 from ..errors import PropagationError, SimulationError
 from ..ir import flat_types, mesh_index, mesh_shape, static_shape, tensor_type
 from ..ir.async_ops import collective_op, is_done
+from ..ir.types import value_types
 from ..rules import work_of
 from ..rules.dims import size_bytes
 from ..rules.packed import packed_functions, packed_rule

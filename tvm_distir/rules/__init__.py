@@ -8,6 +8,7 @@ from . import families
 from .draft import CallShape, Draft
 from .factor import KERNEL_CLASSES, KINDS, REDUCING, Factor, Rule, Work
 from .match import describe_factor, match_factor
+from .packed import PackedCall, PackedForm, packed_form, packed_name, register_packed_rule
 from .registry import register_sharding_rule, registered_ops, rule_of, work_of
 
 __all__ = [
@@ -17,11 +18,16 @@ __all__ = [
     "CallShape",
     "Draft",
     "Factor",
+    "PackedCall",
+    "PackedForm",
     "Rule",
     "Work",
     "describe_factor",
     "families",
     "match_factor",
+    "packed_form",
+    "packed_name",
+    "register_packed_rule",
     "register_sharding_rule",
     "registered_ops",
     "rule_of",

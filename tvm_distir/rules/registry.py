@@ -83,7 +83,8 @@ def register_sharding_rule(
 
 
 @functools.lru_cache(maxsize=1)
-def _load_entry_points() -> None:
+def load_entry_points() -> None:
+    """Import the rules that other packages offer, once."""
     for entry in sorted(metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda e: e.name):
         try:
             entry.load()
@@ -98,7 +99,7 @@ def _load_entry_points() -> None:
 
 def registered_ops() -> tuple[str, ...]:
     """Names of the ops with a hand-written rule, sorted."""
-    _load_entry_points()
+    load_entry_points()
     return tuple(sorted(_writers))
 
 
@@ -188,7 +189,7 @@ def rule_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Rule:
             place=name,
             remedy="Look up the rules of the calls inside it.",
         )
-    _load_entry_points()
+    load_entry_points()
     func = _prim_func(call, name, mod) if name in TIR_CALLS else None
     key = (
         _hash(call, True),

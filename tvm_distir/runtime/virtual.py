@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tvm
+import tvm_ffi
 from tvm import ir, relax
 
 from ..errors import InternalError, RuntimeError_
@@ -54,10 +54,10 @@ _KERNELS = KernelCache()
 
 
 def _tuples(value: Any) -> Value:
-    """Turn FFI arrays of results into tuples."""
-    if isinstance(value, tvm.runtime.Tensor):
-        return value
-    return tuple(_tuples(v) for v in value)
+    """Turn FFI arrays of results into tuples; opaque objects stay."""
+    if isinstance(value, tvm_ffi.Array | list | tuple):
+        return tuple(_tuples(v) for v in value)
+    return value
 
 
 def _mail_key(transfer: Transfer) -> MailKey:

@@ -230,22 +230,22 @@ def test_an_entry_point_of_another_package_gives_rules(clean_registry, monkeypat
     result = relax.TensorType([6], "float32")
     with pytest.raises(PropagationError, match=r"DIST0401 relax\.unique.*depends on the values"):
         rule_of(call, None, result)
-    registry._load_entry_points.cache_clear()
+    registry.load_entry_points.cache_clear()
     try:
         assert texts(rule_of(call, None, result)) == ["S(0) -> S(0)"]
     finally:
-        registry._load_entry_points.cache_clear()
+        registry.load_entry_points.cache_clear()
 
 
 def test_an_entry_point_that_cannot_be_loaded_is_named(monkeypatch):
     broken = registry.metadata.EntryPoint("mine", "no_such_module_here", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [broken])
-    registry._load_entry_points.cache_clear()
+    registry.load_entry_points.cache_clear()
     try:
         with pytest.raises(PropagationError, match=r"DIST0404.*mine.*no_such_module_here"):
             rule_of(normal(op.nn.relu(var(4, 6))))
     finally:
-        registry._load_entry_points.cache_clear()
+        registry.load_entry_points.cache_clear()
 
 
 def test_an_op_without_a_rule_is_named():

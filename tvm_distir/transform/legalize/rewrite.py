@@ -126,6 +126,8 @@ class FunctionLegalizer(Values):
             self._collective(var, value, kind)
         elif isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
             self._function_call(var, value)
+        elif isinstance(value, ir.Call) and isinstance(value.op, relax.ExternFunc):
+            self._packed_call(var, value)
         elif isinstance(value, ir.Call) and tensor_args(value):
             self._op_call(var, value)
         elif isinstance(value, ir.Call):
@@ -198,6 +200,16 @@ class FunctionLegalizer(Values):
     @staticmethod
     def _mesh_of(leaves: Sequence[Any]) -> Any:
         return next((t.device_mesh for t in leaves if isinstance(t, DTensorType)), None)
+
+    def _packed_call(self, var: Any, value: ir.Call) -> None:
+        """A packed function takes tensors that are complete."""
+        args = []
+        for arg in value.args:
+            new = substitute(arg, self.env)
+            if is_tensors(new.ty):
+                new = self._demand(new, [()] * len(list(leaves_of(new))))
+            args.append(new)
+        self._bind(var, rebuild(value, value.op, args, value.ty))
 
     def _op_call(self, var: Any, value: ir.Call) -> None:
         outs = flat_types(var.ty)

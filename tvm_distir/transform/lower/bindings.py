@@ -41,6 +41,7 @@ from ..legalize.terms import (
 from .calls import LocalCall, Operand, Shard, expected_mismatch, handlers, shard
 from .collectives import collective
 from .fold import folded, is_zero_padding
+from .packed import packed_call
 from .padding import protect, stays_zero
 from .tir import call_tir
 from .values import Values
@@ -120,6 +121,9 @@ class Bindings(Values):
             self._function_call(var, value)
         elif isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
             self._op_call(var, value)
+        elif isinstance(value, ir.Call) and isinstance(value.op, relax.ExternFunc):
+            local = self.builder.normalize(packed_call(self, var, value))
+            self._bind(var, local, [], False)
         elif isinstance(value, ir.Call):
             raise self._fault(
                 "DIST0506",

@@ -91,7 +91,7 @@ class LocalFunction(Bindings):
                 "DIST0504",
                 f"an input of type {param.ty}",
                 place=f"{self.name}/{param.name}",
-                remedy="Pass tensors only.",
+                remedy="Pass tensors; make an object inside, from tensors (each device its own).",
             )
 
         def make(ty: Any, name: str) -> Any:
@@ -133,6 +133,12 @@ class LocalFunction(Bindings):
         for index, (expr, number, ty) in enumerate(self._open_tuples(result)):
             if not isinstance(ty, DTensorType):
                 self.local_type(ty, self.name)
+                raise LoweringError(
+                    "DIST0504",
+                    f"result {index} is of type {ty}: it lives on its device and has no whole",
+                    place=self.name,
+                    remedy="Return tensors; an object cannot be gathered.",
+                )
             if self.context.mesh_number(ty.device_mesh) != self.number:
                 continue
             value = self._local(expr)
