@@ -113,6 +113,8 @@ CODES: dict[str, str] = {
     "DIST0621": "verify: an output does not depend on the inputs, which proves nothing",
     "DIST0631": "the processes of an MPI job do not run the same",
     "DIST0632": "an MPI job has fewer processes than the program needs",
+    "DIST0640": "a deployed folder is missing, broken, or cannot be written",
+    "DIST0641": "a file of weights cannot be read",
     "DIST0690": "verify: the distributed program gives another result than the original",
     "DIST0691": "verify: other collectives ran than an exported program claims",
     # 07xx: systems and simulation

@@ -8,6 +8,8 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from tvm.base import _RUNTIME_ONLY
+
 from ..errors import RuntimeError_, nearest
 from .base import Engine
 from .inputs import Inputs
@@ -19,6 +21,9 @@ _HOME = {
     "virtual": ("virtual", "VirtualEngine"),
 }
 """Module and class of each engine of ours; loaded when it is asked for."""
+
+_WITHOUT_IR = ("plain", "PlainEngine")
+"""The engine virtual for compiled functions, where there is no IR to go through step by step."""
 
 _REGISTERED: dict[str, Callable[[], Engine]] = {}
 
@@ -50,6 +55,8 @@ def engine(name: str | Engine) -> Engine:
             "DIST0601", f'no engine "{name}"', place="engine", remedy=nearest(name, engine_names())
         )
     module, cls = _HOME[name]
+    if name == "virtual" and _RUNTIME_ONLY:
+        module, cls = _WITHOUT_IR
     made: Engine = getattr(importlib.import_module(f".{module}", __package__), cls)()
     return made
 

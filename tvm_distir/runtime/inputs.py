@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,11 +37,7 @@ def input_ports(found: Sequence[Entry]) -> dict[int, Port]:
 def _given(ports: Mapping[int, Port], inputs: Inputs, stored: Mapping[int, Any]) -> dict[int, Any]:
     """Values by position. A sequence names, in order, the inputs that are not stored."""
     if isinstance(inputs, Mapping):
-        names = {p.name: i for i, p in ports.items()}
-        for name in inputs:
-            if name not in names:
-                raise bad_input(f'there is no input "{name}"', nearest(name, names))
-        given = {names[name]: value for name, value in inputs.items()}
+        given = _by_name(ports, inputs)
         missing = sorted(p.name for i, p in ports.items() if i not in given and i not in stored)
         if missing:
             raise bad_input(f"missing: {', '.join(missing)}", "Give every input.")
@@ -48,8 +45,24 @@ def _given(ports: Mapping[int, Port], inputs: Inputs, stored: Mapping[int, Any])
     count = max(ports, default=-1) + 1
     asked = [i for i in range(count) if i not in stored]
     if len(inputs) != len(asked):
+        inputs = _flat(inputs)
+    if len(inputs) != len(asked):
         raise bad_input(f"{len(inputs)} inputs given, {len(asked)} needed", "Give every input.")
     return {**stored, **dict(zip(asked, inputs))}
+
+
+def _by_name(ports: Mapping[int, Port], inputs: Mapping[str, Any]) -> dict[int, Any]:
+    """Values by position; a model's own names may be given, with dots for example."""
+    names = {p.name: i for i, p in ports.items()}
+    given: dict[int, Any] = {}
+    for name, value in inputs.items():
+        known = name if name in names else re.sub(r"\W", "_", name)
+        if known not in names:
+            raise bad_input(f'there is no input "{name}"', nearest(name, names))
+        if names[known] in given:
+            raise bad_input(f'"{name}" is given twice', "Give each input once.")
+        given[names[known]] = value
+    return given
 
 
 def _checked(value: Any, port: Port) -> Any:
@@ -68,6 +81,11 @@ def _checked(value: Any, port: Port) -> Any:
             f"type {value.dtype} given, {dtype} needed", f'Use .astype("{dtype}").', port
         )
     return value
+
+
+def _flat(inputs: Sequence[Any]) -> list[Any]:
+    """Open the tuples, which are given for parameters that are tuples."""
+    return [x for i in inputs for x in (_flat(i) if isinstance(i, tuple) else [i])]
 
 
 class LocalInputs:
@@ -146,6 +164,12 @@ def _box_text(box: Bounds | None) -> str:
     return "an unknown box" if box is None else f"[{', '.join(f'{a}:{b}' for a, b in box)}]"
 
 
+def bind_some(found: Sequence[Entry], inputs: Mapping[str, Any]) -> dict[int, Any]:
+    """Check some of the inputs as :func:`bind_inputs` does; they are returned by position."""
+    ports = input_ports(found)
+    return {i: _checked(value, ports[i]) for i, value in _by_name(ports, inputs).items()}
+
+
 def bind_inputs(
     found: Sequence[Entry], inputs: Inputs, stored: Mapping[int, Any] | None = None
 ) -> LocalInputs:
@@ -155,7 +179,8 @@ def bind_inputs(
     ----------
     found : sequence of Entry
     inputs : sequence in the original function's order, or mapping by parameter name
-        Per parameter a whole array (anything NumPy reads) of exactly its shape and type, a
+        For a parameter that is a tuple, a (nested) tuple; by name, its tensors are ``x_0``,
+        ``x_1_0``, ... Per parameter a whole array (anything NumPy reads) of exactly its shape and type, a
         :class:`~tvm_distir.runtime.sharded.Stored` of them, or a
         :class:`~tvm_distir.runtime.sharded.ShardedArray`.
     stored : mapping of int to such a value, optional

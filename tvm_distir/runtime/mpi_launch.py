@@ -33,6 +33,7 @@ from .counts import CollectiveCount
 from .executed import AxisTable
 from .inputs import LocalInputs, input_ports
 from .layout import Bounds, Entry
+from .processes_library import LIBRARIES
 from .runnable import Runnable
 from .sharded import ShardedArray, Stored
 
@@ -175,7 +176,7 @@ def _flags(launcher: str) -> list[str]:
 
 def _write_job(program: Runnable, local: LocalInputs, timeout_s: float, folder: Path) -> Job:
     found = program.entries
-    libraries = {e.function: str(program.save(e, folder)) for e in found}
+    libraries = {e.function: str(LIBRARIES.path(program, e)) for e in found}
     job = Job(found, program.axes, libraries, _portable(found, local, folder), timeout_s)
     (folder / JOB).write_bytes(pickle.dumps(job))
     return job
@@ -187,7 +188,7 @@ def _portable(found: Sequence[Entry], local: LocalInputs, folder: Path) -> dict[
     files: dict[int, tuple[Array, SavedArray]] = {}  # holds the array: no other takes its id
     for index, port in input_ports(found).items():
         source = local.source(port)
-        if isinstance(source, Stored):
+        if _is_stored(source):
             out[index] = source
             continue
         parts: dict[int, Any] = {}
@@ -201,6 +202,13 @@ def _portable(found: Sequence[Entry], local: LocalInputs, folder: Path) -> dict[
                     parts[rank] = files[id(array)][1]
         out[index] = ShardedArray(parts)
     return out
+
+
+def _is_stored(source: Any) -> bool:
+    """Whether it lies in files already: then each rank reads its own part."""
+    if isinstance(source, ShardedArray):
+        return all(isinstance(part, Stored) for part in source.parts.values())
+    return isinstance(source, Stored)
 
 
 def _environment(job: Job) -> dict[str, str]:

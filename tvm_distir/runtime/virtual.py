@@ -27,7 +27,7 @@ from .inputs import LocalInputs
 from .kernels import KernelCache
 from .layout import Entry, np_dtype
 from .lowered import Lowered
-from .plain import run_plain
+from .plain import PlainEngine
 from .runnable import Runnable
 from .segments import (
     ENTRY,
@@ -259,8 +259,10 @@ class VirtualEngine(Engine):
             forever.
         """
         if not isinstance(program, Lowered):
-            results, self.collectives = run_plain(program, local)
-            return results
+            plain = PlainEngine()
+            given = plain.run_local(program, local)
+            self.collectives = plain.collectives
+            return given
         found = program.entries
         state = _Run(program.mod, found, self._kernels)
         tasks = {

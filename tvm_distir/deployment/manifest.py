@@ -1,0 +1,185 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The file that tells what a deployed folder holds, and whether it is whole."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from ..errors import RuntimeError_
+from ..runtime.executed import AxisTable
+from ..runtime.layout import Entry, check_entries, read_port
+
+MANIFEST = "manifest.json"
+SCHEMA_VERSION = 1
+_BLOCK_BYTES = 1 << 20
+
+
+def broken(place: Path, what: str, remedy: str = "Deploy the program again.") -> RuntimeError_:
+    """DIST0640."""
+    return RuntimeError_("DIST0640", what, place=str(place), remedy=remedy)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a deployed folder holds.
+
+    Attributes
+    ----------
+    entries : tuple of Entry
+    axes : AxisTable
+    libraries : mapping of function to file name
+    weights : mapping of parameter position to {rank: (file name, key)}
+    files : mapping of file name to (bytes, SHA-256)
+    built_with : mapping of str to str
+        Versions of the packages, and the machine's kind.
+    """
+
+    entries: tuple[Entry, ...]
+    axes: AxisTable
+    libraries: Mapping[str, str]
+    weights: Mapping[int, Mapping[int, tuple[str, str]]]
+    files: Mapping[str, tuple[int, str]]
+    built_with: Mapping[str, str]
+
+    def write(self, folder: Path) -> None:
+        """Write it into its folder."""
+        text = json.dumps(self._to_dict(), indent=1)
+        (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+    def _to_dict(self) -> dict[str, Any]:
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "built_with": dict(self.built_with),
+            "entries": [
+                {
+                    "function": e.function,
+                    "mesh": e.mesh_index,
+                    "mesh_shape": list(e.mesh_shape),
+                    "device_ids": list(e.ranks),
+                    "library": self.libraries[e.function],
+                    "inputs": [p.to_dict() for p in e.inputs],
+                    "outputs": [p.to_dict() for p in e.outputs],
+                }
+                for e in self.entries
+            ],
+            "meshes": self.axes.to_dict(),
+            "weights": [
+                {
+                    "index": index,
+                    "parts": [
+                        {"device": rank, "file": file, "key": key}
+                        for rank, (file, key) in parts.items()
+                    ],
+                }
+                for index, parts in self.weights.items()
+            ],
+            "files": {
+                name: {"bytes": size, "sha256": digest}
+                for name, (size, digest) in self.files.items()
+            },
+        }
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read a folder's manifest.
+
+    Raises
+    ------
+    RuntimeError_
+        DIST0640 when it is missing, broken, or of another schema version.
+    """
+    path = folder / MANIFEST
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as err:
+        raise broken(
+            folder, f"it holds no {MANIFEST}", "Name a folder that td.deploy wrote."
+        ) from err
+    except (OSError, ValueError) as err:
+        raise broken(path, f"it cannot be read: {err}") from err
+    found = data.get("schema_version") if isinstance(data, dict) else None
+    if found != SCHEMA_VERSION:
+        raise broken(path, f"its schema version is {found}, this package reads {SCHEMA_VERSION}")
+    try:
+        return _from_dict(data, path)
+    except (KeyError, TypeError, ValueError, AttributeError) as err:
+        raise broken(path, f"a value is missing or wrong: {type(err).__name__}: {err}") from err
+
+
+def _from_dict(data: Mapping[str, Any], path: Path) -> Manifest:
+    entries = []
+    for item in data["entries"]:
+        name, shape = str(item["function"]), tuple(int(n) for n in item["mesh_shape"])
+        ins = tuple(read_port(p, name, shape) for p in item["inputs"])
+        outs = tuple(read_port(p, name, shape) for p in item["outputs"])
+        ranks = tuple(int(d) for d in item["device_ids"])
+        entries.append(Entry(name, int(item["mesh"]), shape, ranks, ins, outs))
+    weights = {
+        int(item["index"]): {
+            int(part["device"]): (str(part["file"]), str(part["key"])) for part in item["parts"]
+        }
+        for item in data["weights"]
+    }
+    return Manifest(
+        check_entries(entries),
+        AxisTable.from_dict(data["meshes"]),
+        {str(item["function"]): str(item["library"]) for item in data["entries"]},
+        weights,
+        {str(n): (int(f["bytes"]), str(f["sha256"])) for n, f in data["files"].items()},
+        {str(k): str(v) for k, v in data["built_with"].items()},
+    )
+
+
+def built_with() -> dict[str, str]:
+    """Versions that a library depends on."""
+    from .. import __version__
+
+    found = {"tvm_distir": __version__, "machine": platform.machine()}
+    for name in ("apache-tvm", "apache-tvm-ffi"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "unknown"
+    return found
+
+
+def check_built_with(manifest: Manifest, folder: Path) -> None:
+    """Refuse (DIST0640) libraries of another kind of machine or another apache-tvm."""
+    here = built_with()
+    for name in ("machine", "apache-tvm"):
+        was = manifest.built_with.get(name, "unknown")
+        if _series(was) != _series(here[name]):
+            raise broken(
+                folder,
+                f"it was built with {name} {was}, here is {here[name]}",
+                "Deploy it again where it shall run.",
+            )
+
+
+def _series(text: str) -> str:
+    """``0.27`` of ``0.27.0.post1``; other words as they are."""
+    return ".".join(text.split(".")[:2])
+
+
+def digest_file(path: Path) -> tuple[int, str]:
+    """Bytes and SHA-256 of a file."""
+    state, size = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            state.update(block)
+            size += len(block)
+    return size, state.hexdigest()
+
+
+def check_file(folder: Path, name: str, manifest: Manifest) -> None:
+    """Refuse (DIST0640) a file whose bytes are not those that were written."""
+    if digest_file(folder / name) != manifest.files[name]:
+        raise broken(folder / name, "its checksum is not that of the manifest")

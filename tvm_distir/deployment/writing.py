@@ -1,0 +1,125 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Writes a distributed program to a folder: a library per mesh, weights by shards, a manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tvm import ir
+
+from ..errors import RuntimeError_
+from ..runtime.inputs import LocalInputs, bind_some, input_ports
+from ..runtime.layout import Bounds, Entry, Port
+from ..runtime.linking import need_compiler
+from ..runtime.lowered import Lowered
+from . import safetensors
+from .checkpoint import open_weights
+from .loading import Deployment
+from .manifest import MANIFEST, Manifest, broken, built_with, digest_file
+
+Array = npt.NDArray[Any]
+
+
+def deploy(
+    dist: ir.IRModule,
+    folder: str | os.PathLike[str],
+    params: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+) -> Deployment:
+    """Write a distributed program to a folder that runs without a compiler.
+
+    Parameters
+    ----------
+    dist : IRModule
+        At level 5, with ``dist.io``.
+    folder : str or path
+        New or empty, or one that was deployed before, which is replaced.
+    params : mapping of parameter name to array, or path, optional
+        Weights that go into the folder, cut into shards: whole arrays, stored ones
+        (:func:`open_weights`), or the path of a file of them. The other parameters are the
+        inputs of every run. Each distinct shard is written once, and held in memory alone.
+
+    Returns
+    -------
+    deployment : Deployment
+        As :func:`load` gives it.
+
+    Raises
+    ------
+    EnvironmentError_
+        DIST0112 without a C compiler, which links the libraries.
+    RuntimeError_
+        DIST0602 for weights that do not fit, DIST0603 not at level 5, DIST0606 when TVM cannot
+        compile it, DIST0640 when the folder cannot be written, DIST0641 for weights that cannot
+        be read.
+    """
+    program, where = Lowered(dist), Path(folder).resolve()
+    need_compiler()
+    given = open_weights(params) if isinstance(params, str | os.PathLike) else params or {}
+    values = bind_some(program.entries, given)
+    _make_room(where)
+    try:
+        libraries = {e.function: program.save(e, where).name for e in program.entries}
+        weights = _write_weights(program.entries, values, where)
+    except OSError as err:
+        raise broken(where, f"it cannot be written: {err}", "Name another folder.") from err
+    names = sorted({*libraries.values(), *(f for p in weights.values() for f, _ in p.values())})
+    files = {name: digest_file(where / name) for name in names}
+    manifest = Manifest(program.entries, program.axes, libraries, weights, files, built_with())
+    manifest.write(where)
+    return Deployment(where, manifest)
+
+
+def _make_room(where: Path) -> None:
+    """Make the folder; empty one that was deployed before, and no other."""
+    try:
+        where.mkdir(parents=True, exist_ok=True)
+        there = sorted(p.name for p in where.iterdir())
+        if there and MANIFEST not in there:
+            raise RuntimeError_(
+                "DIST0640",
+                f"it holds {there[0]} and is no deployed program",
+                place=str(where),
+                remedy="Name a new or an empty folder.",
+            )
+        for name in there:
+            if (where / name).suffix in (".so", ".safetensors") or name == MANIFEST:
+                (where / name).unlink()
+    except OSError as err:
+        raise broken(where, f"it cannot be written: {err}", "Name another folder.") from err
+
+
+def _write_weights(
+    found: tuple[Entry, ...], values: Mapping[int, Any], where: Path
+) -> dict[int, dict[int, tuple[str, str]]]:
+    """Write every distinct shard into the file of the first rank that holds it."""
+    homes: dict[tuple[int, Bounds], tuple[str, str]] = {}
+    parts: dict[int, dict[int, tuple[str, str]]] = {}
+    held: dict[str, dict[str, tuple[Entry, Port, int]]] = {}
+    for entry in found:
+        for port in entry.inputs:
+            if port.index not in values:
+                continue
+            for rank in entry.ranks:
+                box = (port.index, entry.bounds(port, rank))
+                if box not in homes:
+                    file = f"weights-{rank}.safetensors"
+                    homes[box] = file, port.name
+                    held.setdefault(file, {})[port.name] = entry, port, rank
+                parts.setdefault(port.index, {})[rank] = homes[box]
+    for file, keys in held.items():
+        described = {k: (e.local_shape(p), p.dtype) for k, (e, p, _) in keys.items()}
+
+        def make(key: str, keys: Mapping[str, tuple[Entry, Port, int]] = keys) -> Array:
+            entry, port, rank = keys[key]
+            # Inputs of its own, so that the shard is dropped once it is written.
+            alone = LocalInputs({port.index: values[port.index]})
+            return np.asarray(alone.part(entry, port, rank))
+
+        safetensors.write(where / file, described, make)
+    return {index: parts[index] for index in input_ports(found) if index in parts}
