@@ -180,8 +180,8 @@ def bind_inputs(
     found : sequence of Entry
     inputs : sequence in the original function's order, or mapping by parameter name
         For a parameter that is a tuple, a (nested) tuple; by name, its tensors are ``x_0``,
-        ``x_1_0``, ... Per parameter a whole array (anything NumPy reads) of exactly its shape and type, a
-        :class:`~tvm_distir.runtime.sharded.Stored` of them, or a
+        ``x_1_0``, ... Per parameter a whole array (anything NumPy reads) of exactly its shape
+        and type, a :class:`~tvm_distir.runtime.sharded.Stored` of them, or a
         :class:`~tvm_distir.runtime.sharded.ShardedArray`.
     stored : mapping of int to such a value, optional
         Values that need not be given, by position.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,7 +39,7 @@ class Port:
     Attributes
     ----------
     index : int
-        Position in the original function's parameters or flattened results.
+        Position in the original function's flattened parameters or results.
     name : str
     shape : tuple of int
         Whole shape.
@@ -159,9 +159,36 @@ def _port_mesh(item: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...
     return shape, devices
 
 
+def _leaf_order(names: Sequence[str]) -> dict[str, int]:
+    """Order of the tensors ``x_0``, ``x_1_0``, ... of one tuple parameter by their numbers."""
+    words = {n: [int(w) if w.isdigit() else w for w in n.split("_")] for n in names}
+    return {name: i for i, name in enumerate(sorted(names, key=lambda n: words[n]))}
+
+
+def flat_inputs(found: Sequence[Entry]) -> list[Entry]:
+    """Count the inputs' positions over flattened parameters: those of a tuple share theirs."""
+    names: dict[int, dict[str, None]] = {}
+    for entry in found:
+        for port in entry.inputs:
+            names.setdefault(port.index, {}).setdefault(port.name)
+    if all(len(same) == 1 for same in names.values()):
+        return list(found)
+    flat: dict[tuple[int, str], int] = {}
+    for index in range(max(names) + 1):
+        order = _leaf_order(list(names.get(index, {"": None})))
+        flat.update({(index, n): len(flat) + i for n, i in order.items()})
+    return [
+        replace(e, inputs=tuple(replace(p, index=flat[p.index, p.name]) for p in e.inputs))
+        for e in found
+    ]
+
+
 def check_entries(found: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Return the entries in mesh order; DIST0603 when two share a device."""
-    ordered = sorted(found, key=lambda e: (e.mesh_index, e.function))
+    """Return the entries in mesh order; DIST0603 when two share a device.
+
+    See :func:`flat_inputs` for the positions of their inputs.
+    """
+    ordered = sorted(flat_inputs(found), key=lambda e: (e.mesh_index, e.function))
     owner: dict[int, str] = {}
     for entry in ordered:
         if len(entry.ranks) != math.prod(entry.mesh_shape):
