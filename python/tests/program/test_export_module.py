@@ -380,9 +380,7 @@ def test_both_sides_of_a_branch_become_functions():
     program = export(branching(twice))
     (op,) = program.functions["main"].ops
     assert (op.kind, op.callee, op.otherwise) == ("branch", "main/y.then", "main/y.else")
-    x, choose = (
-        program.functions["main"].values[i].name for i in program.functions["main"].params
-    )
+    x, choose = (program.functions["main"].values[i].name for i in program.functions["main"].params)
     named = [program.functions["main"].values[i].name for i in op.inputs]
     assert named == [choose, x, x]
     assert program.functions["main/y.then"].ops == ()
