@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
 from ..errors import DistIRError, UsageError
-from . import analyze, explain, opt, simulate, verify
+from . import analyze, deploy, explain, opt, run, simulate, verify
 
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
-_COMMANDS = (analyze, explain, verify, opt, simulate)
+_COMMANDS = (analyze, explain, verify, opt, simulate, deploy, run)
 
 
 class _Parser(argparse.ArgumentParser):
