@@ -85,16 +85,16 @@ def train_step(
     found = {str(gv.name_hint): fn for gv, fn in flat.functions.items()}.get("main")
     if not isinstance(found, relax.Function):
         raise _unfit("there is no function main")
+    names = param_names(found)
+    if plain_name(TARGETS) in map(plain_name, names):
+        raise _unfit(f'a parameter is called "{TARGETS}": the model is a training step already')
     forward = relax.utils.copy_with_new_vars(found)
     if not is_trained_on(forward.ret_ty):
         raise _unfit(f"main returns {forward.ret_ty}, not one tensor of floats")
     blocks = list(forward.body.blocks)
     if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
         raise _unfit(f"main has {len(blocks)} binding blocks, not one dataflow block")
-    names = param_names(found)
     data = data_positions(found)
-    if plain_name(TARGETS) in map(plain_name, names):
-        raise _unfit(f'a parameter is called "{TARGETS}": the model is a training step already')
     return _Step(forward, names, data, chosen, method, reread).run()
 
 
