@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .outputs import Outputs
-from .stages import LEVELS, PASSES, Stopwatch, check_pass, load_plan, make_pass
+from .stages import COLLECTIVES, LEVELS, PASSES, Stopwatch, check_pass, load_plan, make_pass
 
 
 def add_parser(commands: Any) -> None:
@@ -32,6 +32,11 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--verify-each", action="store_true", help="check the module's level after each pass"
+    )
+    parser.add_argument(
+        "--traffic",
+        action="store_true",
+        help="print the collectives before and after each pass to stderr",
     )
     parser.add_argument("--time-passes", action="store_true", help="print the times to stderr")
     parser.set_defaults(run=run)
@@ -64,14 +69,18 @@ def run(arguments: argparse.Namespace) -> int:
         plan = load_plan(arguments.plan, None) if arguments.plan is not None else None
         steps = [(name, make_pass(name, plan)) for name in names]
         mod = from_tvmscript(arguments.input)
+    levels = {**LEVELS, **COLLECTIVES}
     for name, step in steps:
+        before = mod
         with watch.stage(name):
             mod = step(mod)
+        if arguments.traffic:
+            print(_change(name, before, mod), file=sys.stderr)
         if arguments.print_after_all:
             print(f"# after {name}\n{script(mod)}", file=sys.stderr)
-        if arguments.verify_each and name in LEVELS:
+        if arguments.verify_each and name in levels:
             with watch.stage("verify-each"):
-                check_level(mod, LEVELS[name])
+                check_level(mod, levels[name])
     with watch.stage("print"):
         text = script(mod)
     if target is None:
@@ -83,6 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
         for stage, took_s in watch.timings_s.items():
             print(f"{took_s:9.4f} s  {stage}", file=sys.stderr)
     return 0
+
+
+def _change(name: str, before: Any, after: Any) -> str:
+    from ..transform.optimize import Change, traffic
+
+    return Change(name, traffic(before), traffic(after)).to_text()
 
 
 def script(mod: Any) -> str:

@@ -26,7 +26,21 @@ LEVELS = {
 STRUCTURE = ("outline", "inline")
 """Further passes of ``opt -p``, which keep the level."""
 
-PASSES = (*STRUCTURE, *LEVELS)
+COLLECTIVES = {
+    "share": "legalized",
+    "slices": "legalized",
+    "gathers": "legalized",
+    "cancel": "legalized",
+    "fuse": "legalized",
+    "merge": "legalized",
+    "unused": "legalized",
+    "bucket": "local",
+    "split": "local",
+    "schedule": "local",
+}
+"""Single passes over collectives, for ``opt -p``, and the level they work at."""
+
+PASSES = (*STRUCTURE, *LEVELS, *COLLECTIVES)
 
 _FACTORIES = {
     "outline": "OutlineRepeatedLayers",
@@ -35,6 +49,16 @@ _FACTORIES = {
     "legalize": "LegalizeRedistribute",
     "optimize": "OptimizeCollectives",
     "lower": "LowerDistIR",
+    "share": "ShareCollectives",
+    "slices": "MoveSlices",
+    "gathers": "MoveGathers",
+    "cancel": "CancelCollectives",
+    "fuse": "FuseCollectives",
+    "merge": "MergeReductions",
+    "unused": "RemoveUnused",
+    "bucket": "BucketReductions",
+    "split": "SplitCollectives",
+    "schedule": "ScheduleCollectives",
 }
 
 

@@ -14,9 +14,11 @@ from tvm import ir, relax
 import tvm_distir as td
 from tvm_distir.analysis import check_level
 from tvm_distir.ir import R, as_dtensor, flat_types, placement_of
+from tvm_distir.ir.ops import dist_op_name
 from tvm_distir.rules import rule_of
 from tvm_distir.runtime import Reference, VirtualEngine
 from tvm_distir.transform.legalize import LegalizeRedistribute
+from tvm_distir.transform.legalize.emit import substitute, with_body
 from tvm_distir.transform.lower import LowerDistIR
 
 
@@ -168,3 +170,24 @@ def mesh_of(*sizes):
 
 def rule_for(call):
     return rule_of(call)
+
+
+def without_wraps(mod):
+    """Module of level 3 in which every reduction is completed at once."""
+    functions = dict(mod.functions.items())
+    for gv, fn in mod.functions.items():
+        if not isinstance(fn, relax.Function):
+            continue
+        env, blocks = {}, []
+        for block in fn.body.blocks:
+            kept = []
+            for binding in block.bindings:
+                value = substitute(binding.value, env)
+                if dist_op_name(value) == "partial":
+                    env[binding.var] = value.args[0]
+                else:
+                    kept.append(relax.VarBinding(binding.var, value))
+            blocks.append(type(block)(kept))
+        result = substitute(fn.body.body, env)
+        functions[gv] = with_body(fn, fn.params, blocks, result, bool(fn.is_pure))
+    return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)

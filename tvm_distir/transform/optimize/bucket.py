@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,32 +95,38 @@ def _fill(rows: list[Any], most_bytes: int) -> dict[Any, Bucket]:
     A reduction joins the open bucket of its kind unless it depends on a member of an open one:
     then those are closed first. So no bucket ever waits for another that waits for it.
     """
-    open_: dict[Key, Bucket] = {}
-    waits: dict[Any, frozenset[Key]] = {}
+    made: list[Bucket] = []
+    open_: dict[Key, int] = {}  # numbers in ``made``
+    closed: set[int] = set()
+    waits: dict[Any, frozenset[int]] = {}
     home: dict[Any, Bucket] = {}
 
-    def close(keys: frozenset[Key]) -> None:
-        for key in keys:
-            open_.pop(key, None)
+    def close(numbers: Iterable[int]) -> None:
+        closed.update(numbers)
+        for key in [key for key, number in open_.items() if number in closed]:
+            del open_[key]
 
     for _, var, value, kind in rows:
         found = [waits[used] for used in variables(value) if used in waits]
-        deps = frozenset(key for keys in found for key in keys if key in open_)
-        small = kind == "all_reduce" and local_bytes(var.ty) < most_bytes
+        deps: frozenset[int] = frozenset().union(*found) - closed
         if deps and (kind is not None or _is_barrier(value)):
             close(deps)
             deps = frozenset()
-        if not small:
-            waits[var] = deps
+        size = local_bytes(var.ty)
+        if kind != "all_reduce" or size >= most_bytes:
+            if deps:
+                waits[var] = deps
             continue
-        key, size = _key(var, value), local_bytes(var.ty)
-        if key in open_ and open_[key].size_bytes + size > most_bytes:
-            close(frozenset((key,)))
-        bucket = open_.setdefault(key, Bucket())
+        key = _key(var, value)
+        if key in open_ and made[open_[key]].size_bytes + size > most_bytes:
+            close([open_[key]])
+        if key not in open_:
+            open_[key] = len(made)
+            made.append(Bucket())
+        bucket = home[var] = made[open_[key]]
         bucket.members.append(var)
         bucket.size_bytes += size
-        home[var] = bucket
-        waits[var] = frozenset((key,))
+        waits[var] = frozenset([open_[key]])
     return {var: bucket for var, bucket in home.items() if len(bucket.members) > 1}
 
 

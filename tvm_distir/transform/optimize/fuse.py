@@ -20,6 +20,8 @@ def FuseCollectives() -> Any:
     two                                     one                         wire bytes
     ======================================  ==========================  =====================
     ``all_reduce``, ``local_slice``         ``reduce_scatter``          half
+    ``all_reduce``, ``local_slice`` along   the slice first             1/n
+    other axes
     ``all_gather``, ``local_slice`` of      ``all_to_all``              1/n
     another dim
     ``all_to_all``, ``all_gather`` of its   ``all_gather``              fewer by 1/(n + 1)
@@ -52,11 +54,14 @@ class _Fuse(Editor):
 
 
 def _scattered(edit: _Fuse, var: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:
-    """Sum and keep a part: a ``reduce_scatter``, then what is left of the reduction."""
+    """Sum and keep a part: a ``reduce_scatter``, or of the part."""
     (axes, dim), reduced = axes_dim(second), call_axes(first)
+    mesh, op = second.attrs["device_mesh"], str(first.attrs["op"])
+    if not set(axes) & set(reduced):
+        part = edit.emit(ops.local_slice(first.args[0], mesh, axes, dim), str(var.name))
+        return ops.all_reduce(part, mesh, reduced, op)
     if not set(axes) <= set(reduced):
         return None
-    mesh, op = second.attrs["device_mesh"], str(first.attrs["op"])
     new = ops.reduce_scatter(first.args[0], mesh, axes, dim, op)
     rest = [a for a in reduced if a not in axes]
     return ops.all_reduce(edit.emit(new, str(var.name)), mesh, rest, op) if rest else new

@@ -20,11 +20,11 @@ from .unused import RemoveUnused, removed
 
 PASSES: dict[str, Callable[[], Any]] = {
     "share": ShareCollectives,
+    "merge": MergeReductions,
     "slices": MoveSlices,
     "gathers": MoveGathers,
     "cancel": CancelCollectives,
     "fuse": FuseCollectives,
-    "merge": MergeReductions,
     "unused": RemoveUnused,
 }
 """Names of the level-4 passes, in the order in which ``OptimizeCollectives`` runs them."""
@@ -32,11 +32,11 @@ PASSES: dict[str, Callable[[], Any]] = {
 
 STEPS: dict[str, FunctionStep] = {
     "share": SHARE,
+    "merge": merge_step(scatters=False),
     "slices": SLICES,
     "gathers": gathers_step(above=False),
     "cancel": CANCEL,
     "fuse": FUSE,
-    "merge": merge_step(scatters=False),
 }
 """Those of them that look at one function at a time."""
 

@@ -101,24 +101,25 @@ class _Schedule(Editor):
 def _due(nodes: Sequence[Node]) -> list[int]:
     """Rank of each binding: its position, earlier for what only prepares a start.
 
-    Such a binding follows the last of its operands that is made in the block.
+    A start is due once the last of what it needs is made that others need too; so are the
+    bindings between, not before, so that their results do not wait.
     """
     feeds = [False] * len(nodes)
     for i in reversed(range(len(nodes))):
-        readers = nodes[i].readers
-        feeds[i] = (
-            bool(readers)
-            and not nodes[i].leaves
-            and all(nodes[r].starts or feeds[r] for r in readers)
+        node = nodes[i]
+        feeds[i] = node.starts or (
+            bool(node.readers) and not node.leaves and all(feeds[r] for r in node.readers)
         )
-    key: list[tuple[int, int]] = []
+        feeds[i] = feeds[i] and bool(node.deps) and not node.fixed
+    due = list(range(len(nodes)))
     for i, node in enumerate(nodes):
-        position = i
-        if (feeds[i] or node.starts) and node.deps and not node.fixed:
-            position = max(key[d][0] for d in node.deps)
-        key.append((position, i))
+        if feeds[i]:
+            due[i] = max(due[d] for d in node.deps)
+    for i in reversed(range(len(nodes))):
+        if feeds[i] and not nodes[i].starts:
+            due[i] = min(due[r] for r in nodes[i].readers)
     rank = [0] * len(nodes)
-    for number, i in enumerate(sorted(range(len(nodes)), key=lambda i: key[i])):
+    for number, i in enumerate(sorted(range(len(nodes)), key=lambda i: (due[i], i))):
         rank[i] = number
     return rank
 

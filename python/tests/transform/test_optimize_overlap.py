@@ -1,0 +1,329 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Passes over collectives at level 5: buckets, start and done, and the order between."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax
+
+import tvm_distir as td
+from tvm_distir.analysis import check_level
+from tvm_distir.errors import LevelError
+from tvm_distir.ir import async_ops
+from tvm_distir.system import System
+from tvm_distir.transform import (
+    BucketReductions,
+    ScheduleCollectives,
+    SplitCollectives,
+    traffic,
+)
+
+sys.path.insert(0, str(Path(__file__).parent))
+import lower_harness as h
+
+HEAD = """
+@I.ir_module
+class Module:
+    I.module_attrs({{"mesh_axes": [["a", "b"]]}})
+    I.module_global_infos({{"mesh": [R.device_mesh((2, 2), I.Range(0, 4))]}})
+    @R.function
+    def main({params}):
+        R.func_attr({{"dist.io": {{"mesh": 0, "inputs": [{inputs}], "outputs": [{outputs}]}}}})
+        with R.dataflow():
+{body}
+            R.output({outs})
+        return ({result})
+"""
+SYSTEM = System.load("laptop-cpu")
+NO_LIMIT = 2**40
+
+
+def module(count, body, outs):
+    """Level-5 module of ``count`` inputs x0, x1 ... of shape (8, 8), whole on every device."""
+    names = [f"x{i}" for i in range(count)]
+
+    def item(index, name=None):
+        label = f'"name": "{name}", ' if name else ""
+        return (
+            f'{{"index": {index}, {label}"shape": [8, 8], "dtype": "float32", "placement": "R, R"}}'
+        )
+
+    return tvm.script.from_source(
+        HEAD.format(
+            params=", ".join(f'{n}: R.Tensor((8, 8), "float32")' for n in names),
+            inputs=", ".join(item(i, n) for i, n in enumerate(names)),
+            outputs=", ".join(item(i) for i in range(len(outs))),
+            body="\n".join(f"            {line}" for line in body),
+            outs=", ".join(outs),
+            result=", ".join(outs) + ("," if len(outs) == 1 else ""),
+        )
+    )
+
+
+def reduce(x, *axes, op="sum"):
+    return f'R.dist.all_reduce({x}, "mesh[0]", {list(axes)}, "{op}")'
+
+
+def draw(count):
+    rng = np.random.default_rng(5)
+    return [rng.integers(-2, 3, (8, 8)).astype("float32") for _ in range(count)]
+
+
+def ops_of(mod):
+    """Short names of what the bindings of main call, in order."""
+    return re.findall(r"= R\.(?:dist\.|nn\.)?(\w+)\(", mod.script())
+
+
+def held(run_pass, mod, count, engines=("virtual",)):
+    """Run a pass; hold what it promises; compare the results bit for bit."""
+    before = tvm_ffi.structural_hash(mod)
+    new = run_pass(mod)
+    assert tvm_ffi.structural_hash(mod) == before
+    h.check_module(new)
+    check_level(new, 5)
+    expected = td.run(mod, draw(count), engine="virtual")
+    for engine in engines:
+        for a, b in zip(expected, td.run(new, draw(count), engine=engine), strict=True):
+            np.testing.assert_array_equal(a, b)
+    return new
+
+
+GRADIENTS = [
+    "g0 = R.matmul(x0, x1)",
+    f"r0 = {reduce('g0', 0)}",
+    "w0 = R.subtract(x0, r0)",
+    "g1 = R.matmul(x1, x0)",
+    f"r1 = {reduce('g1', 0)}",
+    "w1 = R.subtract(x1, r1)",
+    "g2 = R.sum(g1, axis=[0])",
+    f"r2 = {reduce('g2', 0)}",
+    "w2 = R.add(x1, r2)",
+]
+
+
+def test_a_bucket_takes_reductions_of_one_kind():
+    mod = module(2, GRADIENTS, ["w0", "w1", "w2"])
+    new = held(BucketReductions(), mod, 2, ("virtual", "threads"))
+    assert ops_of(new).count("all_reduce") == 1
+    assert traffic(new).total_wire_bytes == traffic(mod).total_wire_bytes
+
+
+def test_buckets_are_filled_to_their_size_only():
+    mod = module(2, GRADIENTS, ["w0", "w1", "w2"])  # of 256, 256 and 32 bytes
+    for most, left in ((256, 3), (288, 2), (512, 2), (544, 1)):
+        new = held(BucketReductions(most), mod, 2)
+        assert ops_of(new).count("all_reduce") == left, most
+
+
+def test_nothing_is_joined_across_kinds():
+    body = [
+        f"a = {reduce('x0', 0)}",
+        f"b = {reduce('x0', 1)}",
+        f"c = {reduce('x0', 0, op='max')}",
+        f"d = {reduce('x0', 0, 1)}",
+        'e = R.astype(x0, "float64")',
+        f"f = {reduce('e', 0)}",
+        'g = R.astype(f, "float32")',
+    ]
+    mod = module(1, body, ["a", "b", "c", "d", "g"])
+    new = BucketReductions()(mod)
+    tvm.ir.assert_structural_equal(new, mod)
+
+
+def test_buckets_that_would_wait_for_each_other_are_not_made():
+    body = [
+        f"a1 = {reduce('x0', 0)}",
+        f"b1 = {reduce('a1', 1)}",
+        f"b2 = {reduce('x1', 1)}",
+        f"a2 = {reduce('b2', 0)}",
+        "y = R.add(b1, a2)",
+    ]
+    new = held(BucketReductions(), module(2, body, ["y"]), 2)
+    assert sorted(ops_of(new)).count("all_reduce") in (3, 4)
+
+
+def test_a_chain_of_reductions_stays():
+    body = ["g = R.negative(x0)"]
+    for i in range(6):
+        body += [f"r{i} = {reduce('g' if not i else f'h{i - 1}', 0)}", f"h{i} = R.abs(r{i})"]
+    mod = module(1, body, ["h5"])
+    tvm.ir.assert_structural_equal(BucketReductions()(mod), mod)
+
+
+def test_readers_wait_for_both_of_their_buckets():
+    body = [
+        f"a1 = {reduce('x0', 0)}",
+        f"b1 = {reduce('x0', 1)}",
+        "s = R.add(a1, b1)",
+        "t = R.negative(s)",
+        f"a2 = {reduce('x1', 0)}",
+        f"b2 = {reduce('x1', 1)}",
+        "u = R.add(a2, b2)",
+        "v = R.multiply(t, u)",
+    ]
+    new = held(BucketReductions(), module(2, body, ["v", "s"]), 2)
+    assert ops_of(new).count("all_reduce") == 2
+
+
+OVERLAP = [
+    "m = R.matmul(x0, x1)",
+    f"r = {reduce('m', 0)}",
+    "y = R.abs(r)",
+    "p = R.matmul(x1, x1)",
+    "q = R.matmul(p, p)",
+    "z = R.add(y, q)",
+]
+
+
+def test_split_then_schedule():
+    mod = module(2, OVERLAP, ["z"])
+    split = held(SplitCollectives(), mod, 2, ("virtual", "threads"))
+    assert ops_of(split)[1:3] == ["all_reduce_start", "collective_done"]
+    done = held(ScheduleCollectives(), split, 2, ("virtual", "threads"))
+    order = ops_of(done)
+    assert order.index("all_reduce_start") == 1  # as soon as its operand is there
+    assert order.index("collective_done") >= 3  # other work between
+    assert traffic(done) == traffic(split) == traffic(mod)
+
+
+def test_every_collective_splits():
+    body = [
+        'a = R.dist.all_gather(x0, "mesh[0]", 0, 1)',
+        'b = R.dist.reduce_scatter(a, "mesh[0]", 0, 0, "sum")',
+        'c = R.dist.all_to_all(b, "mesh[0]", 1, 0, 1)',
+        'd = R.dist.collective_permute(c, "mesh[0]", 1, 1)',
+        f"e = {reduce('d', 0, 1)}",
+        "f = R.sum(e, axis=[0, 1], keepdims=True)",
+        "g = R.add(x0, f)",
+    ]
+    new = held(SplitCollectives(), module(1, body, ["g"]), 1, ("virtual", "threads"))
+    starts = [name for name in ops_of(new) if name.endswith("_start")]
+    kinds = ("all_gather", "reduce_scatter", "all_to_all", "collective_permute", "all_reduce")
+    assert starts == [async_ops.start_name(kind) for kind in kinds]
+
+
+def test_the_simulator_follows_the_order_of_the_program():
+    """Times by hand: each compute op and the collective on streams of their own."""
+    mod = module(2, OVERLAP, ["z"])
+    split = SplitCollectives()(mod)
+    done = ScheduleCollectives(SYSTEM, memory_limit_bytes=NO_LIMIT)(split)
+    modules = {"plain": mod, "split": split, "done": done}
+    spent = {
+        name: td.simulate(td.export(one), SYSTEM, blocking=True) for name, one in modules.items()
+    }
+    (event,) = [e for e in spent["plain"].events if e.stream == "comm"]
+    compute_s = spent["plain"].devices[0].compute_s
+    assert spent["plain"].time_s == pytest.approx(compute_s + event.duration_s)
+    assert spent["split"].time_s == pytest.approx(spent["plain"].time_s)
+    by_name = {e.args["binding"]: e.duration_s for e in spent["done"].events}
+    hidden_s = min(event.duration_s, by_name["p"] + by_name["q"])
+    assert spent["done"].time_s == pytest.approx(compute_s + event.duration_s - hidden_s)
+    unfolded = td.simulate(td.export(done), SYSTEM, fold_devices=False)
+    assert unfolded.time_s == spent["done"].time_s
+
+
+def test_a_started_collective_waits_for_what_was_issued_before():
+    """A start that stands last overlaps nothing, though its operand was there from the start."""
+    body = [
+        "p = R.matmul(x1, x1)",
+        "q = R.matmul(p, p)",
+        'r = R.dist.all_reduce_start(x0, "mesh[0]", [0], "sum")',
+        "s = R.dist.collective_done(r)",
+    ]
+    result = td.simulate(td.export(module(2, body, ["q", "s"])), SYSTEM)
+    assert result.devices[0].exposed_comm_s == result.devices[0].comm_s > 0
+    plain = [*body[:2], f"s = {reduce('x0', 0)}"]
+    free = td.simulate(td.export(module(2, plain, ["q", "s"])), SYSTEM)
+    assert free.devices[0].exposed_comm_s < free.devices[0].comm_s
+
+
+def test_memory_bounds_how_far_work_runs_ahead():
+    body = [f"r0 = {reduce('x0', 0)}"]
+    for i in range(12):
+        body += [f"p{i} = R.matmul(x1, r{i})", f"q{i} = {reduce(f'p{i}', 0)}"]
+        body += [f"a{i} = R.multiply(x0, x1)", f"b{i} = R.add(a{i}, x1)"]
+        body += [f"r{i + 1} = R.add(q{i}, b{i})"]
+    split = SplitCollectives()(module(2, body, ["r12"]))
+
+    def peak(mod):
+        sizes = td.simulate(td.export(mod), SYSTEM, blocking=True)
+        return sizes.peak_memory_bytes
+
+    free = held(ScheduleCollectives(SYSTEM, memory_limit_bytes=NO_LIMIT), split, 2)
+    bound = held(ScheduleCollectives(SYSTEM, memory_limit_bytes=5 * 256), split, 2)
+    assert peak(bound) <= 2 * 256 + 5 * 256 < peak(free)
+    tight = ScheduleCollectives(SYSTEM, memory_limit_bytes=0)(split)
+    tvm.ir.assert_structural_equal(tight, split)
+
+
+WRONG = {
+    "read in flight": [
+        'r = R.dist.all_reduce_start(x0, "mesh[0]", [0], "sum")',
+        "y = R.abs(r)",
+        "s = R.dist.collective_done(r)",
+        "z = R.add(y, s)",
+    ],
+    "no done": ['r = R.dist.all_reduce_start(x0, "mesh[0]", [0], "sum")', "z = R.abs(x0)"],
+    "no start": ["y = R.abs(x0)", "z = R.dist.collective_done(y)"],
+    "done twice": [
+        'r = R.dist.all_reduce_start(x0, "mesh[0]", [0], "sum")',
+        "s = R.dist.collective_done(r)",
+        "t = R.dist.collective_done(r)",
+        "z = R.add(s, t)",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_in_flight_belongs_to_one_done(name):
+    with pytest.raises(LevelError, match="DIST0451"):
+        check_level(module(1, WRONG[name], ["z"]), 5)
+
+
+def test_starts_are_of_local_tensors():
+    x = relax.Var("x", h.as_dtensor(relax.TensorType((8, 8), "float32"), h.mesh_of(2), [-1]))
+    with pytest.raises(Exception, match="DIST0207"):
+        relax.BlockBuilder().normalize(async_ops.collective_done(x))
+
+
+def layers(count):
+    body = ["h0 = R.abs(x0)"]
+    for i in range(count):
+        body += [f"m{i} = R.matmul(h{i}, x1)", f"s{i} = {reduce(f'm{i}', 1)}"]
+        body += [f"h{i + 1} = R.add(s{i}, x0)", f"g{i} = R.matmul(h{i}, h{i + 1})"]
+        body += [f"t{i} = {reduce(f'g{i}', 0)}", f"w{i} = R.subtract(x1, t{i})"]
+    body.append(f"y = R.abs(h{count})")
+    for i in range(count):
+        body.append(f"y{i} = R.add({'y' if not i else f'y{i - 1}'}, w{i})")
+    return module(2, body, [f"y{count - 1}"])
+
+
+@pytest.mark.parametrize("run_pass", ["bucket", "split", "schedule"])
+def test_work_grows_with_the_bindings(run_pass, monkeypatch):
+    """Counted in Python calls, which no other load on the machine changes."""
+    make = {"bucket": BucketReductions, "split": SplitCollectives}
+    small, large = layers(40), layers(320)
+    counts = []
+    for mod in (small, large):
+        step = make[run_pass]() if run_pass in make else ScheduleCollectives(SYSTEM)
+        mod = SplitCollectives()(mod) if run_pass == "schedule" else mod
+        counted = [0]
+
+        def count(frame, event, arg, counted=counted):
+            counted[0] += event == "call"
+
+        sys.setprofile(count)
+        try:
+            step(mod)
+        finally:
+            sys.setprofile(None)
+        counts.append(counted[0])
+    assert counts[1] < 8 * counts[0] * 1.3
