@@ -143,6 +143,10 @@ def load_work(arguments: argparse.Namespace, axes: dict[str, int] | None, watch:
     with watch.stage("plan"):
         if plan is None:
             plan = strategy.compose(model.mod, axes or {}, specs)
+        elif arguments.train:
+            from ..strategy.training import with_updates
+
+            plan = with_updates(model.mod, plan)
     return Work(model, plan)
 
 

@@ -16,8 +16,8 @@ from typing import Any
 from tvm import ir, relax
 
 from ..ir.attributes import TRAINING_ATTR, param_names
-from ..plan import Plan, Rule
-from ..plan.matching import bindings_of
+from ..plan import Plan, Rule, plain_name
+from ..plan.matching import bindings_of, match_name
 
 
 def state_names(fn: relax.Function) -> set[str]:
@@ -68,6 +68,20 @@ def _variables(expr: Any) -> Iterator[Any]:
         yield from _variables(expr.tuple_value)
 
 
+class _Finder:
+    """Finds the last of some rules that means a parameter; exact names without a search."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.exact = {rule.name: (i, rule) for i, rule in enumerate(rules)}
+        self.patterns = [(i, r) for i, r in enumerate(rules) if "*" in r.name or "?" in r.name]
+
+    def __call__(self, parameter: str) -> Rule | None:
+        found = [r for r in self.patterns if match_name(r[1].name, parameter)]
+        names = {parameter, plain_name(parameter), glob.escape(parameter)}
+        found += [self.exact[name] for name in names if name in self.exact]
+        return max(found, key=lambda r: r[0], default=(0, None))[1]
+
+
 def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
     """Place new weights and optimizer states of a training step as a plan places the weights.
 
@@ -76,7 +90,7 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
     mod : IRModule
         At level 1; any module.
     plan : Plan
-        A strategy's: each parameter has a rule of its own name.
+        Of several rules that mean a weight the last counts.
 
     Returns
     -------
@@ -91,9 +105,10 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
     for name, fn in functions.items():
         updated, states = _training(fn, "updated"), _training(fn, "states")
         again = _training(fn, "again")
-        own = {r.name: r for r in rules if r.kind == "param" and r.function in (None, name)}
+        own = [r for r in rules if r.kind == "param" and r.function in (None, name)]
+        find = _Finder(own)
         for parameter in param_names(fn) if updated else ():
-            rule = own.get(glob.escape(parameter))
+            rule = find(parameter)
             if rule is None or parameter not in updated:
                 continue
             followers = [parameter, *map(str, states.get(parameter, ()))]

@@ -1,0 +1,52 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``--train``: the commands on training steps."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tvm_distir.cli import main
+
+MODEL = "zoo:gpt?size=tiny,layers=1,hidden=32,heads=2,vocab=64,seq=8,batch=4,positions=8"
+PLAN = ["--strategy", "data_parallel+megatron", "--mesh", "dp=2,tp=2"]
+
+
+def analyzed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    """JSON of ``analyze``."""
+    code = main(["analyze", MODEL, *PLAN, "--system", "dgx-a100", *arguments, "--json"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return dict(json.loads(out))
+
+
+def test_a_step_does_three_times_the_work(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two products backward for each one forward; Adam's states treble the parameters."""
+    forward = analyzed([], capsys)
+    plain = analyzed(["--train"], capsys)
+    adam = analyzed(["--train", "--optimizer", "adam:rate=0.01"], capsys)
+    assert plain["unmodelled_ops"] == adam["unmodelled_ops"] == []
+    one, three, states = (d["devices"][0] for d in (forward, plain, adam))
+    assert 2.8 < three["flops"] / one["flops"] < 4.5
+    # Scalars of the formulae are constants, which count too.
+    assert three["param_bytes"] == pytest.approx(one["param_bytes"], rel=0.02)
+    assert states["param_bytes"] == pytest.approx(3 * one["param_bytes"], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--loss", "mse"], 2, "DIST0151"),
+        (["--train", "--loss", "mes"], 1, "DIST0351"),
+        (["--train", "--optimizer", "adam:rate"], 2, "DIST0152"),
+        (["--train", "--optimizer", "sgd:beta1=0.5"], 1, "beta1"),
+    ],
+)
+def test_wrong_options(
+    arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    got = main(["analyze", MODEL, *PLAN, "--system", "dgx-a100", *arguments])
+    assert got == code
+    assert words in capsys.readouterr().err
