@@ -79,6 +79,16 @@ CALLS = {
     "group_norm": ([IMAGE, *C4[:2]], lambda x, g, b: nn.group_norm(x, g, b, 2, 1, [2, 3])),
     "instance_norm": ([IMAGE, *C4[:2]], lambda x, g, b: nn.instance_norm(x, g, b, 1, [2, 3])),
     "adaptive_avg_pool2d": ([IMAGE], lambda x: nn.adaptive_avg_pool2d(x, 1)),
+    "resize2d": (
+        [IMAGE],
+        lambda x: op.image.resize2d(
+            x,
+            (6, 4),
+            method="nearest_neighbor",
+            coordinate_transformation_mode="asymmetric",
+            rounding_method="floor",
+        ),
+    ),
     "attention": (
         [var(n, 2, 3, 2, 4) for n in "qkv"],
         lambda q, k, v: nn.attention(q, k, v),
@@ -158,7 +168,7 @@ def test_gradients_are_slopes(proof, name):
 
 
 def test_every_own_gradient_is_proved():
-    proved = {f"relax.nn.{n}" for n in CALLS} | {f"relax.{n}" for n in CALLS}
+    proved = {f"relax.{folder}{n}" for n in CALLS for folder in ("", "nn.", "image.")}
     same_code = {"relax.flatten", "relax.nn.batch_flatten"}
     refused = {"relax.nn.dropout"}
     assert not set(gradients.GRADIENTS) - proved - same_code - refused

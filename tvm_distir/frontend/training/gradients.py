@@ -341,6 +341,24 @@ def _global_pool(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
     return [broadcast_to(share, x.ty.shape)]
 
 
+@_gradient("image.resize2d")
+def _resize(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Of a nearest-neighbour enlargement by whole factors: the sum over the copies of a pixel."""
+    x = call.args[0]
+    shape, out, layout = list(_shape(x)), list(_shape(grad)), str(call.attrs.layout)
+    whole = all(out[d] % shape[d] == 0 for d in range(len(shape)))
+    if str(call.attrs.method) != "nearest_neighbor" or not whole:
+        raise _refuse(call, "the gradient of a resize is known for whole factors and nearest only")
+    split: list[Any] = []
+    copies = []
+    for d, axis in enumerate(layout):
+        split.append(shape[d])
+        if axis in "HW":
+            copies.append(len(split))
+            split.append(out[d] // shape[d])
+    return [sum_op(builder.emit(reshape(grad, split)), copies), *[None] * (len(call.args) - 1)]
+
+
 @_gradient("nn.attention", "nn.attention_bias")
 def _attention(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Operands ``(batch, seq, heads, width)``: softmax(q k^T scale + bias) v, differentiated."""
