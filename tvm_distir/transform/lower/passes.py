@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
@@ -112,6 +113,17 @@ def _meshes_of(fn: relax.Function, name: str, context: Context) -> list[int]:
     return sorted(found)
 
 
+def _mixed(functions: Sequence[tuple[Any, relax.Function]], context: Context) -> list[str]:
+    """Private functions that work on several meshes, themselves or in what they call."""
+    where: dict[str, set[int]] = {}
+    for gv, fn in functions:
+        name = str(gv.name_hint)
+        if is_private(fn):
+            called = [where.get(str(c.name_hint), set()) for c in callees_of(fn, name)]
+            where[name] = set(_meshes_of(fn, name, context)).union(*called)
+    return [name for name, numbers in where.items() if len(numbers) > 1]
+
+
 def lower(mod: ir.IRModule) -> ir.IRModule:
     """Apply :func:`LowerDistIR`."""
     if has_local_view(mod):
@@ -125,11 +137,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
             remedy="Run PropagateSharding and LegalizeRedistribute first.",
         )
     context = _context(mod)
-    mixed = [
-        str(gv.name_hint)
-        for gv, fn in functions
-        if is_private(fn) and len(_meshes_of(fn, str(gv.name_hint), context)) > 1
-    ]
+    mixed = _mixed(functions, context)
     for name in mixed:
         if branch_of(mod[name]):
             raise LoweringError(
