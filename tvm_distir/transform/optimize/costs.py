@@ -15,7 +15,7 @@ from ...ir.ops import call_axes
 from ...rules import work_of
 from ...system import System
 from .dependence import VIEWS
-from .traffic import SENT, local_bytes
+from .traffic import SENT, local_bytes, payload_bytes
 
 
 class BindingCosts:
@@ -41,7 +41,7 @@ class BindingCosts:
             return self._function(str(value.op.name_hint), value.op)
         kind = collective_op(value)
         if kind in SENT:
-            return self._collective(kind, value, local_bytes(var.ty))
+            return self._collective(kind, value, payload_bytes(kind, value, var.ty))
         if not isinstance(value.op, ir.Op) or str(value.op.name) in VIEWS:
             return 0.0
         if kind is not None:

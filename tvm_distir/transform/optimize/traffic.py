@@ -14,13 +14,21 @@ import tvm
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from ...ir import is_private, local_shape, mesh_axes, mesh_index, mesh_shape
+from ...ir import (
+    is_private,
+    local_shape,
+    mesh_axes,
+    mesh_index,
+    mesh_shape,
+    parse_placement,
+)
 from ...ir import labels_of as labels
 from ...ir.async_ops import collective_op
 from ...ir.ops import call_axes
 from ...ir.types import relax_functions, static_shape, tensor_type
 from ...rules.dims import size_bytes
 from ...system.network import COLLECTIVE_KINDS, wire_bytes
+from ..legalize.shards import lacking_elements
 
 TRANSFERS = ("send", "recv")
 SENT = tuple(kind for kind in COLLECTIVE_KINDS if kind not in TRANSFERS)
@@ -36,6 +44,23 @@ def local_bytes(ty: Any) -> int:
         shape = tuple(local_shape(shape, labels(ty.placement), mesh_shape(ty.device_mesh)))
     sizes = tuple(n if isinstance(n, int) else 1 for n in shape)
     return size_bytes(sizes, str(tensor.dtype))
+
+
+def payload_bytes(kind: str, call: ir.Call, ty: Any) -> int:
+    """Bytes of one device's result; of an exchange, the most that a device receives."""
+    if kind != "exchange":
+        return local_bytes(ty)
+    shape = tuple(int(n) for n in call.attrs["shape"])
+    before, after = (
+        parse_placement(str(call.attrs[key])) for key in ("placement", "peer_placement")
+    )
+    elements = lacking_elements(shape, before, after, mesh_shape(call.attrs["device_mesh"]))
+    return size_bytes((elements,), _dtype(ty))
+
+
+def _dtype(ty: Any) -> str:
+    tensor: Any = tensor_type(ty)
+    return str(tensor.dtype)
 
 
 @dataclass(frozen=True, order=True)
@@ -131,7 +156,7 @@ def _own_traffic(mod: ir.IRModule, fn: relax.Function) -> tuple[Traffic, Counter
                 callees[str(value.op.name_hint)] += 1
             continue
         for kind in _kinds(mod, value):
-            found.add(kind, local_bytes(binding.var.ty))
+            found.add(kind, payload_bytes(kind.op, value, binding.var.ty))
     return found, callees
 
 
