@@ -83,7 +83,8 @@ def test_npy_folder_and_index(tmp_path):
     parts.mkdir()
     for i in range(2):
         array = np.full(4, i, "float32")
-        safetensors.write(parts / f"p{i}.safetensors", {f"w{i}": ((4,), "float32")}, {f"w{i}": array}.__getitem__)  # fmt: skip  # noqa: E501
+        described = {f"w{i}": ((4,), "float32")}
+        safetensors.write(parts / f"p{i}.safetensors", described, {f"w{i}": array}.__getitem__)
     assert sorted(td.open_weights(parts)) == ["w0", "w1"]
     index = {"weight_map": {f"w{i}": f"p{i}.safetensors" for i in range(2)}}
     (parts / "model.safetensors.index.json").write_text(json.dumps(index))
