@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from tvm import relax
 
 import tvm_distir as td
 from tvm_distir.analysis import check_level
-from tvm_distir.errors import LevelError, LoweringError
+from tvm_distir.errors import LevelError, LoweringError, UsageError
 from tvm_distir.transform.legalize import LegalizeRedistribute
 from tvm_distir.transform.lower import LowerDistIR
 
@@ -441,6 +442,25 @@ def test_annotated_modules_are_refused():
     with pytest.raises(LevelError) as caught:
         LegalizeRedistribute()(mod)
     assert "level 2" in caught.value.what
+
+
+def test_the_pass_hands_the_system_and_the_bounds_to_the_planner():
+    """Two nodes far apart: what crosses them goes alone; and a bound changes the sequence."""
+    mod = parse(f"""
+    @R.function
+    def main(x: {T((512, 512), "S[0], S[0]")}):
+        y = R.dist.redistribute(x, "mesh[0]", "R, R")
+        return y
+""")
+    system = td.System.load("dgx-a100")
+    near = replace(system.intra_node, devices_per_node=2)
+    far = replace(system.inter_node, bandwidth_per_nic_GBps=0.01, nics_per_node=1)
+    apart = replace(system, intra_node=near, inter_node=far)
+    whole, steps = (LegalizeRedistribute(s)(mod)["main"].script() for s in (None, apart))
+    assert "mesh_axis=[0, 1]" in whole
+    assert whole != steps
+    with pytest.raises(UsageError):
+        LegalizeRedistribute(memory_bound=0.5)
 
 
 def test_a_fault_of_the_planner_names_the_binding():
