@@ -18,7 +18,7 @@ from ..ir import P, R, is_private, labels_of
 from ..ir.attributes import PARTIAL_ATTR
 from ..ir.ops import call_axes
 from ..ir.types import value_types
-from ..rules import match_factor, rule_of
+from ..rules import is_packed_call, match_factor, rule_of
 
 Axes = frozenset[int]
 NONE: Axes = frozenset()
@@ -86,7 +86,7 @@ class PartialState:
             return self.of(value)
         if isinstance(value.op, ir.GlobalVar):
             return self._call(where, value)
-        if not isinstance(value.op, ir.Op):
+        if not isinstance(value.op, ir.Op) or is_packed_call(value):
             return [NONE] * len(value_types(b.var.ty))
         name = str(value.op.name)
         if name.startswith("relax.dist.") and name != "relax.dist.call_tir_local_view":

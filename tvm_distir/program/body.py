@@ -16,7 +16,13 @@ from ..ir.async_ops import collective_op, is_done
 from ..ir.types import value_types
 from ..rules import work_of
 from ..rules.dims import size_bytes
-from ..rules.packed import packed_functions, packed_rule
+from ..rules.packed import (
+    is_packed_call,
+    packed_args,
+    packed_functions,
+    packed_name,
+    packed_rule,
+)
 from ..runtime.calls import Transfer, call_axes, decode_collective, decode_transfer
 from ..runtime.collectives import crossing_elements
 from .program import COLLECTIVES, TRANSFERS, Function, Op, Value
@@ -144,7 +150,7 @@ class FunctionExporter:
         inputs = [leaf for arg in call.args for leaf in _leaves(self.tree(arg, name))]
         if isinstance(call.op, ir.GlobalVar):
             return self.call_function(name, call, inputs, ty)
-        if not isinstance(call.op, ir.Op):
+        if not isinstance(call.op, ir.Op) or is_packed_call(call):
             return self.packed(name, call, inputs, ty)
         op = str(call.op.name)
         dist = collective_op(call)
@@ -183,10 +189,10 @@ class FunctionExporter:
 
     def packed(self, name: str, call: ir.Call, inputs: list[int], ty: Any) -> Tree:
         """Export a call of a packed function; only those with a rule have a known work."""
-        called = str(getattr(call.op, "global_symbol", None) or type(call.op).__name__)
+        called = packed_name(call) if is_packed_call(call) else type(call.op).__name__
         if called not in packed_functions():
             return self.unmodelled(name, called, inputs, ty, "an external function")
-        count = sum(len(value_types(arg.ty)) for arg in call.args)
+        count = sum(len(value_types(arg.ty)) for arg in packed_args(call))
         rule, _ = packed_rule(call, [None] * count)
         read, written = sum(rule.work.in_bytes), sum(rule.work.out_bytes)
         return self.compute(

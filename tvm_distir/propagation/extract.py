@@ -31,7 +31,7 @@ from ..ir.types import static_shape, value_types
 from ..rules import rule_of
 from ..rules.dims import nominal
 from .graph import CONST, Graph, Node, PinLabels, Value, divisible
-from .packed import cache_rule
+from .packed import PACKED_HANDLES, cache_rule
 
 ANNOTATE = ir.Op.get("relax.dist.annotate_sharding")
 
@@ -311,7 +311,7 @@ class _Function:
     def _call(self, var: Any, expr: ir.Call) -> None:
         g, label, op = self.g, var.name, expr.op
         operands = tuple([v for a in expr.args[:] for v in self._flat(a, label)])
-        if isinstance(op, relax.ExternFunc):
+        if isinstance(op, relax.ExternFunc) or handle(op) in PACKED_HANDLES:
             self._packed(var, expr, operands)
             return
         rule, callee, title = None, "", label

@@ -9,8 +9,9 @@ from typing import Any
 
 from tvm import ir, relax
 
+from ..ir import handle
 from ..rules import Rule
-from ..rules.packed import packed_rule
+from ..rules.packed import PACKED_OPS, packed_rule
 from .graph import Value
 
 APPEND = "vm.builtin.attention_kv_cache_append"
@@ -20,6 +21,10 @@ DISTRIBUTED = {
     VIEW: "vm.builtin.distributed.attention_kv_cache_view",
 }
 """TVM's names for the same functions on shards."""
+
+
+PACKED_HANDLES = frozenset(handle(ir.Op.get(name)) for name in PACKED_OPS)
+"""Handles of the ops that call a packed function."""
 
 
 def cache_rule(
@@ -37,4 +42,6 @@ def cache_rule(
 
 def distributed_name(op: Any) -> Any:
     """The function a packed call becomes on shards."""
+    if not isinstance(op, relax.ExternFunc):
+        return op
     return relax.ExternFunc(DISTRIBUTED.get(str(op.global_symbol), str(op.global_symbol)))

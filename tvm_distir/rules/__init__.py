@@ -8,7 +8,15 @@ from . import families
 from .draft import CallShape, Draft
 from .factor import KERNEL_CLASSES, KINDS, REDUCING, Factor, Rule, Work
 from .match import describe_factor, match_factor
-from .packed import PackedCall, PackedForm, packed_form, packed_name, register_packed_rule
+from .packed import (
+    PackedCall,
+    PackedForm,
+    is_packed_call,
+    packed_args,
+    packed_form,
+    packed_name,
+    register_packed_rule,
+)
 from .registry import register_sharding_rule, registered_ops, rule_of, work_of
 
 __all__ = [
@@ -24,7 +32,9 @@ __all__ = [
     "Work",
     "describe_factor",
     "families",
+    "is_packed_call",
     "match_factor",
+    "packed_args",
     "packed_form",
     "packed_name",
     "register_packed_rule",

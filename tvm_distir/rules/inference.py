@@ -21,6 +21,7 @@ from ..ir import R, labels_of, mesh_key, placement_of
 from ..ir.types import flat_types, tensor_type
 from .factor import Rule
 from .match import follows
+from .packed import PACKED_OPS
 from .registry import rule_of
 
 TUPLE_OPS = ("relax.concat", "relax.stack", "relax.einsum", "relax.meshgrid")
@@ -148,7 +149,9 @@ def register_inference() -> None:
         if name in TUPLE_OPS:
             ir.register_op_attr(name, PLAIN, _on_tuples(plain_infer), level=11)
         elif op.get_attr(DIST) is None:
-            ir.register_op_attr(name, DIST, _on_tensors(plain_infer))
+            states_types = name in PACKED_OPS
+            infer = plain_infer if states_types else _on_tensors(plain_infer)
+            ir.register_op_attr(name, DIST, infer)
         elif not str(name).startswith(KEPT) and name not in OWN_TYPES:
             stock = op.get_attr(DIST)
             ir.register_op_attr(name, DIST, _beyond_stock(str(name), stock, plain_infer), level=11)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm import ir
+from tvm import ir, relax
 
 from ..errors import PropagationError
 from ..ir.types import flat_types, static_shape, tensor_type, value_types
@@ -29,6 +29,9 @@ from .registry import load_entry_points
 
 CACHE = "vm.builtin.attention_kv_cache_"
 _DISTRIBUTED = "vm.builtin.distributed."
+
+PACKED_OPS = ("relax.call_pure_packed", "relax.call_dps_packed")
+"""Ops whose first argument is a packed function, which they call on the others."""
 
 _DRAWS = re.compile(r"(^|[._])(random|rand|rng|randn|seed|dropout)([._]|$)")
 """Names of functions that draw numbers from a stream of their own."""
@@ -123,9 +126,30 @@ def packed_functions() -> tuple[str, ...]:
     return tuple(sorted(_writers))
 
 
+def is_packed_call(expr: Any) -> bool:
+    """Whether an expression calls a packed function: by itself, or by an op that does so."""
+    if type(expr) is not ir.Call:
+        return False
+    op = expr.op
+    if isinstance(op, ir.Op):
+        return str(op.name) in PACKED_OPS and isinstance(expr.args[0], relax.ExternFunc)
+    return isinstance(op, relax.ExternFunc)
+
+
+def packed_args(call: ir.Call) -> list[Any]:
+    """Arguments that the packed function of a call gets."""
+    if isinstance(call.op, relax.ExternFunc):
+        return list(call.args)
+    rest = list(call.args)[1:]
+    if str(call.op.name) == "relax.call_dps_packed" and isinstance(rest[0], relax.Tuple):
+        return list(rest[0].fields)
+    return rest
+
+
 def packed_name(call: ir.Call) -> str:
     """Global name of the packed function of a call, as it is called on one device."""
-    name = str(call.op.global_symbol)
+    called = call.op if isinstance(call.op, relax.ExternFunc) else call.args[0]
+    name = str(called.global_symbol)
     return name.replace(_DISTRIBUTED, "vm.builtin.", 1)
 
 
@@ -146,14 +170,14 @@ def packed_form(call: ir.Call, held: Sequence[Dims | None]) -> tuple[PackedCall,
     """
     name = packed_name(call)
     load_entry_points()
-    leaves = [t for a in call.args for t in value_types(a.ty)]
+    leaves = [t for a in packed_args(call) for t in value_types(a.ty)]
     ins = tuple(
         _dims(name, t) if tensor_type(t) is not None else (dims or None)
         for t, dims in zip(leaves, held, strict=True)
     )
     results = [t for ty in call.ty_args for t in flat_types(ty)]
     outs = tuple(_dims(name, t) if tensor_type(t) is not None else None for t in results)
-    seen = PackedCall(name, tuple(call.args), ins, outs)
+    seen = PackedCall(name, tuple(packed_args(call)), ins, outs)
     if name in _writers:
         return seen, _writers[name](seen)
     if _DRAWS.search(name):
@@ -193,7 +217,7 @@ def packed_rule(call: ir.Call, held: Sequence[Dims | None]) -> tuple[Rule, list[
         for factor in [_factor(seen.name, tie, seen.ins, results)]
         if factor is not None
     )
-    types = [t for a in call.args for t in value_types(a.ty)]
+    types = [t for a in packed_args(call) for t in value_types(a.ty)]
     sizes = tuple(_bytes(t) for t in types)
     written = tuple(_bytes(t) for ty in call.ty_args for t in flat_types(ty))
     why = {
@@ -264,6 +288,8 @@ def cache_view(call: PackedCall) -> PackedForm:
 __all__ = [
     "PackedCall",
     "PackedForm",
+    "is_packed_call",
+    "packed_args",
     "packed_form",
     "packed_functions",
     "packed_name",

@@ -15,7 +15,7 @@ _WHY_NONE = {
     "relax.print": "it has an effect and gives no tensor",
     "relax.call_builtin_with_ctx": _OUTSIDE,
     "relax.call_dps_packed": _OUTSIDE,
-    "relax.call_inplace_packed": _OUTSIDE,
+    "relax.call_inplace_packed": "it overwrites an operand, which others may read",
     "relax.call_pure_packed": _OUTSIDE,
     "relax.call_py_func": _OUTSIDE,
     "relax.call_tir_inplace": "its kernel overwrites an operand: use call_tir",

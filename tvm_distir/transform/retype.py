@@ -27,7 +27,7 @@ from ..ir import (
 )
 from ..ir.types import carries_value, value_types
 from ..propagation.graph import CONST
-from ..propagation.packed import distributed_name
+from ..propagation.packed import PACKED_HANDLES, distributed_name
 from .blocks import merged_blocks
 from .retype_operands import Operands
 from .retype_values import is_dataflow, rebuilt
@@ -155,7 +155,7 @@ class FunctionRewriter(Operands):
 
     def _op(self, k: int, old: ir.Call, ty: Any) -> Any:
         args, op = self._arguments(k, old.args), old.op
-        if type(op) is relax.ExternFunc:
+        if type(op) is relax.ExternFunc or handle(op) in PACKED_HANDLES:
             types = [self._field_type(k, j, t) for j, t in enumerate(old.ty_args)]
             return make_call(distributed_name(op), args, old.attrs, types, ty)
         if not self.g.nodes[k].operands:

@@ -203,6 +203,61 @@ def test_a_rule_for_a_packed_function_of_ones_own():
     assert np.array_equal(got, np.cumsum(value, axis=1))
 
 
+@pytest.mark.parametrize("how", ["pure", "dps", "dps mixed"])
+def test_ops_that_call_packed_functions(how):
+    """``call_pure_packed`` and ``call_dps_packed`` go the way of ``call_packed``."""
+    name = f"tvm_distir_tests.{how.replace(' ', '_')}"
+    shapes = []
+
+    def run(x, *rest):
+        shapes.append(tuple(int(n) for n in x.shape))
+        total = np.cumsum(x.numpy(), axis=0, dtype=F32)
+        if how == "pure":
+            return tvm.runtime.tensor(total)
+        rest[-1].copyfrom(total)
+        return None
+
+    tvm_ffi.register_global_func(name, run, override=True)
+    bb = relax.BlockBuilder()
+    x, w = var("x", (4, 8)), var("w", (8, 6))
+    ty = relax.TensorType([4, 6], F32)
+    with bb.function("main", [x, w]):
+        with bb.dataflow():
+            y = bb.emit(relax.op.matmul(x, w))
+            if how == "pure":
+                z = bb.emit(relax.op.call_pure_packed(name, y, ty_args=ty))
+            else:
+                more = [relax.ShapeExpr([4, 6])] if how == "dps mixed" else []
+                z = bb.emit(relax.op.call_dps_packed(name, relax.Tuple([y, *more]), out_ty=ty))
+            out = bb.emit_output(relax.op.add(z, z))
+        bb.emit_func_output(out)
+    mod = bb.finalize()
+    values = [
+        np.arange(32, dtype=F32).reshape(4, 8) % 5,
+        np.arange(48, dtype=F32).reshape(8, 6) % 3,
+    ]
+    want = 2 * np.cumsum(values[0] @ values[1], axis=0)
+    for rules in ({"x": "S[1]", "w": "S[0]"}, {"w": "S[1]"}, {"x": "S[0]"}):
+        plan = plan_of({"a": 2}, rules)
+        # TVM's constructor of call_dps_packed takes no DTensor types: its text cannot be parsed
+        local = levels(mod, plan)[2] if how == "pure" else td.distribute(mod, plan)
+        (got,) = VirtualEngine().run(local, values)
+        assert np.array_equal(got, want)
+        assert td.simulate(td.export(local), td.System.load("dgx-a100")).unmodelled_ops == (name,)
+    assert set(shapes) == {(4, 6)}
+
+
+def test_an_operand_that_is_overwritten_is_refused():
+    """Somebody else may read it, in this form or another."""
+    bb = relax.BlockBuilder()
+    x = var("x", (4, 8))
+    with bb.function("main", [x], pure=False):
+        call = relax.op.call_inplace_packed("my.scale", x, inplace_indices=[0], ty_args=[x.ty])
+        bb.emit_func_output(bb.emit(call))
+    with pytest.raises(PropagationError, match=r"DIST0401 relax.call_inplace_packed.*overwrites"):
+        td.distribute(bb.finalize(), plan_of({"a": 2}, {"x": "S[0]"}))
+
+
 def test_an_uneven_dim_is_made_whole():
     """What padding means to a packed function nobody knows: it never sees any."""
     name = "tvm_distir_tests.padded"

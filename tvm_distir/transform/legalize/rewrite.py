@@ -23,7 +23,7 @@ from ...ir import (
     static_shape,
 )
 from ...ir.ops import call_axes, dist_op_name
-from ...rules import rule_of
+from ...rules import is_packed_call, rule_of
 from .emit import (
     BlockWriter,
     is_tensors,
@@ -126,7 +126,7 @@ class FunctionLegalizer(Values):
             self._collective(var, value, kind)
         elif isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
             self._function_call(var, value)
-        elif isinstance(value, ir.Call) and isinstance(value.op, relax.ExternFunc):
+        elif is_packed_call(value):
             self._packed_call(var, value)
         elif isinstance(value, ir.Call) and tensor_args(value):
             self._op_call(var, value)
@@ -203,13 +203,17 @@ class FunctionLegalizer(Values):
 
     def _packed_call(self, var: Any, value: ir.Call) -> None:
         """A packed function takes tensors that are complete."""
-        args = []
-        for arg in value.args:
-            new = substitute(arg, self.env)
-            if is_tensors(new.ty):
-                new = self._demand(new, [()] * len(list(leaves_of(new))))
-            args.append(new)
+        args = [self._finished(substitute(arg, self.env)) for arg in value.args]
         self._bind(var, rebuild(value, value.op, args, value.ty))
+
+    def _finished(self, arg: Any) -> Any:
+        """An argument whose tensors are complete; shapes and objects stay."""
+        if is_tensors(arg.ty):
+            return self._demand(arg, [()] * len(list(leaves_of(arg))))
+        if isinstance(arg, relax.Tuple):
+            fields = [self._finished(field) for field in arg.fields]
+            return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+        return arg
 
     def _op_call(self, var: Any, value: ir.Call) -> None:
         outs = flat_types(var.ty)

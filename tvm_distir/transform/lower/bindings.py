@@ -18,7 +18,7 @@ from ...ir import (
     tensor_type,
 )
 from ...ir.ops import call_axes, dist_op_name
-from ...rules import rule_of
+from ...rules import is_packed_call, rule_of
 from ..legalize.emit import (
     TIR_CALLS,
     is_tensors,
@@ -119,11 +119,11 @@ class Bindings(Values):
             self._move(var, value, "local_slice", attrs)
         elif isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
             self._function_call(var, value)
-        elif isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
-            self._op_call(var, value)
-        elif isinstance(value, ir.Call) and isinstance(value.op, relax.ExternFunc):
+        elif is_packed_call(value):
             local = self.builder.normalize(packed_call(self, var, value))
             self._bind(var, local, [], False)
+        elif isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
+            self._op_call(var, value)
         elif isinstance(value, ir.Call):
             raise self._fault(
                 "DIST0506",

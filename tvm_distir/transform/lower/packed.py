@@ -12,9 +12,9 @@ from tvm.relax.distributed import DTensorType
 
 from ...errors import LoweringError
 from ...ir import flat_types, labels_of, tensor_type
-from ...rules import PackedForm, match_factor, packed_form, packed_name
+from ...rules import PackedForm, match_factor, packed_args, packed_form, packed_name
 from ...rules.packed import packed_rule
-from ..legalize.emit import leaves_of, place_of
+from ..legalize.emit import leaves_of, place_of, typed
 from .calls import Shard
 from .values import Values
 
@@ -37,7 +37,8 @@ def packed_call(values: Values, var: Any, call: ir.Call) -> ir.Call:
         DIST0503 an operand of another mesh, DIST0507 a padded shard.
     """
     place = place_of(values.name, var, call)
-    operands = [(e, n, t) for a in call.args for e, n, t in leaves_of(a) if _counts(t)]
+    given = packed_args(call)
+    operands = [(e, n, t) for a in given for e, n, t in leaves_of(a) if _counts(t)]
     results = [t for ty in call.ty_args for t in flat_types(ty)]
     held = [None] * len(operands)
     rule, _ = packed_rule(call, held)
@@ -71,8 +72,13 @@ def packed_call(values: Values, var: Any, call: ir.Call) -> ir.Call:
         shard(ty)
     types = [values.local_type(ty, place) for ty in call.ty_args]
     types_of = {"in": [t for _, _, t in operands], "out": results}
-    args = [_argument(values, i, a, form, types_of, shard) for i, a in enumerate(call.args)]
-    return ir.Call(relax.ExternFunc(packed_name(call)), args, call.attrs, types)
+    args = [_argument(values, i, a, form, types_of, shard) for i, a in enumerate(given)]
+    called = relax.ExternFunc(packed_name(call))
+    if isinstance(call.op, relax.ExternFunc):
+        return ir.Call(called, args, call.attrs, types)
+    if str(call.op.name) == "relax.call_dps_packed":
+        args = [typed(relax.Tuple(args), relax.TupleType([a.ty for a in args]))]
+    return ir.Call(call.op, [called, *args], call.attrs, types)
 
 
 def _counts(ty: Any) -> bool:
