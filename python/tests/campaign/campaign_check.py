@@ -21,7 +21,7 @@ from tvm_distir.analysis import check_level
 from tvm_distir.errors import DistIRError
 from tvm_distir.ir import flat_types
 from tvm_distir.plan import Plan
-from tvm_distir.runtime import Reference
+from tvm_distir.runtime import Reference, VirtualEngine
 from tvm_distir.runtime.layout import np_dtype
 from tvm_distir.transform import (
     AnnotateSharding,
@@ -30,10 +30,13 @@ from tvm_distir.transform import (
     OptimizeCollectives,
     PropagateSharding,
 )
+from tvm_distir.verification.claims import claimed_collectives, differences
+from tvm_distir.verification.twin import widened, widened_inputs
 
 RTOLS = {"float16": 3e-2, "bfloat16": 2e-1}
 RTOL = 1e-3
-"""Inexact outputs: relative to the largest magnitude of the output too, and at least to 1."""
+"""Inexact outputs: relative to the largest magnitude of the output too, and at least to 1.
+Those of 16-bit types are compared sharply in the float32 twins of both programs."""
 
 THREADS_EVERY = 20
 """Every so many seeds run on the engine of threads as well."""
@@ -177,9 +180,21 @@ def _check(case: Case, threads: bool, careful: bool) -> Outcome:
             text = _invariants(stage, (mod, text), after, level, careful)
             mod = after
         stage = "virtual"
-        outcome = compare(stage, td.run(mod, inputs, engine="virtual"), expected, case.exact)
+        engine = VirtualEngine()
+        outcome = compare(stage, engine.run(mod, inputs), expected, case.exact)
         if outcome.kind != "ok":
             return outcome
+        stage = "claims"
+        unlike = differences(claimed_collectives(td.export(mod)), engine.collectives)
+        if unlike:
+            return Outcome("WRONG", stage, "collectives", "; ".join(unlike)[:300])
+        if _is_narrow(case):
+            stage = "twin"
+            wide = widened_inputs(inputs)
+            truth = Reference(widened(case.mod)).run(wide)
+            outcome = compare(stage, engine.run(widened(mod), wide), truth, case.exact)
+            if outcome.kind != "ok":
+                return outcome
         if threads:
             stage = "threads"
             return compare(stage, td.run(mod, inputs, engine="threads"), expected, case.exact)
@@ -198,6 +213,12 @@ def _check(case: Case, threads: bool, careful: bool) -> Outcome:
         ]
         what = type(error).__name__ + (f" in {ours[-1]}" if ours else "")
         return Outcome("RAW", stage, what, _short(error))
+
+
+def _is_narrow(case: Case) -> bool:
+    """Whether an output is only as good as 16 bits are: then the float32 twins are run too."""
+    types = flat_types(case.mod["main"].ret_ty)
+    return any(str(t.dtype) in RTOLS and not exact for t, exact in zip(types, case.exact))
 
 
 def _declared(mod: ir.IRModule) -> list[np.dtype[Any]]:
