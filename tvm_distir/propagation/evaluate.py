@@ -8,8 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from .decision import Instance
-from .model import Workshop, hold_on
+from .model import hold_on
 from .reach import Reach
+from .workshop import Workshop
 
 Sizes = Callable[[Instance, int], list[int]]
 

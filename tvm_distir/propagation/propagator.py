@@ -22,10 +22,11 @@ from .forms import Alternative
 from .graph import Axis, Graph
 from .memory import within
 from .merge import shared
-from .model import Builder, Model, Summary, Workshop
+from .model import Builder, Model, Summary
 from .placing import Placer
 from .reach import Reach, Reacher
 from .wide import solve_wide
+from .workshop import Workshop
 
 TABLE_LIMIT = 1 << 22
 """Entries of one table; wider problems go to the integer program."""
