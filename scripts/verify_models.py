@@ -60,6 +60,7 @@ EXPERTS = (
     ("data_parallel+expert_parallel", {"dp": 2, "ep": 2}),
     ("data_parallel+expert_parallel", {"dp": 3, "ep": 2}),
     ("expert_parallel+tensor_parallel", {"ep": 2, "tp": 2}),
+    ("expert_parallel+tensor_parallel", {"ep": 4, "tp": 2}),
     ("data_parallel+expert_parallel+tensor_parallel", {"dp": 2, "ep": 2, "tp": 2}),
 )
 IMAGES = (
