@@ -10,6 +10,7 @@ the end; every other type is reduced in itself, integers modulo their width. On 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import RuntimeError_
-from ..ir.placement import local_shape
+from ..ir.placement import local_shape, shard_slices
 from .tiles import Side, transfer_tiles
 
 Array = npt.NDArray[Any]
@@ -172,11 +173,13 @@ def exchange(shards: Sequence[Array], shape: tuple[int, ...], src: Side, dst: Si
 def crossing_elements(call: Collective) -> int:
     """The most elements that a rank receives from others in an exchange."""
     args: dict[str, Any] = dict(call.args)
-    sums: dict[int, int] = {}
-    for tile in transfer_tiles(args["shape"], args["src"], args["dst"]):
-        if tile.src != tile.dst:
-            sums[tile.dst] = sums.get(tile.dst, 0) + tile.elements
-    return max(sums.values(), default=0)
+    (mesh, _, before), (_, _, after) = args["src"], args["dst"]
+    most = 0
+    for coords in itertools.product(*(range(n) for n in mesh)):
+        have, want = (shard_slices(args["shape"], x, mesh, coords) for x in (before, after))
+        own = [max(0, min(b, d) - max(a, c)) for (a, b), (c, d) in zip(have, want)]
+        most = max(most, math.prod(b - a for a, b in want) - math.prod(own))
+    return most
 
 
 def counted_bytes(call: Collective, result: Array) -> int:

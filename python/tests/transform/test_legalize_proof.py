@@ -10,9 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tvm_distir.ir import P
 from tvm_distir.runtime import tiles
+from tvm_distir.runtime.collectives import crossing_elements
+from tvm_distir.transform.legalize.steps import exchange_step
 
 sys.path.insert(0, str(Path(__file__).parent))
+import redistribute_harness as h
 import redistribute_whole as whole
 import transfer_cases as transfers
 
@@ -41,6 +45,22 @@ def test_a_tile_too_much_is_found(monkeypatch):
 
     monkeypatch.setattr(transfers, "transfer_tiles", from_another)
     assert transfers.prove(40)[1]
+
+
+def test_counted_bytes_of_an_exchange_are_those_of_its_tiles():
+    """Of the worst-off rank, in every exchange of a mesh."""
+    seen = 0
+    for case in h.all_cases([(2, 2, 2)], [h.UNEVEN]):
+        if P in case.before or len(case.shape) != 2 or case.before == case.after:
+            continue
+        step = exchange_step(case.before, case.after)
+        call = h.collective_of(case.shape, step, case.before, case.mesh, case.devices, "sum")
+        args, sums = dict(call.args), {}
+        for tile in tiles.transfer_tiles(args["shape"], args["src"], args["dst"]):
+            sums[tile.dst] = sums.get(tile.dst, 0) + tile.elements * (tile.src != tile.dst)
+        assert crossing_elements(call) == max(sums.values(), default=0)
+        seen += 1
+    assert seen == 27 * 26
 
 
 @pytest.mark.parametrize("cases", list(whole.modules(3)), ids=lambda c: str(c[0].mesh))
