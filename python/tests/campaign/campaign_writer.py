@@ -126,7 +126,11 @@ class Writer:
 
     def guard(self, shape: Sequence[int], bound: float) -> None:
         """Skip what is empty, or too large to run quickly or to compare."""
-        if not 0 < math.prod(shape) <= MOST_ELEMENTS or len(shape) > MOST_DIMS or bound > MOST[self.dtype]:
+        if (
+            not 0 < math.prod(shape) <= MOST_ELEMENTS
+            or len(shape) > MOST_DIMS
+            or bound > MOST[self.dtype]
+        ):
             raise Skip
 
     def emit(self, expr: Any, sources: Sequence[Item], bound: float, exact: bool = True) -> Item:
