@@ -135,7 +135,8 @@ def shares(
 def simulated(mod: ir.IRModule, text: str, mesh: dict[str, int]) -> Result:
     """Simulate a module under a strategy."""
     lowered = td.distribute(mod, strategy.make_plan(mod, text, mesh))
-    return td.simulate(td.export(lowered), td.System.load(SYSTEM))
+    result: Result = td.simulate(td.export(lowered), td.System.load(SYSTEM))
+    return result
 
 
 def row(case: Case, run: bool) -> tuple[list[str], bool]:
