@@ -140,10 +140,8 @@ def _from_dict(data: Mapping[str, Any], path: Path) -> Manifest:
 
 def built_with() -> dict[str, str]:
     """Versions that a library depends on."""
-    from .. import __version__
-
-    found = {"tvm_distir": __version__, "machine": platform.machine()}
-    for name in ("apache-tvm", "apache-tvm-ffi"):
+    found = {"machine": platform.machine()}
+    for name in ("tvm_distir", "apache-tvm", "apache-tvm-ffi"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
