@@ -26,6 +26,11 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--system", required=True, metavar="S", help="a system's name, or a .json file"
     )
+    parser.add_argument(
+        "--blocking",
+        action="store_true",
+        help="let collectives that are not split into start and done stop the compute stream",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--trace", metavar="t.json", help="write a trace for Perfetto")
     parser.set_defaults(run=run)
@@ -46,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         system = System.load(arguments.system)
         program = Program.load(arguments.program)
     with watch.stage("simulate"):
-        result = simulate(program, system)
+        result = simulate(program, system, blocking=arguments.blocking)
     analysis = analysis_of(
         result,
         program,

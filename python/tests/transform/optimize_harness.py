@@ -35,15 +35,15 @@ def dtensor(placement, shape=(8, 8), dtype="float32"):
     return f'R.DTensor({shape}, "{dtype}", "mesh[0]", "{placement}")'
 
 
-def module(params, blocks, outs, functions=""):
-    """Level-4 module; inputs ``name: placement`` of shape (8, 8), dataflow blocks, results."""
+def module(params, blocks, outs, functions="", shape=(8, 8)):
+    """Level-4 module; inputs ``name: placement`` of one shape, dataflow blocks, results."""
     text = []
     for number, lines in enumerate(blocks):
         let_out = outs if number == len(blocks) - 1 else [lines[-1].split(" ")[0]]
         text += ["        with R.dataflow():", *(f"            {line}" for line in lines)]
         text.append(f"            R.output({', '.join(let_out)})")
     source = HEAD.format(
-        params=", ".join(f"{n}: {dtensor(p)}" for n, p in params.items()),
+        params=", ".join(f"{n}: {dtensor(p, shape)}" for n, p in params.items()),
         body="\n".join(text),
         result=outs[0] if len(outs) == 1 else f"({', '.join(outs)})",
         functions=functions,
@@ -94,6 +94,6 @@ def held(make, mod, inputs):
     return new
 
 
-def drawn(params, seed=3):
+def drawn(params, seed=3, shape=(8, 8)):
     rng = np.random.default_rng(seed)
-    return [rng.integers(-2, 3, (8, 8)).astype("float32") for _ in params]
+    return [rng.integers(-2, 3, shape).astype("float32") for _ in params]

@@ -106,6 +106,13 @@ CASES = {
         ["c"],
         [],
     ),
+    "cancel_not_past_the_same_dim": (
+        CancelCollectives,
+        {"x": "S[0], S[0]"},
+        [[f"a = {gather('x', 1, 0)}", f"b = {gather('a', 0, 0)}", f"c = {cut('b', 1, 0)}"]],
+        ["c"],
+        ["all_gather", "all_gather", "local_slice"],
+    ),
     "cancel_not_another_dim": (
         CancelCollectives,
         {"x": "S[0], R"},
@@ -382,3 +389,12 @@ def test_pass(name):
     make, params, blocks, outs, want = CASES[name]
     new = held(make, module(params, blocks, outs), drawn(params))
     assert called(new) == want
+
+
+def test_a_gather_stays_above_what_cannot_be_cut_evenly():
+    """Three rows of the result come from two rows of the operand each: no halves."""
+    body = [f"a = {gather('x', 0, 0)}", "b = R.reshape(a, R.shape([3, 8]))"]
+    mod = module({"x": "S[0], R"}, [body], ["b"], shape=(6, 4))
+    new = held(MoveGathers, mod, drawn("x", shape=(6, 4)))
+    assert called(new) == ["all_gather"]
+    assert "b_shard" not in new.script()

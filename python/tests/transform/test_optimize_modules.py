@@ -7,10 +7,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tvm
+from tvm import relax
 
 import tvm_distir as td
+from tvm_distir.analysis import check_level
+from tvm_distir.cli import main
 from tvm_distir.errors import UsageError
 from tvm_distir.frontend.training import train_step
 from tvm_distir.strategy import make_plan
@@ -211,3 +215,51 @@ def test_reductions_completed_at_once_are_merged_in_training():
     before, after = along_tp(level4), along_tp(MergeReductions()(level4))
     assert before[0] - after[0] == 2
     assert before[1] - after[1] == 2 * activation_bytes
+
+
+def test_opt_prints_bytes_before_and_after(tmp_path, capsys):
+    body = ["m = R.matmul(x, y)", f"a = {reduce('m', 1)}", f"b = {cut('a', 1, 0)}"]
+    path = tmp_path / "mod.py"
+    path.write_text(module(INNER, [body], ["b"]).script(show_meta=True))
+    passes = "share,merge,slices,gathers,cancel,fuse,unused,lower,bucket,split,schedule"
+    assert main(["opt", "-p", passes, "--traffic", "--verify-each", str(path)]) == 0
+    out, err = capsys.readouterr()
+    assert "R.dist.reduce_scatter_start(" in out and "R.dist.collective_done(" in out
+    lines = err.splitlines()
+    at = lines.index("fuse")
+    assert lines[at + 1 : at + 3] == [
+        "  before: 1 all_reduce(b): 256 bytes sent",
+        "  after:  1 reduce_scatter(b): 128 bytes sent",
+    ]
+    assert [line for line in lines if not line.startswith(" ")] == passes.split(",")
+
+
+def test_distribute_buckets_and_overlaps_when_asked():
+    mod = train_step(td.zoo.gpt(
+        layers=1, hidden=16, heads=4, ffn=32, vocab=16, positions=8, batch=2, seq=8,
+        dtype="float32", nested=0,
+    ))  # fmt: skip
+    plan = make_plan(mod, "data_parallel", {"dp": 2})
+    plain = td.distribute(mod, plan)
+    tuned = td.distribute(mod, plan, bucket_bytes=2**20, overlap="laptop-cpu")
+    relax.analysis.well_formed(tuned)
+    check_level(tuned, 5)
+    assert traffic(tuned).total_wire_bytes == traffic(plain).total_wire_bytes
+    reductions = [
+        sum(n for kind, n in traffic(one).counts.items() if kind.op == "all_reduce")
+        for one in (plain, tuned)
+    ]
+    assert reductions[0] > reductions[1] == 1
+    text = tuned.script()
+    assert text.count("R.dist.all_reduce_start(") == text.count("R.dist.collective_done(") > 0
+    rng = np.random.default_rng(0)
+    inputs = [
+        (rng.standard_normal(shape) / 4).astype(dtype)
+        if dtype == "float32"
+        else rng.integers(0, 8, shape).astype(dtype)
+        for shape, dtype in (
+            ([int(n) for n in p.ty.shape], str(p.ty.dtype)) for p in mod["main"].params
+        )
+    ]
+    for a, b in zip(td.run(plain, inputs), td.run(tuned, inputs), strict=True):
+        np.testing.assert_array_equal(a, b)

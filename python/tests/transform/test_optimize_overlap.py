@@ -25,6 +25,8 @@ from tvm_distir.transform import (
     SplitCollectives,
     traffic,
 )
+from tvm_distir.transform.optimize.dependence import block_nodes, peak_bytes
+from tvm_distir.transform.optimize.editing import Scan
 
 sys.path.insert(0, str(Path(__file__).parent))
 import lower_harness as h
@@ -262,6 +264,33 @@ def test_memory_bounds_how_far_work_runs_ahead():
     assert peak(bound) <= 2 * 256 + 5 * 256 < peak(free)
     tight = ScheduleCollectives(SYSTEM, memory_limit_bytes=0)(split)
     tvm.ir.assert_structural_equal(tight, split)
+
+
+def test_the_operand_of_a_collective_is_held_until_its_done():
+    body = [
+        "m = R.abs(x0)",
+        'r = R.dist.all_reduce_start(m, "mesh[0]", [0], "sum")',
+        "p = R.abs(x1)",
+        "q = R.abs(p)",
+        "s = R.dist.collective_done(r)",
+        "z = R.add(s, q)",
+    ]
+    scan = Scan.of(module(2, body, ["z"])["main"])
+    nodes = block_nodes(scan.blocks[0], scan.readers)
+    assert peak_bytes(nodes, range(6)) == 4 * 256  # m, r, p, q
+    assert peak_bytes(nodes, [0, 1, 4, 2, 3, 5]) == 3 * 256  # s is r; it, p, q
+
+
+def test_what_prepares_a_start_is_not_made_before_it_can_start():
+    """The transposed copy waits for the other operand of the product that is reduced."""
+    body = ["h = R.abs(x0)", "p0 = R.matmul(h, x1)"]
+    body += [f"p{i + 1} = R.matmul(p{i}, h)" for i in range(6)]
+    body += ["u = R.negative(p6)", "v = R.abs(u)", "t = R.permute_dims(h)", "m = R.matmul(t, p6)"]
+    body += [f"r = {reduce('m', 0)}", "z = R.add(r, v)"]
+    split = SplitCollectives()(module(2, body, ["z"]))
+    new = held(ScheduleCollectives(SYSTEM, memory_limit_bytes=NO_LIMIT), split, 2)
+    order = re.findall(r"^ +(\w+): R\.Tensor", new.script(), re.M)
+    assert order.index("p6") < order.index("t") < order.index("r_start") < order.index("u")
 
 
 WRONG = {
