@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -31,18 +32,18 @@ using tvm::ffi::TensorView;
 class Session {
  public:
   Shape Intern(const TensorView& shape_in, const TensorView& entries_in) {
-    const Int64View shape_view(shape_in, "shape"), entries_view(entries_in, "entries");
-    Ints shape, entries;
-    int64_t size = 1;
-    for (int64_t i = 0; i < shape_view.size(); ++i) {
-      shape.push_back(shape_view[i]);
-      if (__builtin_mul_overflow(size, shape_view[i], &size)) size = -1;
-    }
-    if (size < 1) TVM_FFI_THROW(ValueError) << "a table needs a positive size in every dim";
-    entries_view.CheckSize(size, "entries");
-    entries_view.CheckRange(-kInfinite, kInfinite + 1, "entries");
-    for (int64_t i = 0; i < size; ++i) entries.push_back(entries_view[i]);
-    return Pair(tables_.Intern(std::move(shape), std::move(entries)));
+    const Int64View shape_view(shape_in, "shape");
+    Ints shape;
+    for (int64_t i = 0; i < shape_view.size(); ++i) shape.push_back(shape_view[i]);
+    return InternEntries(std::move(shape), entries_in);
+  }
+
+  // A table of two dims, of which those of size 1 are dropped.
+  Shape InternRows(int64_t rows, int64_t columns, const TensorView& entries_in) {
+    Ints shape;
+    if (rows != 1) shape.push_back(rows);
+    if (columns != 1) shape.push_back(columns);
+    return InternEntries(std::move(shape), entries_in);
   }
 
   Shape Add(int64_t first, int64_t second) {
@@ -134,6 +135,21 @@ class Session {
   Shape Counts() const { return Shape({tables_.count(), tables_.joins()}); }
 
  private:
+  Shape InternEntries(Ints shape, const TensorView& entries_in) {
+    const Int64View view(entries_in, "entries");
+    int64_t size = 1;
+    for (const int64_t n : shape) {
+      if (n < 1 || __builtin_mul_overflow(size, n, &size)) {
+        TVM_FFI_THROW(ValueError) << "a table needs a positive size in every dim";
+      }
+    }
+    view.CheckSize(size, "entries");
+    view.CheckRange(-kInfinite, std::numeric_limits<int64_t>::max(), "entries");
+    Ints entries(size);
+    for (int64_t i = 0; i < size; ++i) entries[i] = view[i];
+    return Pair(tables_.Intern(std::move(shape), std::move(entries)));
+  }
+
   static Shape Pair(const Interned& found) { return Shape({found.number, found.low}); }
 
   void Check(int64_t number) const {
@@ -199,7 +215,8 @@ Function Bound(const std::shared_ptr<Session>& session, R (Session::*method)(Arg
 
 Array<Function> NewTables() {
   const auto session = std::make_shared<Session>();
-  return {Bound(session, &Session::Intern),    Bound(session, &Session::Add),
+  return {Bound(session, &Session::Intern),    Bound(session, &Session::InternRows),
+          Bound(session, &Session::Add),
           Bound(session, &Session::ShapeOf),   Bound(session, &Session::EntriesOf),
           Bound(session, &Session::Eliminate), Bound(session, &Session::Decode),
           Bound(session, &Session::Evaluate),

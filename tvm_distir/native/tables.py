@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +83,7 @@ class Tables:
     def __init__(self) -> None:
         (
             self._intern,
+            self._intern_rows,
             self._add,
             self._shape,
             self._entries,
@@ -104,10 +104,14 @@ class Tables:
         number, low = self._intern(shape, np.ascontiguousarray(array, np.int64).reshape(-1))
         return number, low
 
-    def table(self, rows: Any) -> tuple[int, int]:
-        """Intern nested lists; dims of size 1 are dropped (their node has no variable)."""
-        array = np.minimum(np.array(rows, dtype=np.int64), INFINITE)
-        return self.intern(array.reshape([n for n in array.shape if n > 1]))
+    def table(self, rows: Sequence[Sequence[int]]) -> tuple[int, int]:
+        """Intern rows; a dim of size 1 is dropped (its node has no variable).
+
+        Entries above :data:`INFINITE` count as that.
+        """
+        entries = _ints([entry for row in rows for entry in row])
+        number, low = self._intern_rows(len(rows), len(rows[0]), entries)
+        return number, low
 
     def array(self, number: int) -> Array:
         """Entries of a table. Do not write into it."""

@@ -217,7 +217,7 @@ class Builder:
             if variable >= 0:
                 n, b, costs = self.axis.size, self.bytes[target], self.shop.costs
                 rows = [costs.scaled(costs.wire * (b // n if x >= 0 else b)) for x in labels]
-                self._put((variable,), self.shop.tables.table(rows))
+                self._put((variable,), self.shop.tables.table([rows]))
         else:
             self._trivial(node)
 
@@ -254,7 +254,7 @@ class Builder:
         if variable >= 0 and self.g.public:
             costs, n, b = self.shop.costs, self.axis.size, self.bytes[v]
             rows = [costs.scaled(costs.hold * b // (n if x >= 0 else 1)) for x in labels]
-            self._put((variable,), self.shop.tables.table(rows))
+            self._put((variable,), self.shop.tables.table([rows]))
 
     def _ret(self, k: int, node: Node) -> None:
         v = node.operands[0]

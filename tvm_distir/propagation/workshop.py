@@ -128,7 +128,7 @@ class Workshop:
         hit = self._works.get(key)
         if hit is None:
             hit = self._works[key] = self.tables.table(
-                [self._work(rule, alt, ranks, others) for alt in alternatives.items]
+                [[self._work(rule, alt, ranks, others) for alt in alternatives.items]]
             )
         return hit
 
