@@ -158,7 +158,19 @@ def test_an_interrupted_run_leaves_nothing():
     _, said = process.communicate(timeout=30)
     assert "KeyboardInterrupt" in said
     assert leftovers() <= before
-    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    for _ in range(250):  # a killed process takes a moment to end
+        if not any(lives(pid) for pid in workers):
+            return
+        time.sleep(0.02)
+    raise AssertionError("a worker outlives its job")
+
+
+def lives(pid):
+    """Whether a process runs; one that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 class _Folders:
