@@ -101,6 +101,15 @@ def main({C}, {X}, {W}):
     assert not any("R.dist" in line for line in str(local["main"]).splitlines() if "mesh" in line)
 
 
+def test_specialisations_of_a_function_have_branches_of_their_own():
+    """Two callers of one branch that convert differently: neither gets the other's version."""
+    mod = module(CASES["private"])
+    plan = plan_of({"a": 4}, v="S[1]")
+    *_, local = levels(mod, plan)
+    for _, inputs in every_way(mod):
+        assert td.verify(mod, plan, exact=True, inputs=inputs, dist=local).equal
+
+
 def test_a_partial_sum_leaves_the_if_unfinished():
     """Both branches contract a sharded dim: one reduction after the ``If`` for both."""
     mod = module(

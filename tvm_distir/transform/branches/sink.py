@@ -86,31 +86,44 @@ def sink_conversions(mod: ir.IRModule) -> ir.IRModule:
 
 
 class _Sinker:
-    """Rewrites a module, inner branches before outer ones."""
+    """Rewrites a module, inner branches before outer ones.
+
+    Attributes
+    ----------
+    settled : dict of str to Function
+        Functions whose own calls of branches are rewritten.
+    variants : dict of str to list
+        Per branch, the functions that take its place: (global variable, function).
+    """
 
     def __init__(self, mod: ir.IRModule) -> None:
         self.mod = mod
-        self.functions: dict[str, tuple[Any, Any]] = {
-            str(gv.name_hint): (gv, fn) for gv, fn in mod.functions.items()
-        }
-        self.variants: dict[str, list[str]] = {}
-        self.settled: set[str] = set()
+        self.settled: dict[str, Any] = {}
+        self.variants: dict[str, list[tuple[Any, Any]]] = {}
+        self.taken = {str(gv.name_hint) for gv in mod.functions}
         self.builder = relax.BlockBuilder()
 
     def run(self) -> ir.IRModule:
-        """Return the rewritten module."""
+        """Return the rewritten module; branches that no call needs any more are left out."""
         for gv, fn in relax_functions(self.mod):
             self._settle(str(gv.name_hint), fn)
-        kept = dict(self.functions[name] for name in sorted(self._reached()))
-        return ir.IRModule(kept, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
+        kept = {
+            str(gv.name_hint): (gv, self.settled.get(str(gv.name_hint), fn))
+            for gv, fn in self.mod.functions.items()
+            if branch_of(fn) is None
+        }
+        for made in self.variants.values():
+            kept.update({str(gv.name_hint): (gv, fn) for gv, fn in made})
+        functions = dict(kept[name] for name in sorted(self._reached(kept)))
+        return ir.IRModule(functions, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
 
-    def _reached(self) -> set[str]:
-        """All functions but branches that no call needs any more."""
-        branches = {name for name, (_, fn) in self.functions.items() if branch_of(fn)}
-        found = set(self.functions) - branches
+    @staticmethod
+    def _reached(kept: dict[str, tuple[Any, Any]]) -> set[str]:
+        """All functions but branches that no call needs."""
+        found = {name for name, (_, fn) in kept.items() if branch_of(fn) is None}
         waiting = sorted(found)
         while waiting:
-            fn = self.functions[waiting.pop()][1]
+            fn = kept[waiting.pop()][1]
             if not isinstance(fn, relax.Function):
                 continue
             for block in fn.body.blocks:
@@ -127,12 +140,10 @@ class _Sinker:
         """Rewrite a function once, after the branches it calls."""
         if name in self.settled:
             return
-        self.settled.add(name)
-        inner = [str(b.value.op.name_hint) for b, _, _ in branch_calls(self.mod, fn)]
+        inner = [b.value.op for b, _, _ in branch_calls(self.mod, fn)]
         for callee in inner:
-            self._settle(callee, self.functions[callee][1])
-        if inner:
-            self.functions[name] = (self.functions[name][0], self._caller(name, fn))
+            self._settle(str(callee.name_hint), self.mod[callee])
+        self.settled[name] = self._caller(name, fn) if inner else fn
 
     def _caller(self, name: str, fn: relax.Function) -> relax.Function:
         scene = _Scene(fn)
@@ -178,11 +189,11 @@ class _Sinker:
     def _call(self, b: Any, sunk: Sunk, state: PartialState, env: dict[Any, Any]) -> Any:
         args = [substitute(sunk.sources.get(i, a), env) for i, a in enumerate(b.value.args)]
         callee = str(b.value.op.name_hint)
-        if not sunk.args and not sunk.results:
-            gv = self._variant(callee, self.functions[callee][1])
-        else:
+        fn = self.settled[callee]
+        if sunk.args or sunk.results:
             partial = {i: sorted(state.of(v)[0]) for i, v in sunk.sources.items()}
-            gv = self._variant(callee, _extended(self.functions[callee][1], sunk, partial))
+            fn = _extended(fn, sunk, partial)
+        gv = self._variant(callee, fn)
         call = self.builder.normalize(ir.Call(gv, args))
         var = type(b.var)(b.var.name, call.ty)
         env[b.var] = var
@@ -190,16 +201,17 @@ class _Sinker:
 
     def _variant(self, name: str, fn: relax.Function) -> Any:
         """Global variable of a function that takes a branch's place; equal ones are one."""
-        for other in self.variants.setdefault(name, []):
-            if tvm_ffi.structural_equal(self.functions[other][1], fn):
-                return self.functions[other][0]
+        made = self.variants.setdefault(name, [])
+        for gv, other in made:
+            if tvm_ffi.structural_equal(other, fn):
+                return gv
         new, number = name, 0
-        while new in self.functions and (new != name or self.variants[name]):
+        while made and new in self.taken:
             number += 1
             new = f"{name}_{number}"
+        self.taken.add(new)
         gv = retyped(ir.GlobalVar(new), fn.ty)
-        self.functions[new] = (gv, fn)
-        self.variants[name].append(new)
+        made.append((gv, fn))
         return gv
 
     # planning --------------------------------------------------------------------------
