@@ -89,13 +89,22 @@ class MpiEngine(Engine):
         The command that starts processes, e.g. ``("mpirun", "--hostfile", "hosts")``; by
         default the ``mpiexec`` of this environment, or the one on the path. Not used under
         ``mpirun``.
+    preload : sequence of str
+        Modules that every started process imports first, for example because they register
+        packed functions that the program calls.
     """
 
     name = "mpi"
 
-    def __init__(self, timeout_s: float = TIMEOUT_S, launcher: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        timeout_s: float = TIMEOUT_S,
+        launcher: Sequence[str] | None = None,
+        preload: Sequence[str] = (),
+    ) -> None:
         self.timeout_s = timeout_s
         self.launcher = launcher
+        self.preload = tuple(preload)
 
     def run_program(self, program: Runnable, inputs: Inputs | None, outputs: str) -> list[Any]:
         """Join the job that this process is part of, or start one.
@@ -114,13 +123,15 @@ class MpiEngine(Engine):
 
     def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
         """Start a job of one process per rank and wait for its end."""
-        results, self.collectives = launch(program, local, self.timeout_s, self.launcher)
+        results, self.collectives = launch(
+            program, local, self.timeout_s, self.launcher, self.preload
+        )
         return results
 
     def join(self, program: Runnable, inputs: Inputs | None, outputs: str) -> list[Any]:
         """Be one rank of the job that this process is part of."""
         here = world(self.timeout_s)
-        fabric = MpiFabric(here, [r for e in program.entries for r in e.ranks])
+        fabric = _fabric(here, program)
         try:
             with run_lock, one_thread_each(here.local_size):
                 return self._run_rank(here, fabric, program, inputs, outputs)
@@ -156,6 +167,13 @@ class MpiEngine(Engine):
         return gather_outputs(found, _collect(here, fabric, found, results, ended))
 
 
+def _fabric(here: World, program: Runnable) -> MpiFabric:
+    ranks = sorted(r for e in program.entries for r in e.ranks)
+    mine = ranks[here.rank] if here.rank < len(ranks) else None
+    names = [e.function for e in program.entries if mine in e.ranks]
+    return MpiFabric(here, ranks, *names)
+
+
 def _cause(fabric: MpiFabric, program: Runnable, err: BaseException) -> BaseException:
     """The first failure of the job, as one of our errors where it is not an interruption."""
     rank, error = fabric.failure or (-1, err)
@@ -176,7 +194,9 @@ def _agree(here: World, fabric: MpiFabric, program: Runnable, call: _Call) -> li
         )
     calls: list[_Call] = [
         pickle.loads(text)
-        for text in here.exchange(pickle.dumps(call), fabric.check, "the begin of the run")
+        for text in here.exchange(
+            pickle.dumps(call), fabric.check, lambda m: f"the begin of the run for processes {m}"
+        )
     ]
     for process, other in enumerate(calls):
         for what, mine, theirs in (
@@ -283,7 +303,11 @@ def _end(
         [] if rank is None else fabric.executed(rank),
         [] if rank is None else fabric.received(rank),
     )
-    texts = here.exchange(pickle.dumps(ended), fabric.check, "the end of the run")
+    texts = here.exchange(
+        pickle.dumps(ended),
+        fabric.check,
+        lambda late: f"the end: {', '.join(f'rank {fabric.ranks[p]} did not end' for p in late)}",
+    )
     return [pickle.loads(text) for text in texts]
 
 

@@ -42,10 +42,13 @@ class MpiFabric(_Mail):
     world : World
     ranks : sequence of int
         Device ids; the i-th smallest is process i.
+    place : str
+        Where this rank works, for messages.
     """
 
-    def __init__(self, world: World, ranks: Sequence[int]) -> None:
+    def __init__(self, world: World, ranks: Sequence[int], place: str = "engine mpi") -> None:
         super().__init__()
+        self._place = place
         self._world = world
         self.ranks = sorted(ranks)
         self._process = {rank: i for i, rank in enumerate(self.ranks)}
@@ -77,7 +80,7 @@ class MpiFabric(_Mail):
         if self.failure is not None or isinstance(error, Aborted):
             return
         self.failure, self.is_origin = (rank, error), True
-        self._world.tell_failure(_sendable(error, rank))
+        self._world.tell_failure(_sendable(error, rank, self._place))
 
     def finish(self, rank: int) -> None:
         """Nothing: the end of a run is agreed on by :meth:`World.exchange`."""
@@ -189,9 +192,7 @@ class MpiFabric(_Mail):
         while missing:
             before = len(missing)
             for peer in list(missing):
-                message = self._next(
-                    self._process[peer], COLLECTIVE, lambda: _waits(rank, call, missing)
-                )
+                message = self._next(self._process[peer], COLLECTIVE, lambda: _waits(call, missing))
                 if message is None:
                     continue
                 missing.remove(peer)
@@ -199,8 +200,8 @@ class MpiFabric(_Mail):
                 out = as_bytes(got[peer]) if peer in got else _EMPTY
                 requests += self._take_data(self._process[peer], COLLECTIVE, message, out)
             if len(missing) == before:
-                self._world.turn(deadline, self.check, lambda: _waits(rank, call, missing))
-        self._world.finish(requests, self.check, lambda: _waits(rank, call, group))
+                self._world.turn(deadline, self.check, lambda: _waits(call, missing))
+        self._world.finish(requests, self.check, lambda: _waits(call, group))
         return got
 
     def _next(
@@ -219,7 +220,7 @@ class MpiFabric(_Mail):
             if message is None:
                 raise RuntimeError_(
                     "DIST0610",
-                    f"{what()}; process {process} has ended",
+                    f"rank {self.rank} waits in {what()}; process {process} has ended",
                     place="ranks",
                     remedy="Every rank of a group must call its collectives, each send needs a "
                     "receive.",
@@ -310,16 +311,16 @@ def _parts(x: Array, group: Sequence[int], dim: int) -> dict[int, Array]:
     return {r: local_slice(x, i, len(group), dim) for i, r in enumerate(group)}
 
 
-def _waits(rank: int, call: Collective, missing: Sequence[int]) -> str:
+def _waits(call: Collective, missing: Sequence[int]) -> str:
     word = "ranks" if len(missing) > 1 else "rank"
-    return f"{call.text()} on rank {rank} for {word} {', '.join(map(str, missing))}"
+    return f"{call.text()} for {word} {', '.join(map(str, missing))}"
 
 
-def _sendable(error: BaseException, rank: int) -> BaseException:
+def _sendable(error: BaseException, rank: int, place: str) -> BaseException:
     """The error as others can load it: ours as they are, others as DIST0612."""
     if isinstance(error, DistIRError):
         return error
-    return worker_failed(error, rank, f"rank {rank}")
+    return worker_failed(error, rank, place)
 
 
 def worker_failed(error: BaseException, rank: int, place: str) -> RuntimeError_:

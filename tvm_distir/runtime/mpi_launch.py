@@ -45,10 +45,13 @@ LOG = "log.txt"
 _WORKER = "tvm_distir.runtime.mpi_worker"
 _POLL_S = 0.02
 _GRACE_S = 5.0
-_START_S = 120.0
+_ABORT_S = 1.0
+START_S = 120.0
 _PRIVATE = re.compile(r"^(OMPI_COMM|OMPI_UNIVERSE|PMIX_|PMI_|PRTE_|HYDI?_)")
 _PID = re.compile(r"\bPID[ :=]+(\d+)")
-_SIGNAL = re.compile(r"(?:exited on signal|EXIT CODE:|KILLED BY SIGNAL:)\s*(\d+)", re.IGNORECASE)
+_PROCESS = re.compile(r"@\d+,(\d+)\]")
+_SIGNAL = re.compile(r"(?:exited on signal|\(signal|KILLED BY SIGNAL:)\s*(\d+)", re.IGNORECASE)
+_EXIT = re.compile(r"EXIT CODE:\s*(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Job:
     libraries : mapping of function to file name
     inputs : mapping of parameter position to stored or sharded array
     timeout_s : float
+    preload : tuple of str
+        Modules to import first.
     """
 
     entries: tuple[Entry, ...]
@@ -89,6 +94,7 @@ class Job:
     libraries: Mapping[str, str]
     inputs: Mapping[int, Any]
     timeout_s: float
+    preload: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> list[int]:
@@ -97,21 +103,25 @@ class Job:
 
 
 def launch(
-    program: Runnable, local: LocalInputs, timeout_s: float, launcher: Sequence[str] | None
+    program: Runnable,
+    local: LocalInputs,
+    timeout_s: float,
+    launcher: Sequence[str] | None = None,
+    preload: tuple[str, ...] = (),
 ) -> tuple[LocalResults, tuple[CollectiveCount, ...]]:
     """Run a program as a job of one process per rank.
 
     Raises
     ------
     RuntimeError_
-        The first failure of any rank; DIST0612 when a process died without a word.
+        The first failure of any rank; DIST0615 when a process died without a word.
     EnvironmentError_
         DIST0111 or DIST0113 when there is no mpi4py or no MPI.
     """
     command = find_launcher(launcher)
     folder = Path(tempfile.mkdtemp(prefix="tvm-distir-mpi-"))
     try:
-        job = _write_job(program, local, timeout_s, folder)
+        job = _write_job(program, local, timeout_s, preload, folder)
         code = _run(command, job, folder)
         _raise_failure(job, folder, code)
         results = {rank: pickle.loads(result_file(folder, rank).read_bytes()) for rank in job.ranks}
@@ -174,10 +184,16 @@ def _flags(launcher: str) -> list[str]:
     return [*root, "--oversubscribe", "--bind-to", "none"]
 
 
-def _write_job(program: Runnable, local: LocalInputs, timeout_s: float, folder: Path) -> Job:
+def _write_job(
+    program: Runnable,
+    local: LocalInputs,
+    timeout_s: float,
+    preload: tuple[str, ...],
+    folder: Path,
+) -> Job:
     found = program.entries
     libraries = {e.function: str(LIBRARIES.path(program, e)) for e in found}
-    job = Job(found, program.axes, libraries, _portable(found, local, folder), timeout_s)
+    job = Job(found, program.axes, libraries, _portable(found, local, folder), timeout_s, preload)
     (folder / JOB).write_bytes(pickle.dumps(job))
     return job
 
@@ -216,7 +232,7 @@ def _environment(job: Job) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not _PRIVATE.match(k)}
     kept["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
     kept.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-    if all(name.endswith(".so") for name in job.libraries.values()):
+    if not job.preload and all(name.endswith(".so") for name in job.libraries.values()):
         kept["TVM_USE_RUNTIME_LIB"] = "1"  # starts in half the time
     return kept
 
@@ -249,13 +265,15 @@ def _run(command: Sequence[str], job: Job, folder: Path) -> int:
 
 
 def _wait(process: subprocess.Popen[bytes], job: Job, folder: Path) -> int:
-    latest_s = time.monotonic() + max(_START_S, job.timeout_s)
+    latest_s = time.monotonic() + max(START_S, job.timeout_s)
     has_begun = False
     while True:
         try:
             return process.wait(_POLL_S)
         except subprocess.TimeoutExpired:
             pass
+        if any(failure_file(folder, r).exists() for r in job.ranks):
+            return _wait_for_abort(process)
         has_begun = has_begun or all(process_file(folder, r).exists() for r in job.ranks)
         if not has_begun and time.monotonic() > latest_s:
             missing = [r for r in job.ranks if not process_file(folder, r).exists()]
@@ -265,6 +283,14 @@ def _wait(process: subprocess.Popen[bytes], job: Job, folder: Path) -> int:
                 place="engine mpi",
                 remedy="Try the launcher by hand: mpiexec -n 2 hostname.",
             )
+
+
+def _wait_for_abort(process: subprocess.Popen[bytes]) -> int:
+    """A rank has failed: the job ends now, or is ended (a stopped process hears no signal)."""
+    try:
+        return process.wait(_ABORT_S)
+    except subprocess.TimeoutExpired:
+        return 1
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -303,9 +329,9 @@ def _raise_failure(job: Job, folder: Path, code: int) -> None:
     if code == 0 and all(result_file(folder, r).exists() for r in job.ranks):
         return
     raise RuntimeError_(
-        "DIST0612",
+        "DIST0615",
         _obituary(job, folder, code),
-        place="engine mpi",
+        place=job.entries[0].function if len(job.entries) == 1 else "engine mpi",
         remedy="Look for its end in the system's log: too little memory, or a crash.",
     )
 
@@ -315,14 +341,16 @@ def _obituary(job: Job, folder: Path, code: int) -> str:
     log = " ".join(re.findall(r"[^\s/]+", (folder / LOG).read_text("utf-8", errors="replace")))
     ranks = {p.read_text().strip(): r for r in job.ranks if (p := process_file(folder, r)).exists()}
     dead = [ranks[pid] for pid in _PID.findall(log) if pid in ranks]
-    numbers = [int(n) for n in _SIGNAL.findall(log)]
-    if dead and numbers and numbers[0] in set(signal.Signals):
-        return f"worker {dead[0]}: killed by {signal.Signals(numbers[0]).name}"
+    dead += [job.ranks[int(n)] for n in _PROCESS.findall(log) if int(n) < len(job.ranks)]
     who = f"worker {dead[0]}" if dead else "a process"
-    return f"{who} ended without a word (exit code {code}): {_last_words(folder)}"
+    numbers = [int(n) for n in _SIGNAL.findall(log)]
+    if numbers and numbers[0] in set(signal.Signals):
+        return f"{who}: killed by {signal.Signals(numbers[0]).name}"
+    codes = _EXIT.findall(log) or [code]
+    return f"{who}: ended with exit code {codes[0]}; the launcher: {_last_words(folder)}"
 
 
 def _last_words(folder: Path) -> str:
     lines = (folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
     said = [line.strip() for line in lines if re.search(r"\w", line)]
-    return " / ".join(said[-4:])[:600] or "the launcher said nothing"
+    return " / ".join(said[-4:])[:600] or "not a word"

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import sys
@@ -16,7 +17,7 @@ from ..errors import DistIRError, EnvironmentError_
 from .executed import AxisTable
 from .layout import Entry
 from .mpi_fabric import worker_failed
-from .mpi_launch import COUNTS, JOB, Job, failure_file, process_file, result_file
+from .mpi_launch import COUNTS, JOB, START_S, Job, failure_file, process_file, result_file
 from .mpi_world import load_mpi, world
 from .runnable import load_saved
 
@@ -83,7 +84,9 @@ def main(folder: Path) -> int:
                 remedy="The launcher belongs to another MPI than the one mpi4py loads: "
                 "give the engine the right one.",
             )
-        world(job.timeout_s)
+        for name in job.preload:
+            importlib.import_module(name)
+        world(max(job.timeout_s, START_S))
         process_file(folder, rank).write_text(str(os.getpid()))
         _run(job, rank, folder)
     except BaseException as err:

@@ -269,7 +269,9 @@ class World:
             )
         deadline.pause()
 
-    def exchange(self, text: bytes, check: Callable[[], None], what: str) -> list[bytes]:
+    def exchange(
+        self, text: bytes, check: Callable[[], None], what: Callable[[list[int]], str]
+    ) -> list[bytes]:
         """Hand a few bytes to all processes; returns those of each. Ends when all have come."""
         for other in self.others:
             self.post(other, CONTROL, text, np.empty(0, np.uint8))
@@ -283,7 +285,7 @@ class World:
                     got[other] = message[0]
             if len(got) == before:
                 missing = [r for r in self.others if r not in got]
-                self.turn(deadline, check, lambda m=missing: f"{what} for processes {m}")  # type: ignore[misc]
+                self.turn(deadline, check, lambda m=missing: what(m))  # type: ignore[misc]
         return [got[i] for i in range(self.size)]
 
 

@@ -77,7 +77,7 @@ def collectives() -> None:
             if not same_bits(got, want):
                 raise AssertionError(f"rank {rank}: {call} of {dtype}{shape} is wrong")
             count += 1
-    world.exchange(b"", fabric.check, "the end")
+    world.exchange(b"", fabric.check, lambda late: f"the end for {late}")
     print(f"rank {rank}: {count} right", flush=True)
 
 
@@ -106,7 +106,7 @@ def letters() -> None:
         mine = whole[:, width * column : width * (column + 1)]
     if not same_bits(got, mine):
         raise AssertionError(f"rank {rank} got other bits")
-    world.exchange(b"", fabric.check, "the end")
+    world.exchange(b"", fabric.check, lambda late: f"the end for {late}")
     print(f"rank {rank}: right", flush=True)
 
 
@@ -144,7 +144,7 @@ def _go_wrong(kind: str, world: Any, call: Collective, x: Any) -> tuple[Collecti
     if kind == "absent":
         time.sleep(60)
     if kind == "ended":
-        world.exchange(b"", lambda: None, "the end")
+        world.exchange(b"", lambda: None, lambda late: "the end")
     if kind == "op":
         return Collective("all_gather", call.groups, (("dim", 0),)), x
     if kind == "dtype":
