@@ -21,8 +21,10 @@ from tvm import ir
 
 from ..errors import PlanError
 from ..ir import R
+from ..ir.branches import lift_branches
 from ..ir.types import value_types
 from ..plan import Plan, Rule
+from ..plan.matching import bindings_of
 from ..propagation import Costs
 from ..propagation.explore import Explorer, Footprint, Labels, Pin, Trial
 from .facts import (
@@ -145,7 +147,7 @@ def tensor_parallel(
     labels: Labels = {name: dict.fromkeys(found, R) for name, found in weights.items()}
     pins: tuple[Pin, ...] = ()
     if ranks > 1:
-        explorer = Explorer(mod, axis, ranks, weights)
+        explorer = Explorer(lift_branches(mod), axis, ranks, weights)
         bounds = _bounds(explorer, weights, ranks, slack)
         plain, prices = search(explorer, bounds)
         wide, _ = search(explorer, bounds, math.prod(spec.shape), prices)
@@ -155,7 +157,7 @@ def tensor_parallel(
 
         trial = min(plain, wide, key=lambda one: order(one.footprint))
         trial = avoid(explorer, trial, weights, taken_dims(before, weights), bounds.param_bytes)
-        pins = trial.pins
+        pins = tuple(pin for pin in trial.pins if _stands(mod, pin))
         labels = trial.labels
         _report(trial, bounds, axis)
     rules = []
@@ -172,6 +174,14 @@ def tensor_parallel(
         title = glob.escape(pin.variable)
         rules.append(Rule("value", title, placement, spec.name, function=function))
     return Plan((spec,), tuple(rules))
+
+
+def _stands(mod: ir.IRModule, pin: Pin) -> bool:
+    """Whether a value to be pinned has its name in the module too, not in lifted branches only."""
+    names = [str(gv.name_hint) for gv in mod.functions]
+    if pin.function not in names:
+        return False
+    return any(str(b.var.name) == pin.variable for b in bindings_of(mod[pin.function].body))
 
 
 def _weights(
@@ -202,7 +212,8 @@ def bounds_of(mod: ir.IRModule, ranks: int, axis: str = "tp", slack: int = SLACK
         name: tensor_parameters(name, fn, rule_name) for name, fn, rule_name in entries(mod)
     }
     weights = _weights(mod, parameters)
-    return _bounds(Explorer(mod, axis, ranks, weights), weights, ranks, slack)
+    explorer = Explorer(lift_branches(mod), axis, ranks, weights)
+    return _bounds(explorer, weights, ranks, slack)
 
 
 def _bounds(

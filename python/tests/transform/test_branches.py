@@ -14,6 +14,7 @@ import tvm
 from tvm import relax
 
 import tvm_distir as td
+from tvm_distir import strategy
 from tvm_distir.errors import LoweringError, PropagationError, RuntimeError_
 from tvm_distir.explain import explain
 from tvm_distir.ir import labels_of, ops
@@ -179,6 +180,17 @@ def test_explain_looks_into_branches():
     assert "placement S[1]" in inside
     assert "main/w" in inside
     assert "where" in explain(mod, "y", plan=plan).to_text()
+
+
+@pytest.mark.parametrize("name", ["data_parallel", "tensor_parallel"])
+def test_strategies_plan_for_modules_with_branches(name):
+    """They look into branches; what they choose is carried out."""
+    mod = module(CASES["matmuls"])
+    plan = strategy.make_plan(mod, name, {"dp": 2, "tp": 2})
+    assert "S[" in str(plan.to_dict())
+    local = td.distribute(mod, plan)
+    for _, inputs in every_way(mod):
+        assert td.verify(mod, plan, exact=True, inputs=inputs, dist=local).equal
 
 
 def test_symbolic_sizes():
