@@ -6,14 +6,41 @@
 #include <algorithm>
 #include <cstring>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 namespace tvm_distir {
 namespace {
 
 constexpr int64_t kTileBytes = 32768;
 constexpr int64_t kMostTasks = 1 << 20;
+constexpr int64_t kStreamedBytes = 4 << 20;
 
 void Copy(char* target, const char* source, int64_t bytes) {
   if (bytes > 0) std::memcpy(target, source, bytes);
+}
+
+// Copies a part of a result. With `large` the whole result fits into no cache: it is written past
+// them, which spares reading what is overwritten.
+void CopyResult(char* target, const char* source, int64_t bytes, bool large) {
+#if defined(__SSE2__)
+  const int64_t lead = std::min<int64_t>(-reinterpret_cast<intptr_t>(target) & 15, bytes);
+  if (large) {
+    Copy(target, source, lead);
+    int64_t done = lead;
+    for (; done + 16 <= bytes; done += 16) {
+      const __m128i lane = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source + done));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(target + done), lane);
+    }
+    _mm_sfence();
+    Copy(target + done, source + done, bytes - done);
+    return;
+  }
+#else
+  static_cast<void>(large);
+#endif
+  Copy(target, source, bytes);
 }
 
 // Chunks of the pieces that travel through shared memory.
@@ -113,25 +140,32 @@ void ReduceChunks(Gathering* gathering, const Handover& handover, const Reducer&
   }
 }
 
-// Every rank reduces its part of a chunk; all read all parts.
+// Every rank reduces its part of a chunk; all read all parts. One meeting hands over the results of
+// a chunk and the operands of the next.
 void ReduceChunksForAll(Gathering* gathering, const Reducer& reducer, ReduceOp op) {
   const Request& mine = gathering->mine();
-  const int64_t size = gathering->size(), element = ElementBytes(mine.dtype);
-  const int64_t total = Elements(mine), step = Gathering::kChunkBytes / element;
+  const int64_t size = gathering->size(), me = gathering->position();
+  const int64_t element = ElementBytes(mine.dtype), total = Elements(mine);
+  const int64_t step = Gathering::kChunkBytes / element;
+  const bool large = mine.bytes >= kStreamedBytes;
+  const auto stage = [&](int64_t begin) {
+    Copy(gathering->next_stage(), mine.source + begin * element,
+         std::max<int64_t>(std::min(step, total - begin), 0) * element);
+  };
   std::vector<const char*> terms(size);
+  stage(0);
+  gathering->MeetAgain();
   for (int64_t begin = 0; begin < total; begin += step) {
     const int64_t count = std::min(step, total - begin);
     const int64_t part = (count + size - 1) / size;
     const auto edge = [&](int64_t member) { return std::min(count, member * part); };
-    std::memcpy(gathering->next_stage(), mine.source + begin * element, count * element);
-    gathering->MeetAgain();
     for (int64_t i = 0; i < size; ++i) terms[i] = gathering->stage(i);
-    const int64_t me = gathering->position();
-    reducer.reduce(op, terms, edge(me), edge(me + 1), gathering->results(me));
+    reducer.reduce(op, terms, edge(me), edge(me + 1), gathering->next_results());
+    stage(begin + step);
     gathering->MeetAgain();
     for (int64_t i = 0; i < size; ++i) {
-      Copy(mine.target + (begin + edge(i)) * element, gathering->results(i),
-           (edge(i + 1) - edge(i)) * element);
+      CopyResult(mine.target + (begin + edge(i)) * element, gathering->results(i),
+                 (edge(i + 1) - edge(i)) * element, large);
     }
   }
 }
@@ -141,6 +175,7 @@ void ReduceTilesForAll(Gathering* gathering, const Reducer& reducer, ReduceOp op
   const int64_t element = ElementBytes(gathering->mine().dtype);
   const int64_t count = Elements(gathering->mine());
   const int64_t tile = std::max(kTileBytes / element, count / kMostTasks + 1);
+  const bool large = gathering->mine().bytes >= kStreamedBytes;
   gathering->Share((count + tile - 1) / tile, [&](int64_t task) {
     alignas(64) char total[kTileBytes];
     const int64_t piece = kTileBytes / element, stop = std::min(count, (task + 1) * tile);
@@ -148,7 +183,8 @@ void ReduceTilesForAll(Gathering* gathering, const Reducer& reducer, ReduceOp op
       const int64_t end = std::min(stop, begin + piece);
       reducer.reduce(op, gathering->sources(), begin, end, total);
       for (int64_t member = 0; member < gathering->size(); ++member) {
-        Copy(gathering->of(member).target + begin * element, total, (end - begin) * element);
+        CopyResult(gathering->of(member).target + begin * element, total, (end - begin) * element,
+                   large);
       }
     }
   });

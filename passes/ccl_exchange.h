@@ -46,20 +46,22 @@ class Gathering {
   // Among threads: does `work(task)` for all tasks, together with the other ranks.
   void Share(int64_t tasks, const std::function<void(int64_t)>& work) const;
 
-  // Among processes: this rank's memory for the next chunk; after `MeetAgain` it is what
-  // `stage(member)` names, until the meeting after.
-  char* next_stage();
+  // Among processes: this rank's memory for what others read next. After `MeetAgain` it is what
+  // `stage(member)` and `results(member)` name, until the meeting after.
+  char* next_stage() const { return StageOf(round_ + 1, position_); }
+  char* next_results() const { return ResultsOf(round_ + 1, position_); }
   void MeetAgain();
-  char* stage(int64_t member) const;
-  // A member's memory for results, written and read between two meetings.
-  char* results(int64_t member) const;
+  const char* stage(int64_t member) const { return StageOf(round_, member); }
+  const char* results(int64_t member) const { return ResultsOf(round_, member); }
 
-  static constexpr int64_t kChunkBytes = 1 << 18;
+  // A stage holds so much; results hold a member's part of it.
+  static constexpr int64_t kChunkBytes = 1 << 20;
 
  private:
   void Compare() const;
   char* Stages() const;
   char* StageOf(uint32_t round, int64_t member) const;
+  char* ResultsOf(uint32_t round, int64_t member) const;
 
   Worker* const worker_;
   const Group group_;

@@ -36,9 +36,9 @@ bool Agree(const Request& a, const Request& b) {
   return SameShape(a, a.shape, shape, first);
 }
 
-int64_t StageBytes(int64_t size) {
-  const int64_t results = (Gathering::kChunkBytes / size + 2 * kLine) / kLine * kLine;
-  return size * (2 * Gathering::kChunkBytes + results);
+// A part of a chunk, rounded up to whole lines.
+int64_t ResultBytes(int64_t size) {
+  return (Gathering::kChunkBytes / size + 2 * kLine) / kLine * kLine;
 }
 
 }  // namespace
@@ -98,19 +98,17 @@ void Gathering::Share(int64_t tasks, const std::function<void(int64_t)>& work) c
 }
 
 char* Gathering::Stages() const {
-  return worker_->fabric->Stages(group_, static_cast<uint64_t>(StageBytes(size())));
+  const int64_t bytes = 2 * size() * (kChunkBytes + ResultBytes(size()));
+  return worker_->fabric->Stages(group_, static_cast<uint64_t>(bytes));
 }
 
 char* Gathering::StageOf(uint32_t round, int64_t member) const {
   return Stages() + ((round & 1) * size() + member) * kChunkBytes;
 }
 
-char* Gathering::next_stage() { return StageOf(round_ + 1, position_); }
-char* Gathering::stage(int64_t member) const { return StageOf(round_, member); }
-
-char* Gathering::results(int64_t member) const {
-  const int64_t bytes = StageBytes(size()) / size() - 2 * kChunkBytes;
-  return Stages() + 2 * size() * kChunkBytes + member * bytes;
+char* Gathering::ResultsOf(uint32_t round, int64_t member) const {
+  return Stages() + 2 * size() * kChunkBytes +
+         ((round & 1) * size() + member) * ResultBytes(size());
 }
 
 void Gathering::MeetAgain() {

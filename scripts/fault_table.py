@@ -135,7 +135,6 @@ FAULTS = (
 _ANY_WORKER = tuple(f.name for f in FAULTS[:10])
 
 
-@tvm_ffi.register_global_func(ACT, override=True)
 def _act(x: Any, position: Any, number: Any, last: int, out: Any) -> None:
     """Copy ``x`` to ``out``; the broken rank does what the fault says."""
     out.copyfrom(x.numpy())
@@ -144,6 +143,9 @@ def _act(x: Any, position: Any, number: Any, last: int, out: Any) -> None:
         fault = FAULTS[chosen - 1]
         if fault.last == bool(last):
             fault.act(x, out)
+
+
+tvm_ffi.register_global_func(ACT, _act, override=True)
 
 
 def program() -> Any:
@@ -187,7 +189,7 @@ def run_program(engine: Any, fault: Fault | None = None) -> None:
 
 def engine_for(name: str, timeout_s: float) -> Any:
     """The engine with a timeout, its workers knowing this module."""
-    engine = make_engine(name)
+    engine: Any = make_engine(name)
     engine.timeout_s = timeout_s
     if hasattr(engine, "preload"):
         engine.preload = (MODULE,)

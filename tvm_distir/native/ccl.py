@@ -132,11 +132,15 @@ class NativeFabric:
     @contextmanager
     def worker(self, rank: int) -> Iterator[None]:
         """Make the calling thread the worker ``rank``."""
-        self._call("enter", rank)
+        self.enter(rank)
         try:
             yield
         finally:
             self._library["ccl_leave"]()
+
+    def enter(self, rank: int) -> None:
+        """Make the calling thread the worker ``rank`` until it ends or enters another fabric."""
+        self._call("enter", rank)
 
     def fail(self, rank: int, message: str) -> int:
         """Record a failure unless there is one; wakes all. Returns the rank that failed first."""
