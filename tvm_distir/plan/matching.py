@@ -271,12 +271,12 @@ def _check_fit(rule: Rule, mesh: MeshSpec, ty: Any, place: str) -> None:
         count = 1
         for n in parts:
             count *= n
-        if shape[dim] % count:
+        if shape[dim] % count and shape[dim] <= count:
             names = " and ".join(f'"{mesh.axis_names[a]}"' for a in axes)
             raise PlanError(
                 "DIST0226",
                 f'"{labels_text(rule.placement)}" cuts dim {dim} of size {shape[dim]} into '
-                f"{' x '.join(map(str, parts))} = {count} parts, which do not come out even",
+                f"{' x '.join(map(str, parts))} = {count} parts, more than it has",
                 place=place,
-                remedy=f"Only one mesh axis may shard an uneven dim; choose one of {names}.",
+                remedy=f"Choose one of {names}.",
             )

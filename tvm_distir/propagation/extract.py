@@ -136,7 +136,7 @@ class Extractor:
         MeshError
             DIST0204, DIST0205 when they do not fit.
         PropagationError
-            DIST0416 for a dim cut by several axes into unequal parts.
+            DIST0416 for a dim cut by several axes into more parts than it has.
         """
         placement = attrs.placement
         shape = self.tensor(ty).shape if type(ty) is relax.TensorType else None
@@ -150,11 +150,11 @@ class Extractor:
         known = static_shape(ty) or ()
         counts = shard_counts(labels, self.mesh_shapes[mesh], len(known))
         for d, (size, count) in enumerate(zip(known, counts)):
-            if labels.count(d) > 1 and not divisible(size, count):
+            if labels.count(d) > 1 and not divisible(size, count) and size <= count:
                 raise PropagationError(
                     "DIST0416",
                     f"dim {d} of size {size} is cut by several mesh axes into {count} parts, "
-                    "which are not equal",
+                    "more than it has",
                     place=place(),
                     remedy=f"Shard it over one axis, or pad it to {ceil_div(size, count) * count}.",
                 )

@@ -138,7 +138,7 @@ def write_inputs(folder: Path) -> None:
         "nomesh.json": {"schema_version": 1, "rules": []},
         "meshes.json": plan(mesh={"dp": 0}),
         "rulekey.json": plan(rules=[{"param": "x", "placemnt": "S[0], R"}]),
-        "uneven2.json": one_rule("S[0], S[0]", mesh={"dp": 3, "tp": 2}),
+        "uneven2.json": one_rule("S[0], S[0]", mesh={"dp": 50, "tp": 70}),
     }
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")

@@ -25,6 +25,7 @@ from tvm_distir.transform import (
     LowerDistIR,
     PropagateSharding,
 )
+from tvm_distir.verification import verify
 
 
 def test_tensors_made_from_nothing():
@@ -64,6 +65,16 @@ class Module:
 """
     with pytest.raises(PropagationError, match=r"DIST0416.*dim 0 of size 4.*6 parts"):
         PropagateSharding()(tvm.script.from_source(text))
+
+
+def test_an_uneven_dim_over_two_axes_is_cut():
+    """Seven rows in four parts; the result is that of one device."""
+    x, w = relax.Var("x", tensor(7, 4)), relax.Var("w", tensor(4, 6))
+    mod = build([x, w], lambda emit, _: emit(R_.matmul(x, w)))
+    rules = [{"param": "x", "placement": "S[0], S[0]"}]
+    plan = Plan.from_dict({"schema_version": 1, "mesh": {"a": 2, "b": 2}, "rules": rules})
+    assert verify(mod, plan, exact=True).equal
+    assert placement(distribute(mod, rules, a=2, b=2), "x") == (0, 0)
 
 
 def test_costs_of_huge_models_stay_finite():
