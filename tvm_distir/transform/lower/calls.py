@@ -187,12 +187,12 @@ class LocalCall:
 
     def scalar(self, value: Any, dtype: str) -> Any:
         """Make a scalar constant (of shape (1,) when not finite: such scalars have no text)."""
-        if dtype == "bfloat16":
-            return self.emit(relax.op.astype(relax.const(float(value), "float32"), dtype), "fill")
-        array = np.array(value).astype(dtype)
+        base = "float32" if dtype == "bfloat16" else dtype
+        array = np.array(value).astype(base)
         if array.dtype.kind == "f" and not np.isfinite(array):
             array = array.reshape(1)
-        return relax.const(array, dtype)
+        const = relax.const(array, base)
+        return const if base == dtype else self.emit(relax.op.astype(const, dtype), "fill")
 
     # -- positions
 
