@@ -21,7 +21,7 @@ from tvm import ir, relax
 from ..errors import InternalError, RuntimeError_
 from ..ir import local_shape, mesh_axes, mesh_index, mesh_names, meshes
 from .base import Engine, LocalResults
-from .collectives import apply
+from .collectives import apply, counted_bytes
 from .counts import Counter
 from .inputs import LocalInputs
 from .kernels import KernelCache
@@ -186,7 +186,7 @@ class _Run:
                 if id(result) not in shared:
                     shared[id(result)] = to_tensor(result)
                 out[place[rank]] = shared[id(result)]
-            nbytes = results[0].nbytes
+            nbytes = counted_bytes(call, results[0])
         names = self.axis_names[mesh_index(self.mod, step.mesh)]
         axes = ",".join(names[a] for a in step.axes)
         self.counter.collective(call.name, axes, len(call.groups[0]), nbytes)
