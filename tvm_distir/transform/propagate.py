@@ -18,7 +18,9 @@ from .branches import sink_conversions
 from .retype import FunctionRewriter
 
 
-def PropagateSharding(costs: Costs | None = None) -> tvm.transform.Pass:
+def PropagateSharding(
+    costs: Costs | None = None, memory_bytes: int | None = None
+) -> tvm.transform.Pass:
     """Give every tensor a mesh and a placement, private functions included.
 
     A drop-in for TVM's pass of this name, for modules with private functions, any number of
@@ -33,9 +35,13 @@ def PropagateSharding(costs: Costs | None = None) -> tvm.transform.Pass:
     ----------
     costs : Costs, optional
         What wire bytes, memory traffic and FLOPs weigh.
+    memory_bytes : int, optional
+        What each device may keep at most: see :func:`~tvm_distir.propagation.propagate`.
 
     Raises
     ------
+    InfeasibleError
+        DIST0801 when no placement found fits into ``memory_bytes``.
     PropagationError
         DIST04xx, naming the binding.
     """
@@ -46,7 +52,7 @@ def PropagateSharding(costs: Costs | None = None) -> tvm.transform.Pass:
     def run(mod: ir.IRModule, _: Any) -> ir.IRModule:
         with collector_paused():
             mod = lift_branches(mod)
-            return sink_conversions(ModuleRewriter(mod, propagate(mod, costs)).run())
+            return sink_conversions(ModuleRewriter(mod, propagate(mod, costs, memory_bytes)).run())
 
     return run
 
