@@ -37,6 +37,7 @@ from tvm.relax.distributed import DTensorType
 from ..errors import LevelError, PlanError, PropagationError, nearest
 from ..ir import is_private
 from ..ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR
+from ..ir.branches import branch_of
 from ..plan import plain_name
 from ..plan.matching import bindings_of
 
@@ -46,7 +47,7 @@ def InlinePrivateFunctions(names: Sequence[str] | None = None) -> tvm.transform.
 
     Variables keep their names; where a name is taken a number follows. The variable a call was
     bound to is bound to the body's result. Functions that are also used other than by calls
-    (as an operand) stay, and so do those of one that is not inlined.
+    (as an operand) stay, and so do those of one that is not inlined, and branches of an ``If``.
 
     Parameters
     ----------
@@ -90,10 +91,14 @@ def inline_module(mod: ir.IRModule, names: Sequence[str] | None = None) -> ir.IR
 
 def _choose(functions: dict[str, Any], names: Sequence[str] | None) -> list[str]:
     """Names of the functions to inline, in alphabetical order."""
-    private = sorted(name for name, fn in functions.items() if is_private(fn))
+    private = sorted(
+        name for name, fn in functions.items() if is_private(fn) and branch_of(fn) is None
+    )
     for name in names or ():
         if name not in private:
             what = "is public" if name in functions else "does not exist"
+            if branch_of(functions.get(name)) is not None:
+                what = "is a branch of an If"
             raise PlanError(
                 "DIST0225",
                 f'the function "{name}" to inline {what}',

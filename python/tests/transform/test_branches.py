@@ -15,12 +15,12 @@ from tvm import relax
 
 import tvm_distir as td
 from tvm_distir import strategy
-from tvm_distir.errors import LoweringError, PropagationError, RuntimeError_
+from tvm_distir.errors import LoweringError, PlanError, PropagationError, RuntimeError_
 from tvm_distir.explain import explain
 from tvm_distir.ir import labels_of, ops
 from tvm_distir.ir.branches import lift_branches, outline_branches
 from tvm_distir.runtime import Reference, VirtualEngine
-from tvm_distir.transform import AnnotateSharding, PropagateSharding
+from tvm_distir.transform import AnnotateSharding, InlinePrivateFunctions, PropagateSharding
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -223,6 +223,18 @@ def test_the_input_is_not_changed():
     before = mod.script(show_meta=True)
     td.distribute(mod, plan_of({"a": 2}, x="S[0]"))
     assert mod.script(show_meta=True) == before
+
+
+def test_branches_are_not_inlined():
+    """TVM's memory planner hands storage of one branch to the other: only calls keep them apart."""
+    lifted = lift_branches(module(CASES["matmuls"]))
+    inlined = InlinePrivateFunctions()(lifted)
+    assert [gv.name_hint for gv in inlined.get_global_vars()] == [
+        gv.name_hint for gv in lifted.get_global_vars()
+    ]
+    (name, *_) = [gv.name_hint for gv in lifted.get_global_vars() if gv.name_hint != "main"]
+    with pytest.raises(PlanError, match=f'DIST0225.*"{name}" to inline is a branch of an If'):
+        InlinePrivateFunctions([name])(lifted)
 
 
 def test_a_module_without_an_if_is_returned_as_it_is():
