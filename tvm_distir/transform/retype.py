@@ -71,6 +71,10 @@ class FunctionRewriter(Operands):
             return relax.BindingBlock(self.bindings)
         if block.same_as(self.old.body.blocks[-1]):
             self._convert_results()
+        for v, field in self.fields.items():  # outside it is taken of its tuple again
+            if is_dataflow(self.homes.get(v)):
+                self.homes[v] = field
+        self.fields.clear()
         for key, var in self.shadowed.items():
             inner = self.exprs[key]
             outer = make_var(var.name, inner.ty)

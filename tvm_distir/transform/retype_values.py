@@ -30,8 +30,9 @@ class ValueForms:
     """Expressions of the values of one specialisation, in every form asked for.
 
     ``exprs`` maps each old variable, by its handle, to its new expression; ``homes`` each value
-    number to the expression of its root form; ``made`` has the forms converted so far. The last
-    two forget what a closed dataflow block hides.
+    number to the expression of its root form; ``made`` has the forms converted so far, ``fields``
+    the homes that were bound to a variable of the open dataflow block. All forget what a closed
+    block hides.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ValueForms:
         self.made: dict[tuple[int, Form], Any] = {}
         self.routes: dict[int, Route] = {}
         self.shadowed: dict[int, Any] = {}
+        self.fields: dict[int, Any] = {}
         self.types: dict[tuple[int, Form], Any] = {}
         self.bindings: list[Any] = []
         self.dataflow = False
@@ -130,6 +132,8 @@ class ValueForms:
     def _at_home(self, value: int) -> Any:
         home = self.homes[value]
         if type(home) is relax.TupleGetItem:
+            if self.dataflow:
+                self.fields[value] = home
             home = self._field(self.g.values[value].name, home)
             self.homes[value] = home
         return home
