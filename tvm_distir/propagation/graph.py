@@ -110,6 +110,8 @@ class Graph:
     reads: list[set[int]] = field(default_factory=list)
     public: bool = False
     params: list[int] = field(default_factory=list)
+    param_values: list[int] = field(default_factory=list)
+    result_values: list[int] = field(default_factory=list)
     rets: list[int] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
     uses: list[list[tuple[int, tuple[int, ...]]]] = field(default_factory=list)
@@ -132,6 +134,8 @@ class Graph:
         """Fill the indices: uses, producers, dim offsets. Call again after any change."""
         self.params = [k for k, n in enumerate(self.nodes) if n.kind == "param"]
         self.rets = [k for k, n in enumerate(self.nodes) if n.kind == "ret"]
+        self.param_values = [self.nodes[k].results[0] for k in self.params]
+        self.result_values = [self.nodes[k].operands[0] for k in self.rets]
         self.calls = [k for k, n in enumerate(self.nodes) if n.kind == "call"]
         self.uses = [[] for _ in self.values]
         self.producer = [(-1, -1)] * len(self.values)
@@ -160,11 +164,11 @@ class Graph:
 
     def param_value(self, number: int) -> int:
         """Value of the ``number``-th flat parameter."""
-        return self.nodes[self.params[number]].results[0]
+        return self.param_values[number]
 
     def result_value(self, number: int) -> int:
         """Value of the ``number``-th flat result (:data:`CONST` for a constant)."""
-        return self.nodes[self.rets[number]].operands[0]
+        return self.result_values[number]
 
     def place(self, node: int) -> str:
         """Where a node stands, for messages."""

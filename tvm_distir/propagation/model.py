@@ -91,6 +91,7 @@ class Builder:
         self.summary_of = summary_of
         self.forced = None if forced is None else forced[a]
         self.model = Model()
+        self._given: dict[int, tuple[End, ...]] = {}
         siblings = [b for b, axis in enumerate(shop.axes) if axis.mesh == self.axis.mesh and b != a]
         self.decided = [(shop.axes[b].size, inst.choice[b]) for b in siblings if b in inst.choice]
         self.undecided = [
@@ -130,23 +131,28 @@ class Builder:
 
     def _put_edge(self, table: tuple[int, int], first: int, second: int) -> None:
         """A table laid out (first, second), put over sorted variables."""
-        if first >= 0 and second >= 0 and first > second:
-            number, low = table
-            array = self.shop.tables.array(number)
-            flipped, more = self.shop.once(
-                ("flip", number), lambda: self.shop.tables.intern(array.T.copy())
-            )
-            self._put((second, first), (flipped, low + more))
+        if first < 0:
+            self._put((second,) if second >= 0 else (), table)
+        elif second < 0:
+            self._put((first,), table)
+        elif first < second:
+            self._put((first, second), table)
+        else:
+            self._put_turned(table, first, second)
+
+    def _put_turned(self, table: tuple[int, int], first: int, second: int) -> None:
+        """As above where the second variable is the lower one, or the first itself."""
+        number, low = table
+        tables = self.shop.tables
+        array = tables.array(number)
+        if first > second:
+            number, more = self.shop.once(("flip", number), lambda: tables.intern(array.T.copy()))
+            self._put((second, first), (number, low + more))
             return
-        if first >= 0 and first == second:
-            number, low = table
-            array = self.shop.tables.array(number)
-            diagonal, more = self.shop.once(
-                ("diagonal", number), lambda: self.shop.tables.intern(array.diagonal().copy())
-            )
-            self._put((first,), (diagonal, low + more))
-            return
-        self._put(tuple([x for x in (first, second) if x >= 0]), table)
+        number, more = self.shop.once(
+            ("diagonal", number), lambda: tables.intern(array.diagonal().copy())
+        )
+        self._put((first,), (number, low + more))
 
     def _add(self, alternatives: Alternatives, node: Node) -> int:
         m, variable, count = self.model, -1, len(alternatives.items)
@@ -244,11 +250,16 @@ class Builder:
         if self.forced is not None:
             label = self.forced[0][self.g.params.index(k)]
         if not on_mesh:
-            labels = [R]
-        elif label is not None:
-            labels = [label]
-        else:
-            labels = self._labels(v, self._may_be_partial(v) and not self.g.public)
+            label = R
+        if label is not None:
+            given = self._given.get(label)
+            if given is None:
+                only = self.shop.forms.ends([label], needs=False)
+                given = self._given[label] = ((only, -1),)
+            self.model.producers.append(given)
+            self.model.consumers.append(())
+            return
+        labels = self._labels(v, self._may_be_partial(v) and not self.g.public)
         alternatives = self.shop.forms.ends(labels, needs=False)
         variable = self._add(alternatives, node)
         if variable >= 0 and self.g.public:
@@ -275,8 +286,16 @@ class Builder:
         m.constant += summary.constant
         m.feasible = m.feasible and summary.feasible
         m.spliced[k] = base
-        m.producers.append(tuple((alts, base[u] if u >= 0 else -1) for alts, u in summary.rets))
-        m.consumers.append(tuple((alts, base[u] if u >= 0 else -1) for alts, u in summary.params))
+        for ends, outside in ((m.producers, summary.rets), (m.consumers, summary.params)):
+            ends.append(tuple([(alts, base[u]) if u >= 0 else (alts, u) for alts, u in outside]))
+
+    def _as_given(self, have: int, k: int, positions: tuple[int, ...]) -> bool:
+        """Whether an operand is only wanted in the one form it is given in: most values are."""
+        if len(positions) > 1:
+            return False
+        taker, variable = self.model.consumers[k][positions[0]]
+        at = 0 if self.g.nodes[k].kind == "call" else positions[0]
+        return variable < 0 and taker.needs[0][at] == have
 
     @staticmethod
     def _same_form(
@@ -301,10 +320,8 @@ class Builder:
         giver, variable = m.producers[k][j]
         if g.nodes[k].kind == "call":
             j = 0
-        if not giver.live and len(uses) == 1:  # most values: one consumer that wants it whole
-            kc, positions = uses[0]
-            if not m.consumers[kc][positions[0]][0].live and len(positions) == 1:
-                return
+        if variable < 0 and len(uses) == 1 and self._as_given(giver.gives[0][j], *uses[0]):
+            return
         takers: list[tuple[Alternatives, int, tuple[int, ...]]] = []
         for kc, positions in uses:
             if g.nodes[kc].kind == "call":

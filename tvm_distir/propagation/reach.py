@@ -89,6 +89,7 @@ class Reacher:
     ) -> None:
         self.graphs, self.order, self.axes = graphs, order, axes
         self.free = free
+        self._boundaries: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self.forced: Mapping[str, Signature] = forced or {}
         self.result = {key: Reach() for key in order}
 
@@ -105,22 +106,25 @@ class Reacher:
             self._fix_params(self.graphs[key])
         return self.result
 
-    def _boundary(self, g: Graph, node: Node) -> list[tuple[int, int]]:
-        """(dim number in the caller, dim number in the callee) across a call."""
-        h = self.graphs[node.callee]
-        pairs = [(v, h.param_value(i)) for i, v in enumerate(node.operands)]
-        pairs += [(v, h.result_value(i)) for i, v in enumerate(node.results)]
-        return [
-            (g.offset[v] + d, h.offset[w] + d)
-            for v, w in pairs
-            if v >= 0 and w >= 0
-            for d in range(len(g.values[v].shape))
-        ]
+    def _boundary(self, g: Graph, k: int) -> list[tuple[int, int]]:
+        """(dim number in the caller, dim number in the callee) across call k."""
+        found = self._boundaries.get((g.key, k))
+        if found is None:
+            node = g.nodes[k]
+            h = self.graphs[node.callee]
+            pairs = [*zip(node.operands, h.param_values), *zip(node.results, h.result_values)]
+            found = self._boundaries[g.key, k] = [
+                (g.offset[v] + d, h.offset[w] + d)
+                for v, w in pairs
+                if v >= 0 and w >= 0
+                for d in range(len(g.values[v].shape))
+            ]
+        return found
 
     def _unify(self, g: Graph) -> None:
         classes, seeds = _Classes(g.offset[-1]), []
         off = g.offset
-        for node in g.nodes:
+        for k, node in enumerate(g.nodes):
             if node.kind == "op" and node.rule is not None:
                 slots = node.operands + node.results
                 for tie in node.rule.ties:
@@ -135,7 +139,7 @@ class Reacher:
             elif node.kind == "call":
                 inner = self.result[node.callee]
                 groups: dict[int, list[int]] = {}
-                for x, y in self._boundary(g, node):
+                for x, y in self._boundary(g, k):
                     groups.setdefault(inner.root[y], []).append(x)
                 for root, members in groups.items():
                     classes.join(members)
@@ -175,7 +179,7 @@ class Reacher:
         reach = self.result[g.key]
         for k in g.calls:
             inner = self.result[g.nodes[k].callee]
-            for x, y in self._boundary(g, g.nodes[k]):
+            for x, y in self._boundary(g, k):
                 axes = reach.seeds.get(reach.root[x], ())
                 inner.seeds.setdefault(inner.root[y], set()).update(axes)
         bits = {root: sum(1 << a for a in axes) for root, axes in reach.seeds.items()}
@@ -232,13 +236,11 @@ class Reacher:
             elif node.kind == "call":
                 h = self.graphs[node.callee]
                 inner = self.result[node.callee].partial[a]
-                for i, v in enumerate(node.operands):
-                    w = h.param_value(i)
+                for v, w in zip(node.operands, h.param_values):
                     if v >= 0 and partial[v] and not inner[w]:
                         inner[w] = 1
                         changed = True
-                for i, v in enumerate(node.results):
-                    w = h.result_value(i)
+                for v, w in zip(node.results, h.result_values):
                     if w >= 0 and inner[w] and not partial[v]:
                         partial[v] = 1
                         changed = True
