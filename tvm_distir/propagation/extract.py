@@ -42,9 +42,13 @@ OPAQUE_BYTES = 1 << 14
 class Pin(NamedTuple):
     """What an annotation asks for: a label per axis (None where open) of a mesh."""
 
-    labels: PinLabels
+    labels: PinLabels | None
     mesh: int
     stationary: bool
+
+
+NO_PIN = Pin(None, -1, False)
+"""What is asked of a parameter without an annotation."""
 
 
 class Tensor(NamedTuple):
@@ -217,16 +221,13 @@ class _Function:
     def run(self) -> Graph:
         """Walk parameters, bindings and results."""
         for p in self.params:
-            key, name = handle(p), p.name
-            pin, mesh, fixed = None, -1, False
-            if key in self.param_pins:
-                pin, mesh, fixed = self._pin(*self.param_pins[key], p)
-            leaves = []
+            pinned = self.param_pins.get(handle(p))
+            pin = NO_PIN if pinned is None else self._pin(*pinned, p.ty)
+            name, leaves = p.name, []
             for ty in leaf_types(p.ty):
                 v = self._value(name, ty)
-                self.g.add_node(
-                    Node("param", (), (v,), mesh=mesh, pin=pin, stationary=fixed, label=name)
-                )
+                node = Node("param", (), (v,), None, pin.mesh, pin.labels, pin.stationary, "", name)
+                self.g.nodes.append(node)
                 leaves.append(v)
             self._bind(p, tuple(leaves))
         first = 0
@@ -353,8 +354,8 @@ class _Function:
         node = Node("op", operands, tuple(held), rule, home, label=var.name)
         self._bind(var, tuple(held), g.add_node(node))
 
-    def _pin(self, var: Any, call: ir.Call, annotated: Any) -> Pin:
-        """What an annotation asks for."""
+    def _pin(self, var: Any, call: ir.Call, ty: Any) -> Pin:
+        """What an annotation asks of a value of type ``ty``."""
         name, attrs = var.name, call.attrs
         number = self.owner.mesh_number(attrs.device_mesh)
         if number is None:
@@ -365,7 +366,7 @@ class _Function:
                 'Add it: mod.update_global_info("mesh", meshes).',
             )
         labels: PinLabels = self.owner.labels(
-            attrs, annotated.ty, number, lambda: f"{self.g.name}/{name} (annotate_sharding)"
+            attrs, ty, number, lambda: f"{self.g.name}/{name} (annotate_sharding)"
         )
         opened = self.open.get(name)
         if opened:
@@ -379,7 +380,7 @@ class _Function:
             raise self._error(
                 "DIST0407", var.name, "an annotation of a tuple", "Annotate its fields."
             )
-        pin, mesh, fixed = self._pin(var, call, annotated)
+        pin, mesh, fixed = self._pin(var, call, annotated.ty)
         result = self._value(var.name, var.ty)
         label = f"{var.name} (annotate_sharding)"
         node = Node("pin", source, (result,), mesh=mesh, pin=pin, stationary=fixed, label=label)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from ..ir import P, R
@@ -57,8 +58,9 @@ class Route:
         self.forms = self._with_waypoints(dict.fromkeys([self.root, *wanted]))
 
     @classmethod
+    @functools.lru_cache(maxsize=1024)
     def at_home(cls, produced: Form) -> Route:
-        """Route of a value that every consumer wants as it is produced."""
+        """Route of a value that every consumer wants as it is produced; one per form."""
         route = cls.__new__(cls)
         route.parents = [{}] * len(produced)
         route.root, route.forms = produced, [produced]

@@ -46,11 +46,15 @@ class FunctionRewriter(Operands):
         """Parameters, blocks, result."""
         params = []
         for p in self.old.params[:]:
-            leaves = [self._root_type(v) for v in self.g.env[handle(p)]]
-            plain = type(p.ty) is relax.TensorType
-            new = make_var(p.name, leaves[0] if plain else rebuilt(p.ty, iter(leaves)))
+            key, plain = handle(p), p.ty
+            leaves = self.g.env[key]
+            if type(plain) is relax.TensorType:
+                new = make_var(p.name, self._root_type(leaves[0]))
+                self.exprs[key] = self.homes[leaves[0]] = new
+            else:
+                new = make_var(p.name, rebuilt(plain, iter(map(self._root_type, leaves))))
+                self._bind_leaves(p, new)
             params.append(new)
-            self._bind_leaves(p, new)
         blocks = [self._block(*one) for one in enumerate(self.old.body.blocks[:])]
         self.bindings, self.dataflow = [], False
         result = self._result()
