@@ -141,18 +141,20 @@ def test_a_difference_exits_70(
 ) -> None:
     from tvm_distir.runtime.virtual import VirtualEngine
 
-    whole = VirtualEngine.run
+    right = VirtualEngine.run_local
 
-    def broken(self: VirtualEngine, mod: Any, inputs: Any) -> Any:
-        return [value + 1 for value in whole(self, mod, inputs)]
+    def broken(self: VirtualEngine, program: Any, local: Any) -> Any:
+        found = right(self, program, local)
+        return {rank: [value + 1 for value in results] for rank, results in found.items()}
 
-    monkeypatch.setattr(VirtualEngine, "run", broken)
+    monkeypatch.setattr(VirtualEngine, "run_local", broken)
     words = ["verify", "mlp.py", "--plan", "plan.json", "--engine", "virtual", "--json"]
     assert main(words) == 70
     out, err = capsys.readouterr()
     data = json.loads(out)
     assert data["equal"] is False and data["max_abs_diff"] == pytest.approx(1.0, rel=1e-3)
-    assert err.startswith("DIST0690 output 0: ") and len(err.splitlines()) == 1
+    assert err.startswith("DIST0690 mlp/lv (matmul): the first value that differs ")
+    assert "output 0 by up to 1 " in err and len(err.splitlines()) == 1
 
 
 def test_opt_runs_passes_in_order(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
