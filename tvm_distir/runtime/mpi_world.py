@@ -325,6 +325,10 @@ def forget_world() -> None:
         _current.pop().abandon()
 
 
+LAST_WORDS_S = 0.2
+"""Time the launcher gets to hand on what a dying process printed, before it kills the others."""
+
+
 def _abort_when_dying(here: World) -> None:
     """End the whole job when an exception ends this process; else the others would wait."""
     if here.size == 1 or getattr(sys.excepthook, "ends_job", False):
@@ -335,6 +339,7 @@ def _abort_when_dying(here: World) -> None:
         before(kind, error, trace)
         sys.stdout.flush()
         sys.stderr.flush()
+        time.sleep(LAST_WORDS_S)
         load_mpi().COMM_WORLD.Abort(getattr(error, "exit_code", 1))
 
     hook.ends_job = True  # type: ignore[attr-defined]
