@@ -12,6 +12,7 @@ from tvm import relax
 from ...ir import ops
 from .calls import LocalCall, register_local
 from .padding import neutral_element
+from .statistics import widened
 
 
 @register_local("relax.mean")
@@ -126,13 +127,10 @@ def softmax(cx: LocalCall) -> Any:
     cut = cx.axes_of_dim(0, axis)
     if not cut:
         return cx.same()
-    x = cx.operand(0)
-    narrow = own.dtype in ("float16", "bfloat16")
-    if narrow:
-        x = cx.emit(relax.op.astype(x, "float32"), "wide")
-    masked = axis in own.padded_dims
-    if masked:
-        low = cx.scalar(neutral_element("max", "float32"), "float32")
+    x = widened(cx, cx.operand(0))
+    dtype = str(x.ty.dtype)
+    if axis in own.padded_dims:
+        low = cx.scalar(neutral_element("max", dtype), dtype)
         x = cx.emit(relax.op.where(cx.valid(0, axis), x, low), "kept")
     top = cx.emit(relax.op.max(x, [axis], keepdims=True), "max")
     top = cx.emit(ops.all_reduce(top, cx.mesh, cut, "max"), "max")
@@ -144,6 +142,6 @@ def softmax(cx: LocalCall) -> Any:
         result = relax.op.divide(powers, total)
     else:
         result = relax.op.subtract(shifted, cx.emit(relax.op.log(total), "log"))
-    if narrow:
+    if dtype != own.dtype:
         result = relax.op.astype(cx.emit(result, "wide"), own.dtype)
     return result

@@ -123,7 +123,7 @@ def _inverse_root(cx: LocalCall, value: Any, epsilon: float) -> Any:
     return cx.emit(relax.op.rsqrt(cx.emit(relax.op.add(value, small), "raised")), "scale")
 
 
-def _wide(cx: LocalCall, x: Any) -> Any:
+def widened(cx: LocalCall, x: Any) -> Any:
     """``x`` in float32 where its dtype is narrower."""
     return cx.emit(relax.op.astype(x, _WIDE), "wide") if str(x.ty.dtype) in _NARROW else x
 
@@ -166,7 +166,7 @@ def layer_norm(cx: LocalCall) -> Any:
     if not axes:
         return cx.same()
     count = math.prod(own.whole[d] for d in dims)
-    moments = Moments(cx, _wide(cx, cx.operand(0)), dims, axes, count)
+    moments = Moments(cx, widened(cx, cx.operand(0)), dims, axes, count)
     _, apart, variance = moments.centred()
     scale = _inverse_root(cx, variance, float(cx.call.attrs.epsilon))
     normed = _back(cx, cx.emit(relax.op.multiply(apart, scale), "normed"), own.dtype)
@@ -181,7 +181,7 @@ def rms_norm(cx: LocalCall) -> Any:
     axes = cutting_axes(cx, dims)
     if not axes:
         return cx.same()
-    x, gamma = _wide(cx, cx.operand(0)), _wide(cx, cx.operand(1))
+    x, gamma = widened(cx, cx.operand(0)), widened(cx, cx.operand(1))
     inner = filled(cx, x, dims, 0, _WIDE)
     count = math.prod(own.whole[d] for d in dims)
     squares = cx.emit(relax.op.multiply(inner, inner), "squares")
@@ -210,7 +210,7 @@ def group_norm(cx: LocalCall) -> Any:
             center=bool(a.center),
             scale=bool(a.scale),
         )
-    x = _wide(cx, cx.operand(0))
+    x = widened(cx, cx.operand(0))
     inner = filled(cx, x, dims, 0, str(x.ty.dtype))
     shape = [int(n) for n in x.ty.shape]
     width = shape[channel] // groups
@@ -236,7 +236,7 @@ def instance_norm(cx: LocalCall) -> Any:
     axes = cutting_axes(cx, dims)
     if not axes:
         return cx.same()
-    x = _wide(cx, cx.operand(0))
+    x = widened(cx, cx.operand(0))
     count = math.prod(own.whole[d] for d in dims)
     mean, variance = Moments(cx, x, dims, axes, count).sums()
     scale = _inverse_root(cx, variance, float(a.epsilon))
