@@ -30,9 +30,6 @@ class Alternatives:
         self.number, self.items = number, items
         self.needs = tuple(x.needs for x in items)
         self.gives = tuple(x.gives for x in items)
-        labels = [x for item in items for x in (*item.needs, *item.gives)]
-        self.live = any(x != R for x in labels)
-        self.linear = any(P in x.needs for x in items)
 
     def __len__(self) -> int:
         return len(self.items)

@@ -10,7 +10,7 @@ serves all of them. A call of a private function splices that function's summary
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..ir import P, R
@@ -289,25 +289,13 @@ class Builder:
         for ends, outside in ((m.producers, summary.rets), (m.consumers, summary.params)):
             ends.append(tuple([(alts, base[u]) if u >= 0 else (alts, u) for alts, u in outside]))
 
-    def _as_given(self, have: int, k: int, positions: tuple[int, ...]) -> bool:
-        """Whether an operand is only wanted in the one form it is given in: most values are."""
-        if len(positions) > 1:
-            return False
-        taker, variable = self.model.consumers[k][positions[0]]
-        at = 0 if self.g.nodes[k].kind == "call" else positions[0]
-        return variable < 0 and taker.needs[0][at] == have
-
-    @staticmethod
-    def _same_form(
-        giver: Alternatives, result: int, takers: list[tuple[Alternatives, int, tuple[int, ...]]]
-    ) -> bool:
-        """Whether the only form a value is given in is the only one all its takers want."""
-        have = giver.gives[0][result]
-        for taker, variable, positions in takers:
-            if variable >= 0:
-                return False
+    def _as_given(self, have: int, uses: Sequence[tuple[int, tuple[int, ...]]]) -> bool:
+        """Whether each consumer can only want the one form that a value is given in."""
+        for k, positions in uses:
+            call = self.g.nodes[k].kind == "call"
             for i in positions:
-                if taker.needs[0][i] != have:
+                taker, variable = self.model.consumers[k][i]
+                if variable >= 0 or taker.needs[0][0 if call else i] != have:
                     return False
         return True
 
@@ -320,7 +308,7 @@ class Builder:
         giver, variable = m.producers[k][j]
         if g.nodes[k].kind == "call":
             j = 0
-        if variable < 0 and len(uses) == 1 and self._as_given(giver.gives[0][j], *uses[0]):
+        if variable < 0 and self._as_given(giver.gives[0][j], uses):
             return
         takers: list[tuple[Alternatives, int, tuple[int, ...]]] = []
         for kc, positions in uses:
@@ -328,14 +316,6 @@ class Builder:
                 takers += [(*m.consumers[kc][i], (0,)) for i in positions]
             else:
                 takers.append((*m.consumers[kc][positions[0]], positions))
-        if not giver.live:
-            for taker, _, _ in takers:
-                if taker.live:
-                    break
-            else:
-                return
-        if variable < 0 and self._same_form(giver, j, takers):
-            return
         pinned, held = hold_on(g, self.reach, self.axis, self.a, k)
         size = self.bytes[v] * (self.shop.costs.move if pinned else 1)
         n = self.axis.size
