@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from collective_cases import DTYPES, np_dtype, wild
 
 from tvm_distir.errors import DistIRError, RuntimeError_
 from tvm_distir.native import ccl as native
@@ -19,29 +20,7 @@ from tvm_distir.runtime.ccl import ARGS
 from tvm_distir.runtime.collectives import REDUCE_OPS, TRAFFIC, Collective, apply, wide_dtype
 from tvm_distir.runtime.layout import same_bits
 
-FLOATS = ["float16", "bfloat16", "float32", "float64"]
-INTS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
-DTYPES = [*FLOATS, *INTS, "bool"]
 STAGED_BYTES = 16384
-
-
-def np_dtype(name):
-    return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
-
-
-def wild(rng, shape, dtype):
-    """Values of every magnitude; among floats also zeros of both signs and infinities."""
-    dtype = np_dtype(dtype)
-    if dtype == np.bool_:
-        return rng.random(shape) < 0.5
-    if dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        return rng.integers(info.min, info.max, shape, dtype, endpoint=True)
-    exponents = {2: 12, 4: 60, 8: 400}[dtype.itemsize]
-    values = rng.standard_normal(shape) * 2.0 ** rng.integers(-exponents, exponents, shape)
-    special = rng.choice([0.0, -0.0, np.inf, 1.0], shape)
-    with np.errstate(over="ignore"):
-        return np.where(rng.random(shape) < 0.1, special, values).astype(dtype)
 
 
 def run_ranks(fabric, ranks, body):
