@@ -13,7 +13,7 @@ from tvm.relax.frontend import nn
 
 from ...errors import nearest
 from .blocks import LayerNorm, Tensor, emit, export_model, layer_class, positions
-from .configs import Config, Fault, indivisible
+from .configs import Fault, FourfoldFfn, indivisible
 from .layers import Attention, FeedForward
 
 HEADS = ("mlm", "classify")
@@ -21,7 +21,7 @@ EPS = 1e-12
 
 
 @dataclass(frozen=True)
-class BertConfig(Config):
+class BertConfig(FourfoldFfn):
     """A BERT encoder.
 
     Attributes
@@ -42,8 +42,6 @@ class BertConfig(Config):
         1: a layer is a private function; 0: everything stands in ``main``.
     """
 
-    MAY_BE_ZERO = frozenset({"ffn"})
-
     layers: int = 12
     hidden: int = 768
     heads: int = 12
@@ -57,11 +55,6 @@ class BertConfig(Config):
     seq: int = 128
     dtype: str = "float32"
     nested: int = 1
-
-    @property
-    def ffn_dim(self) -> int:
-        """Width of the hidden layer of the feed-forward block."""
-        return self.ffn or 4 * self.hidden
 
     def faults(self) -> Iterator[Fault]:
         """Yield what is wrong: also heads that do not divide, and too few positions."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ...errors import ModelError, nearest
 
@@ -53,8 +53,23 @@ def indivisible(what: str, size: int, by: str, count: int) -> Iterator[Fault]:
         yield f"{what}={size} is not divisible by {by}={count}", f"Choose {by} that divide {what}."
 
 
+class FourfoldFfn(Config):
+    """A config whose feed-forward block is four times as wide as ``hidden`` where ``ffn`` is 0."""
+
+    MAY_BE_ZERO = frozenset({"ffn"})
+
+    if TYPE_CHECKING:
+        ffn: int
+        hidden: int
+
+    @property
+    def ffn_dim(self) -> int:
+        """Width of the hidden layer of the feed-forward block."""
+        return self.ffn or 4 * self.hidden
+
+
 @dataclass(frozen=True)
-class GptConfig(Config):
+class GptConfig(FourfoldFfn):
     """A GPT-2 style decoder.
 
     Attributes
@@ -71,8 +86,6 @@ class GptConfig(Config):
         1: a layer is a private function; 0: everything stands in ``main``.
     """
 
-    MAY_BE_ZERO = frozenset({"ffn"})
-
     layers: int = 12
     hidden: int = 768
     heads: int = 12
@@ -88,11 +101,6 @@ class GptConfig(Config):
     def head_dim(self) -> int:
         """Width of a head."""
         return self.hidden // self.heads
-
-    @property
-    def ffn_dim(self) -> int:
-        """Width of the hidden layer of the feed-forward block."""
-        return self.ffn or 4 * self.hidden
 
     def faults(self) -> Iterator[Fault]:
         """Yield what is wrong: also heads that do not divide, and too few positions."""

@@ -12,14 +12,14 @@ from tvm import ir, relax
 from tvm.relax.frontend import nn
 
 from .blocks import LayerNorm, emit, export_model, layer_class
-from .configs import Config, Fault, indivisible
+from .configs import Fault, FourfoldFfn, indivisible
 from .layers import Attention, FeedForward
 
 EPS = 1e-6
 
 
 @dataclass(frozen=True)
-class VitConfig(Config):
+class VitConfig(FourfoldFfn):
     """A Vision Transformer that classifies.
 
     Attributes
@@ -37,8 +37,6 @@ class VitConfig(Config):
         1: a layer is a private function; 0: everything stands in ``main``.
     """
 
-    MAY_BE_ZERO = frozenset({"ffn"})
-
     layers: int = 12
     hidden: int = 768
     heads: int = 12
@@ -50,11 +48,6 @@ class VitConfig(Config):
     batch: int = 16
     dtype: str = "float32"
     nested: int = 1
-
-    @property
-    def ffn_dim(self) -> int:
-        """Width of the hidden layer of the feed-forward block."""
-        return self.ffn or 4 * self.hidden
 
     @property
     def patches(self) -> int:
