@@ -47,9 +47,6 @@ CAREFUL_EVERY = 10
 QUICK_TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 """The kernels are small: compiling them is what takes time."""
 
-LATE_REFUSALS = ("a branch of an If works on several meshes",)
-"""What only the lowering can see, and may refuse; its other errors are bugs."""
-
 BAD = ("WRONG", "RAW", "INVARIANT", "HANG", "CRASH")
 """Outcomes that are bugs. Refusals (DIST...) may be."""
 
@@ -206,8 +203,6 @@ def _check(case: Case, threads: bool, careful: bool) -> Outcome:
         return Outcome("INVARIANT", error.stage, error.what, _short(error))
     except DistIRError as error:
         kind = "refused" if stage in ("plan", "annotate", "propagate") else "RAW"
-        if any(words in error.what for words in LATE_REFUSALS):
-            kind = "refused"
         if error.code.startswith(("DIST01", "DIST09")) or error.code in ("DIST0451", "DIST0452"):
             kind = "RAW"
         return Outcome(kind, stage, error.code, _short(error))

@@ -21,9 +21,8 @@ from tvm import ir, relax
 from tvm_distir.transform import LowerDistIR
 
 SEEDS = (1000, 1060)
-REFUSALS = {"DIST0411", "DIST0504"}
-"""What a random plan may ask for that cannot be: a stationary placement no op can use, a branch
-of an ``If`` on several meshes."""
+REFUSALS = {"DIST0411"}
+"""What a random plan may ask for that cannot be: a stationary placement no op can use."""
 
 
 def test_random_cases_equal_one_device():

@@ -15,7 +15,7 @@ from tvm import relax
 
 import tvm_distir as td
 from tvm_distir import strategy
-from tvm_distir.errors import LoweringError, PlanError, PropagationError, RuntimeError_
+from tvm_distir.errors import PlanError, PropagationError, RuntimeError_
 from tvm_distir.explain import explain
 from tvm_distir.ir import labels_of, ops
 from tvm_distir.ir.branches import lift_branches, outline_branches
@@ -298,38 +298,6 @@ def impure(text):
     return module(
         text.replace(":\n    if", ":\n    R.func_attr({'relax.force_pure': 1})\n    if", 1)
     )
-
-
-def test_branches_on_several_meshes_are_refused():
-    """One device would have to decide for devices of another mesh."""
-    mod = module(
-        f"""
-def main({C}, {X}, {W}):
-    if c:
-        a = R.matmul(x, w)
-        b = R.add(a, a)
-        y = R.matmul(b, w)
-    else:
-        y = x
-    return y
-"""
-    )
-    plan = td.Plan.from_dict(
-        {
-            "schema_version": 1,
-            "meshes": {
-                "one": {"axes": {"a": 2}, "start": 0},
-                "two": {"axes": {"a": 2}, "start": 2},
-            },
-            "rules": [
-                {"param": "x", "placement": "S[0]", "mesh": "one"},
-                {"value": "a", "placement": "S[0]", "mesh": "two"},
-                {"value": "b", "placement": "S[0]", "mesh": "one"},
-            ],
-        }
-    )
-    with pytest.raises(LoweringError, match=r"DIST0504 main_y_then.*several meshes"):
-        td.distribute(mod, plan)
 
 
 def test_an_if_on_one_of_two_meshes():

@@ -30,20 +30,17 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax
-from tvm.relax.distributed import DTensorType
 
 from ...analysis import PartialState
-from ...ir import mesh_key
 from ...ir.attributes import PARTIAL_ATTR
 from ...ir.branches import branch_calls, branch_of
 from ...ir.ops import dist_op_name
 from ...ir.types import relax_functions, value_types
 from ..blocks import merged_blocks
-from ..legalize.emit import op_name, substitute, typed, variables
+from ..legalize.emit import substitute, typed
 from ..legalize.passes import retyped
-
-Path = tuple[int, ...]
-"""Where a leaf stands in a nested tuple."""
+from .homes import choices_at_home
+from .scene import Path, Scene
 
 
 @dataclass
@@ -74,6 +71,8 @@ class Sunk:
 def sink_conversions(mod: ir.IRModule) -> ir.IRModule:
     """Move conversions into the branches that alone need them; see the module's docstring.
 
+    Before that every choice moves to the mesh of its branches (:mod:`.homes`).
+
     Parameters
     ----------
     mod : IRModule
@@ -82,7 +81,7 @@ def sink_conversions(mod: ir.IRModule) -> ir.IRModule:
     """
     if not any(branch_of(fn) for fn in mod.functions.values()):
         return mod
-    return _Sinker(mod).run()
+    return _Sinker(choices_at_home(mod)).run()
 
 
 class _Sinker:
@@ -146,7 +145,7 @@ class _Sinker:
         self.settled[name] = self._caller(name, fn) if inner else fn
 
     def _caller(self, name: str, fn: relax.Function) -> relax.Function:
-        scene = _Scene(fn)
+        scene = Scene(fn)
         state = PartialState(self.mod, name, fn, legalized=False)
         state.check()
         found = {b.var: self._plan(scene, b) for b, _, _ in branch_calls(self.mod, fn)}
@@ -217,7 +216,7 @@ class _Sinker:
     # planning --------------------------------------------------------------------------
 
     @staticmethod
-    def _plan(scene: _Scene, b: Any) -> Sunk:
+    def _plan(scene: Scene, b: Any) -> Sunk:
         sunk = Sunk()
         for i, arg in enumerate(b.value.args):
             source, steps = scene.before(arg)
@@ -231,79 +230,6 @@ class _Sinker:
                 sunk.removed.update(var for var, _ in steps)
                 sunk.finals[steps[-1][0]] = leaf
         return sunk
-
-
-class _Scene:
-    """Who defines and who reads the variables of a function."""
-
-    def __init__(self, fn: relax.Function) -> None:
-        self.value: dict[Any, Any] = {}
-        self.readers: dict[Any, list[Any]] = {}
-        for block in fn.body.blocks:
-            for b in block.bindings:
-                self.value[b.var] = b.value
-                for used in variables(b.value):
-                    self.readers.setdefault(used, []).append(b)
-        for used in variables(fn.body.body):
-            self.readers.setdefault(used, []).append(None)
-
-    def before(self, arg: Any) -> tuple[Any, list[tuple[Any, Any]]]:
-        """Conversions that lead to an argument and to nothing else, first one first.
-
-        A ``partial`` goes along only with the redistribute that it leaves unfinished: alone it
-        may be what keeps an op's own reduction open.
-        """
-        steps: list[tuple[Any, Any]] = []
-        here = arg
-        while isinstance(here, ir.Var) and len(self.readers.get(here, [])) == 1:
-            value: Any = self.value.get(here)
-            if _redistributes(value):
-                steps.append((here, value))
-            elif dist_op_name(value) == "partial" and _redistributes(self.value.get(value.args[0])):
-                if len(self.readers[value.args[0]]) != 1:
-                    break
-                steps.append((here, value))
-            else:
-                break
-            here = value.args[0]
-        return (here, steps[::-1]) if isinstance(here, ir.Var) else (arg, [])
-
-    def after(self, leaf: Any) -> list[tuple[Any, Any]]:
-        """Conversions of a result that nothing else reads."""
-        steps: list[tuple[Any, Any]] = []
-        here = leaf
-        while len(self.readers.get(here, [])) == 1:
-            reader = self.readers[here][0]
-            if reader is None:
-                break
-            if not _redistributes(reader.value) and dist_op_name(reader.value) != "partial":
-                break
-            steps.append((reader.var, reader.value))
-            here = reader.var
-        return steps
-
-    def leaves(self, var: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-        """Variables that hold the leaves of a (nested) tuple variable, each read off once."""
-        if not isinstance(var.ty, relax.TupleType):
-            yield path, var
-            return
-        items: dict[int, list[Any]] = {}
-        for reader in self.readers.get(var, []):
-            if reader is not None and isinstance(reader.value, relax.TupleGetItem):
-                items.setdefault(int(reader.value.index), []).append(reader.var)
-        for index, found in sorted(items.items()):
-            if len(found) == 1:
-                yield from self.leaves(found[0], (*path, index))
-
-
-def _redistributes(value: Any) -> bool:
-    """Whether a value is a redistribute of a variable within one mesh."""
-    if not isinstance(value, ir.Call) or op_name(value) != "dist.redistribute":
-        return False
-    have = value.args[0].ty
-    return isinstance(have, DTensorType) and mesh_key(have.device_mesh) == mesh_key(
-        value.attrs.device_mesh
-    )
 
 
 # functions -----------------------------------------------------------------------------
