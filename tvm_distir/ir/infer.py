@@ -62,8 +62,11 @@ def _check_blocks(call: ir.Call, labels: Sequence[int], axes: Sequence[int], dim
         raise _refuse(call, why, "Move the later axes first, or use R.dist.exchange.")
 
 
-def _change(call: ir.Call, old: int, new: int) -> DTensorType:
-    """Result type when the label along the call's mesh axes changes from old to new."""
+def _change(call: ir.Call, old: int, new: int, anywhere: bool) -> DTensorType:
+    """Result type when the label along the call's mesh axes changes from old to new.
+
+    ``anywhere``: whether the shards need not be parts of the blocks that the other axes leave.
+    """
     ty, axes = call.args[0].ty, _axes(call)
     labels = labels_of(ty.placement)
     ndim = int(ty.tensor_ty.ndim)
@@ -81,7 +84,7 @@ def _change(call: ir.Call, old: int, new: int) -> DTensorType:
             )
     rest = tuple(R if a in axes else x for a, x in enumerate(labels))
     for dim in (old, new):
-        if dim != R:
+        if dim != R and not anywhere:
             _check_blocks(call, rest, axes, dim)
     after = tuple(new if a in axes else x for a, x in enumerate(labels))
     return DTensorType(ty.tensor_ty, ty.device_mesh, placement_of(after))
@@ -146,7 +149,7 @@ def _reduced(call: ir.Call, _: Any) -> Any:
     return ty
 
 
-def _mover(old: str | None, new: str | None) -> Infer:
+def _mover(old: str | None, new: str | None, anywhere: bool = False) -> Infer:
     """Inference of an op that goes from dim attribute ``old`` to dim attribute ``new``."""
 
     def infer(call: ir.Call, _: Any) -> Any:
@@ -154,7 +157,7 @@ def _mover(old: str | None, new: str | None) -> Infer:
         a = None if old is None else int(call.attrs[old])
         b = None if new is None else int(call.attrs[new])
         if isinstance(ty, DTensorType):
-            return _change(call, R if a is None else a, R if b is None else b)
+            return _change(call, R if a is None else a, R if b is None else b, anywhere)
         return _scaled(call, a, b)
 
     return infer
@@ -207,7 +210,7 @@ INFER: dict[str, Infer] = {
     "partial": _reduced,
     "all_reduce": _reduced,
     "all_gather": _mover("dim", None),
-    "reduce_scatter": _mover(None, "dim"),
+    "reduce_scatter": _mover(None, "dim", anywhere=True),
     "all_to_all": _mover("gather_dim", "split_dim"),
     "local_slice": _mover(None, "dim"),
     "collective_permute": _shifted,

@@ -22,6 +22,8 @@ from tvm_distir.runtime.calls import decode_collective
 from tvm_distir.runtime.collectives import all_reduce, apply
 from tvm_distir.runtime.layout import np_dtype
 from tvm_distir.transform.legalize.rewrite import step_call
+from tvm_distir.transform.legalize.shards import terms_move
+from tvm_distir.transform.legalize.steps import exchange_step
 
 MESHES = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (4, 2), (2, 2, 2)]
 EVEN = {1: (24,), 2: (24, 48), 3: (24, 8, 12)}
@@ -127,6 +129,10 @@ def run_step(parts, labels, step, case):
     count = math.prod(case.mesh[a] for a in step.axes)
     if count == 1:
         return parts
+    if step.kind == "reduce_scatter":
+        move = terms_move(case.shape, labels, step.axes, step.split_dim, case.mesh)
+        if move is not None:
+            return run_terms(parts, move, case)
     if step.split_dim is not None:
         parts = {d: padded(x, step.split_dim, count) for d, x in parts.items()}
     call = collective_of(case.shape, step, labels, case.mesh, case.devices, case.op)
@@ -135,6 +141,16 @@ def run_step(parts, labels, step, case):
         out.update(zip(group, apply(call, [parts[d] for d in group])))
     want = local_shape(case.shape, step.after, case.mesh)
     return {d: x[tuple(slice(0, n) for n in want)] for d, x in out.items()}
+
+
+def run_terms(parts, move, case):
+    """Terms as elements of a dim of their own: exchanged, then reduced on each device."""
+    step = exchange_step(move.before, move.after)
+    call = collective_of(move.shape, step, move.before, case.mesh, case.devices, case.op)
+    out = {}
+    for group in call.groups:
+        out.update(zip(group, apply(call, [parts[d][None] for d in group])))
+    return {d: all_reduce(list(x), case.op) for d, x in out.items()}
 
 
 def finished(parts, labels, mesh, op):

@@ -104,7 +104,11 @@ class Search:
                 yield self.changed(labels, axes, R), 2 * local * (k - 1) / k, LAUNCH, "all_reduce"
             for dim in range(len(self.shape)):
                 after = self.changed(labels, axes, dim)
-                if old == dim or not self.same(after, self.cut(labels, axes, old, dim)):
+                if old == dim:
+                    continue
+                if not self.same(after, self.cut(labels, axes, old, dim)):
+                    if old == P:
+                        yield after, self.missing(labels, after, k), EXCHANGE, "terms"
                     continue
                 got = self.size(after)
                 if old == R:
@@ -134,6 +138,15 @@ class Search:
         worst = 0
         for have, want in zip(self.held[before], self.held[after]):
             worst = max(worst, len(set(want[want >= 0].tolist()) - set(have[have >= 0].tolist())))
+        return worst
+
+    def missing(self, before, after, count):
+        """Terms that the worst-off device lacks of its new shard, of ``count`` per element."""
+        worst = 0
+        for have, want in zip(self.held[before], self.held[after]):
+            wanted = set(want[want >= 0].tolist())
+            own = wanted & set(have[have >= 0].tolist())
+            worst = max(worst, count * len(wanted) - len(own))
         return worst
 
     def cheapest(self, before, after, bound, price, itemsize):

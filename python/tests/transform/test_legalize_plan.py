@@ -90,17 +90,20 @@ def test_no_sequence_is_faster_on_a_system():
         if kind in ("local_slice", "partial"):
             return FREE
         pairs = enumerate(zip(state, after))
-        axes = tuple(a for a, (x, y) in pairs if x != y or (kind == "exchange" and x >= 0))
+        moving = kind in ("exchange", "terms")
+        axes = tuple(a for a, (x, y) in pairs if x != y or (moving and x >= 0))
         k = math.prod(mesh[a] for a in axes)
         result = {
             "all_reduce": elements * k / 2 / (k - 1) if k > 1 else 0,
             "reduce_scatter": elements / (k - 1),
             "exchange": elements,
+            "terms": elements,
         }.get(kind, elements * k / (k - 1))
         groups = ids[axes]
         sharing = system.nic_sharing(groups)
-        times = [system.collective_time_s(kind, round(4 * result), g, sharing) for g in groups]
-        return round(1e12 * max(times)) + 8 * (kind == "exchange")
+        wire = "exchange" if moving else kind
+        times = [system.collective_time_s(wire, round(4 * result), g, sharing) for g in groups]
+        return round(1e12 * max(times)) + 8 * moving
 
     for before, after in itertools.permutations(search.states, 2):
         want = search.cheapest(before, after, 1.0, price, 4)

@@ -25,8 +25,9 @@ from ...ir import Labels, P, R, local_shape, placement_text
 from ...rules.dims import size_bytes
 from ...system import System
 from .costs import Costs, Groups, RingCosts, SystemCosts
-from .shards import Bounds, bounds_of, lacking, lacking_elements
+from .shards import Bounds, bounds_of, lacking
 from .steps import KINDS, Space, Step, can_exchange, exchange_step, steps_from
+from .wire import Wire, step_wire
 
 ALL_DIMS_STATES = 300
 """Up to so many placements every dim may be sharded on the way."""
@@ -54,19 +55,6 @@ class Plan:
     steps: tuple[Step, ...]
     cost: int
     peak_bytes: int
-
-
-def step_payload_bytes(
-    shape: Sequence[int], before: Labels, step: Step, mesh: Sequence[int], dtype: str
-) -> int:
-    """Bytes of one rank's result, padding included; of an exchange, the most one receives."""
-    if step.kind == "exchange":
-        return size_bytes((lacking_elements(shape, before, step.after, mesh),), dtype)
-    result = [int(n) for n in local_shape(shape, step.after, mesh)]
-    if step.gather_dim is not None:
-        count = math.prod(mesh[a] for a in step.axes)
-        result[step.gather_dim] = count * int(local_shape(shape, before, mesh)[step.gather_dim])
-    return size_bytes(tuple(result), dtype)
 
 
 @dataclass(frozen=True)
@@ -274,17 +262,19 @@ class _Search:
     def _priced(self, labels: Labels) -> Iterator[tuple[Step, int]]:
         key = self.key
         for step in steps_from(self.space, labels):
-            payload = step_payload_bytes(key.shape, labels, step, key.mesh, key.dtype)
-            yield step, self._price(step, payload)
+            wire = step_wire(key.shape, labels, step, key.mesh, key.dtype)
+            if wire.kind in self.space.kinds:
+                yield step, self._price(wire)
         if "exchange" in self.space.kinds:
             for after, elements in self._exchanges(labels):
                 step = exchange_step(labels, after)
-                yield step, self._price(step, size_bytes((elements,), key.dtype))
+                wire = Wire("exchange", step.axes, size_bytes((elements,), key.dtype))
+                yield step, self._price(wire)
 
-    def _price(self, step: Step, payload_bytes: int) -> int:
-        if step.axes not in self.groups:
-            self.groups[step.axes] = self.key.groups(step.axes)
-        return self.costs.step(step.kind, payload_bytes, self.groups[step.axes])
+    def _price(self, wire: Wire) -> int:
+        if wire.axes not in self.groups:
+            self.groups[wire.axes] = self.key.groups(wire.axes)
+        return self.costs.step(wire.kind, wire.payload_bytes, self.groups[wire.axes])
 
     def _exchanges(self, labels: Labels) -> Iterator[tuple[Labels, int]]:
         """Placements that an exchange may lead to, and the elements it brings a device."""

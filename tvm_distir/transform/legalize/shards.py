@@ -6,13 +6,20 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tvm import ir
+from tvm.relax.distributed import DTensorType
 
-from ...ir import Labels, shard_slices
+from ...ir import Labels, R, labels_of, mesh_shape, shard_slices, static_shape
+from ...ir.async_ops import collective_op
+from ...ir.ops import call_axes
+from ...ir.placement import blocks_fault
 
 Bounds = npt.NDArray[np.int64]
 
@@ -52,3 +59,67 @@ def lacking_elements(
     sizes = tuple(mesh)
     source = bounds_of(tuple(shape), before, sizes)
     return int(lacking(source, bounds_of(tuple(shape), after, sizes)))
+
+
+@dataclass(frozen=True)
+class TermsMove:
+    """A reduction as an exchange: its terms are elements along a dim of their own, the first.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        The number of terms, then the whole shape.
+    before, after : tuple of int
+        Labels of the two ends: each device holds one term, then all terms of its new shard.
+    """
+
+    shape: tuple[int, ...]
+    before: Labels
+    after: Labels
+
+
+def terms_move(
+    shape: Sequence[int],
+    labels: Sequence[int],
+    axes: Sequence[int],
+    dim: int,
+    mesh: Sequence[int],
+) -> TermsMove | None:
+    """How a ``reduce_scatter`` is done whose shards are no parts of its groups' blocks.
+
+    Parameters
+    ----------
+    shape : sequence of int
+        Whole shape.
+    labels : sequence of int
+        Placement of the operand; along ``axes``, and where it stays unfinished, R or P.
+    axes : sequence of int
+        Mesh axes of the step.
+    dim : int
+        The dim that is cut.
+    mesh : sequence of int
+
+    Returns
+    -------
+    move : TermsMove or None
+        None where the groups cut their own blocks: a plain ``reduce_scatter`` does.
+    """
+    count = math.prod(mesh[a] for a in axes)
+    if count == 1 or not blocks_fault(shape, labels, mesh, axes, dim):
+        return None
+    moved = [x + 1 if x >= 0 else R for x in labels]
+    before = tuple(0 if a in axes else x for a, x in enumerate(moved))
+    after = tuple(dim + 1 if a in axes else x for a, x in enumerate(moved))
+    return TermsMove((count, *shape), before, after)
+
+
+def terms_of(call: ir.Call) -> TermsMove | None:
+    """How a ``reduce_scatter`` of level 4 moves terms; None for all other calls."""
+    if collective_op(call) != "reduce_scatter" or not isinstance(call.args[0].ty, DTensorType):
+        return None
+    ty = call.args[0].ty
+    shape, mesh = static_shape(ty), mesh_shape(ty.device_mesh)
+    if shape is None:
+        return None
+    dim = int(call.attrs["dim"])
+    return terms_move(shape, labels_of(ty.placement), call_axes(call), dim, mesh)

@@ -102,9 +102,16 @@ def _subsets(axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
 
 
 def _cuts(space: Space, rest: Labels, axes: tuple[int, ...]) -> Iterator[int]:
-    """Dims that all of ``axes`` may cut together."""
+    """Dims that all of ``axes`` may cut together, each group its own block."""
+    for dim in _common(space, axes):
+        if space.fits(rest, axes, dim):
+            yield dim
+
+
+def _common(space: Space, axes: tuple[int, ...]) -> Iterator[int]:
+    """Dims that all of ``axes`` may shard."""
     for dim in space.allowed[axes[0]]:
-        if all(dim in space.allowed[a] for a in axes) and space.fits(rest, axes, dim):
+        if all(dim in space.allowed[a] for a in axes):
             yield dim
 
 
@@ -120,7 +127,7 @@ def _all_steps(space: Space, labels: Labels) -> Iterator[Step]:
     waiting = [a for a, x in enumerate(labels) if x == P and space.finish[a]]
     for axes in _subsets(waiting):
         yield Step("all_reduce", axes, None, None, _relabelled(labels, axes, R))
-        for dim in _cuts(space, labels, axes):
+        for dim in _common(space, axes):
             yield Step("reduce_scatter", axes, None, dim, _relabelled(labels, axes, dim))
     for axis in whole:
         if space.innermost or not space.finish[axis]:

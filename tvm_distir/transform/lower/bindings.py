@@ -28,6 +28,7 @@ from ..legalize.emit import (
     substitute,
     tensor_args,
 )
+from ..legalize.shards import terms_of
 from ..legalize.terms import (
     Terms,
     attribute_axes,
@@ -39,7 +40,7 @@ from ..legalize.terms import (
     without,
 )
 from .calls import LocalCall, Operand, Shard, expected_mismatch, handlers, shard
-from .collectives import collective
+from .collectives import collective, reduced_terms
 from .fold import folded, is_zero_padding
 from .packed import packed_call
 from .padding import protect, stays_zero
@@ -196,7 +197,12 @@ class Bindings(Values):
                 raise self._level("it wraps a value that is unfinished already", var, value)
             terms = tuple(sorted((*terms, *((a, str(attrs["op"])) for a in axes))))
         want = self.shard_of(var.ty, place_of(self.name, var, value))
-        local = collective(self.writer, kind, attrs, self._local(source), want.local, str(var.name))
+        local, name = self._local(source), str(var.name)
+        move = terms_of(value)
+        if move is None:
+            local = collective(self.writer, kind, attrs, local, want.local, name)
+        else:
+            local = reduced_terms(self.writer, move, attrs, local, name)
         local = self.builder.normalize(local)
         self._check(local.ty, [want], var, value)
         self._bind(var, local, [terms], self._zero_of(source, 0) and _sum_like(kind, attrs))

@@ -10,8 +10,16 @@ from typing import Any
 
 from tvm import relax
 
-from ...ir import ops
+from ...ir import ops, placement_text
 from ..legalize.emit import BlockWriter
+from ..legalize.shards import TermsMove
+from ..legalize.steps import exchange_step
+
+REDUCE = {"sum": relax.op.sum, "max": relax.op.max, "min": relax.op.min, "prod": relax.op.prod}
+BOOLEAN = {"sum": "max", "max": "max", "min": "min", "prod": "min"}
+"""Of truth values, sum and max are "or", prod and min "and"."""
+WIDER = {"float16": "float32", "bfloat16": "float32", "bool": "int8"}
+"""In what short types are reduced, as the engines do, and truth values."""
 
 
 def padded(writer: BlockWriter, x: Any, dim: int, count: int, name: str) -> Any:
@@ -110,3 +118,35 @@ def _trimmed(writer: BlockWriter, call: Any, dim: int, size: int, name: str) -> 
     if int(call.ty.shape[dim]) == size:
         return call
     return cut_off(writer.emit(call, f"{name}_padded"), dim, size)
+
+
+def reduced_terms(writer: BlockWriter, move: TermsMove, attrs: Any, x: Any, name: str) -> Any:
+    """Write a ``reduce_scatter`` whose shards are no parts of its groups' blocks.
+
+    Each device gets the terms of its new shard from wherever they lie, and reduces them.
+
+    Parameters
+    ----------
+    writer : BlockWriter
+    move : TermsMove
+    attrs : mapping
+        Attributes of the call at level 4.
+    x : expression
+        Local operand.
+    name : str
+        Name for intermediate variables.
+
+    Returns
+    -------
+    result : call
+    """
+    axes = exchange_step(move.before, move.after).axes
+    ends = placement_text(move.before), placement_text(move.after)
+    term = writer.emit(relax.op.expand_dims(x, 0), f"{name}_term")
+    terms = ops.exchange(term, attrs["device_mesh"], axes, *ends, move.shape)
+    terms, dtype = writer.emit(terms, f"{name}_terms"), str(x.ty.dtype)
+    wide = WIDER.get(dtype, dtype)
+    if wide != dtype:
+        terms = writer.emit(relax.op.astype(terms, wide), f"{name}_terms")
+    done = REDUCE[BOOLEAN[str(attrs["op"])] if dtype == "bool" else str(attrs["op"])](terms, 0)
+    return done if wide == dtype else relax.op.astype(writer.emit(done, name), dtype)

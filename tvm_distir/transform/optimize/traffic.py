@@ -28,7 +28,7 @@ from ...ir.ops import call_axes
 from ...ir.types import relax_functions, static_shape, tensor_type
 from ...rules.dims import size_bytes
 from ...system.network import COLLECTIVE_KINDS, wire_bytes
-from ..legalize.shards import lacking_elements
+from ..legalize.shards import lacking_elements, terms_of
 
 TRANSFERS = ("send", "recv")
 SENT = tuple(kind for kind in COLLECTIVE_KINDS if kind not in TRANSFERS)
@@ -50,10 +50,13 @@ def payload_bytes(kind: str, call: ir.Call, ty: Any) -> int:
     """Bytes of one device's result; of an exchange, the most that a device receives."""
     if kind != "exchange":
         return local_bytes(ty)
-    shape = tuple(int(n) for n in call.attrs["shape"])
-    before, after = (
-        parse_placement(str(call.attrs[key])) for key in ("placement", "peer_placement")
-    )
+    if (move := terms_of(call)) is not None:
+        shape, before, after = move.shape, move.before, move.after
+    else:
+        shape = tuple(int(n) for n in call.attrs["shape"])
+        before, after = (
+            parse_placement(str(call.attrs[key])) for key in ("placement", "peer_placement")
+        )
     elements = lacking_elements(shape, before, after, mesh_shape(call.attrs["device_mesh"]))
     return size_bytes((elements,), _dtype(ty))
 
@@ -171,6 +174,7 @@ def _kinds(mod: ir.IRModule, value: ir.Call) -> Iterator[Kind]:
         size = math.prod(mesh_shape(mesh)[a] for a in axes)
         if size > 1:
             names = mesh_axes(mod)[mesh_index(mod, mesh)]
+            op = "exchange" if terms_of(value) is not None else op
             yield Kind(op, ",".join(names[a] for a in axes), size)
 
 

@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions into shards that are no parts of their groups' blocks: terms are exchanged."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from tvm_distir.ir import P, R
+from tvm_distir.transform import traffic
+from tvm_distir.transform.legalize import LegalizeRedistribute, plan_steps
+from tvm_distir.transform.legalize.shards import terms_move
+from tvm_distir.transform.legalize.wire import step_wire
+from tvm_distir.transform.lower import LowerDistIR
+
+sys.path.insert(0, str(Path(__file__).parent))
+import redistribute_harness as h
+import redistribute_whole as whole
+
+ENDS = [
+    ((6, 5), (0, P), (0, 0), (2, 2)),
+    ((7, 4), (P, 0), (0, 0), (2, 2)),
+    ((5, 6), (1, P), (1, 1), (2, 3)),
+    ((9, 2), (0, P, R), (0, 0, 1), (2, 2, 2)),
+    ((11,), (P, 0, P), (0, 0, 0), (2, 2, 2)),
+    ((11, 3), (0, P, P), (0, 0, R), (2, 2, 2)),
+]
+
+
+def test_rows_move_once_where_the_blocks_are_not_filled():
+    """10 rows over 2 x 2: 3, 3, 3 and 1 are no halves of 5, so one row comes from elsewhere."""
+    (step,) = plan_steps((10, 4), (0, P), (0, 0), (2, 2))
+    assert (step.kind, step.axes) == ("reduce_scatter", (1,))
+    wire = step_wire((10, 4), (0, P), step, (2, 2), "float32")
+    # Device (0, 1) has rows 3 and 4 of one term, and wants both terms of rows 3 to 5.
+    assert (wire.kind, wire.axes, wire.payload_bytes) == ("exchange", (0, 1), (2 + 2) * 16)
+
+
+def test_filled_blocks_are_scattered_plainly():
+    assert terms_move((8, 4), (0, R), (1,), 0, (2, 2)) is None
+    assert terms_move((10, 4), (R, R), (0, 1), 0, (2, 2)) is None
+    assert terms_move((10, 4), (1, R), (1,), 0, (2, 2)) is None
+    assert terms_move((10, 4), (0, R), (1,), 0, (2, 1)) is None
+
+
+@pytest.mark.parametrize("dtype", h.DTYPES)
+def test_all_types_and_reductions_on_two_engines(dtype):
+    for mesh, ends in itertools.groupby(ENDS, key=lambda e: e[3]):
+        devices = tuple(range(math.prod(mesh)))[::-1]
+        cases = [
+            h.Case(*end, devices, dtype, op) for end, op in itertools.product(list(ends), h.OPS)
+        ]
+        assert not whole.faults(cases)
+
+
+def test_bytes_are_the_same_before_and_after_lowering():
+    case = h.Case((10, 4), (0, P), (0, 0), (2, 2), (0, 1, 2, 3))
+    legal = LegalizeRedistribute()(whole.module_of([case]))
+    before, after = traffic(legal), traffic(LowerDistIR()(legal))
+    assert before.total_wire_bytes == after.total_wire_bytes == 64
+    assert [kind.op for kind in after.counts] == ["exchange"]
