@@ -11,47 +11,22 @@ again and again with other weights, and measures what came out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tvm import ir
 
 from ..ir import R, ceil_div
 from ..rules import Rule
-from .cost import Conversions, Costs
-from .decision import Decision, Instance
-from .forms import Alternative, fits
-from .graph import LAYOUT_OPS, Axis, Graph, divisible
-from .propagator import Propagator
-from .reach import Reach, Reacher
+from .cost import Costs
+from .decision import Decision
+from .footprint import Footprint, Meter
+from .forms import fits
+from .graph import LAYOUT_OPS, Axis, Graph
+from .search import Labels, Search
 
-Labels = dict[str, dict[int, int]]
-"""Per public function: label of each weight, by its flat number among the parameters."""
-
-BYTE = 1024
-"""Cost of a wire byte while measuring."""
-
-_Counts = tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """What one device holds, computes and sends in one call of the public functions.
-
-    Attributes
-    ----------
-    param_bytes : int
-        Of the weights.
-    flops : int
-    wire_bytes : int
-        Sent, by ring estimates.
-    collectives : int
-    """
-
-    param_bytes: int
-    flops: int
-    wire_bytes: int
-    collectives: int = 0
+SETTLING = Costs()
+"""What propagation counts, when it is not asked to weigh otherwise."""
 
 
 @dataclass(frozen=True)
@@ -67,99 +42,14 @@ class Pin:
 class Trial:
     """One choice of labels, and what it leaves on each device.
 
-    ``pins`` are the values that propagation has to be told about to find the same.
+    ``pins`` are the values that propagation has to be told about to find the same, ``stored``
+    the dims of the weights that lie cut and are gathered where they are used.
     """
 
     labels: Labels
     footprint: Footprint
     pins: tuple[Pin, ...] = ()
-
-
-class _Seeds(Reacher):
-    """Reach from weights: any dim (None) or the chosen one; other parameters are whole.
-
-    With ``parts`` the values that follow from other parameters may be sharded as well, where
-    that divides a dim of the parameter.
-    """
-
-    def __init__(
-        self,
-        graphs: dict[str, Graph],
-        order: Sequence[str],
-        axes: Sequence[Axis],
-        asked: Mapping[str, Mapping[int, int | None]],
-        parts: int = 0,
-    ) -> None:
-        super().__init__(graphs, order, axes)
-        self.asked, self.parts = asked, parts
-
-    def _unify(self, g: Graph) -> None:
-        super()._unify(g)
-        if g.key not in self.asked:
-            return
-        reach, asked = self.result[g.key], self.asked[g.key]
-        for k in g.params:
-            v = g.nodes[k].results[0]
-            shape = g.values[v].shape
-            if k not in asked:
-                dims = [d for d, n in enumerate(shape) if self.parts and divisible(n, self.parts)]
-            else:
-                label = asked[k]
-                dims = [*range(len(shape))] if label is None else [label] * (label >= 0)
-            for d in dims:
-                reach.seeds.setdefault(reach.root[g.offset[v] + d], set()).add(0)
-
-    def _hand_down(self, g: Graph) -> None:
-        super()._hand_down(g)
-        if g.key not in self.asked:
-            return
-        reach, asked = self.result[g.key], self.asked[g.key]
-        for k in g.params:
-            label = asked.get(k, R)
-            reach.held[0][k] = k in asked
-            if label is not None:
-                reach.fixed[0][k] = label
-
-
-class _Search(Propagator):
-    """A propagation along one axis whose seeds are weights."""
-
-    def __init__(
-        self, mod: ir.IRModule, axis: Axis, weights: Mapping[str, Collection[int]]
-    ) -> None:
-        self._weights, self.asked = weights, dict[str, dict[int, int | None]]()
-        self.parts, self._reached = 0, dict[int, dict[str, Reach]]()
-        super().__init__(mod, Costs(), [axis])
-
-    def _reacher(self) -> Reacher:
-        if not self.asked:
-            self.ask({name: dict.fromkeys(found) for name, found in self._weights.items()})
-        return _Seeds(self.graphs, self.order, self.axes, self.asked, self.parts)
-
-    def ask(self, labels: Mapping[str, Mapping[int, int | None]]) -> None:
-        """Say what each weight may be: a label, or None for any."""
-        self.asked = {
-            self.entries[name]: {
-                self.graphs[self.entries[name]].params[i]: label for i, label in found.items()
-            }
-            for name, found in labels.items()
-        }
-
-    def decide(
-        self, labels: Mapping[str, Mapping[int, int | None]], costs: Costs, parts: int = 0
-    ) -> Decision:
-        """Label the module anew."""
-        self.ask(labels)
-        self.parts = parts
-        free = all(label is None for found in labels.values() for label in found.values())
-        if not free:
-            self.reach = self._reacher().run()
-        else:
-            if parts not in self._reached:
-                self._reached[parts] = self._reacher().run()
-            self.reach = self._reached[parts]
-        self.weigh(costs)
-        return self.run()
+    stored: Labels = field(default_factory=dict)
 
 
 class Explorer:
@@ -188,8 +78,19 @@ class Explorer:
     ) -> None:
         self.ranks = ranks
         self._open = {name: dict.fromkeys(sorted(found)) for name, found in weights.items()}
-        self._search = _Search(mod, Axis(0, 0, ranks, axis), self._open)
-        self._wires = Conversions(Costs(wire=BYTE, launch=0, slice=0, partial=0))
+        self._search = Search(mod, Axis(0, 0, ranks, axis), SETTLING)
+        self._meter = Meter(ranks)
+        self._stored: Labels = {}
+        self._tried: dict[Hashable, Trial] = {}
+        self._results: dict[str, list[tuple[int, int, str]]] = {}
+
+    def store(self, dims: Labels) -> None:
+        """Say which weights lie cut, on which dims, and are gathered where they are used.
+
+        The trials that follow move these and no other weights.
+        """
+        self._stored = dims
+        self._tried.clear()
 
     def best(self, costs: Costs, parts: int = 0) -> Trial:
         """Solve with every weight free.
@@ -206,19 +107,36 @@ class Explorer:
         PropagationError
             DIST0410 when the labelling is too wide.
         """
-        decision = self._search.decide(self._open, costs, parts)
-        labels: Labels = {}
-        for name, found in self._open.items():
-            inst = decision.entries[name]
-            labels[name] = {
-                i: decision.value_form(inst, inst.graph.param_value(i))[0] for i in found
+        key = (costs, parts)
+        if key not in self._tried:
+            asked = {
+                name: {**found, **self._stored.get(name, {})} for name, found in self._open.items()
             }
-        return Trial(labels, self._measure(decision, labels), self._pins(decision, labels))
+            decision = self._search.decide(asked, costs, self._stored, parts)
+            labels: Labels = {}
+            for name, found in self._open.items():
+                inst = decision.entries[name]
+                labels[name] = {
+                    i: decision.value_form(inst, inst.graph.param_value(i))[0] for i in found
+                }
+            self._tried[key] = self._trial(decision, labels, self._pins(decision, labels))
+        return self._tried[key]
 
-    def settled(self, labels: Labels, costs: Costs | None = None) -> Trial:
+    def settled(self, labels: Labels, costs: Costs = SETTLING) -> Trial:
         """What propagation makes of these labels: as :meth:`best`, nothing being free."""
-        decision = self._search.decide(labels, costs or Costs())
-        return Trial(labels, self._measure(decision, labels))
+        key = (costs, tuple((name, tuple(found.items())) for name, found in labels.items()))
+        if key not in self._tried:
+            self._tried[key] = self._trial(self._search.decide(labels, costs, self._stored), labels)
+        return self._tried[key]
+
+    def _trial(self, decision: Decision, labels: Labels, pins: tuple[Pin, ...] = ()) -> Trial:
+        held = sum(
+            self.weight_bytes(name, i, label)
+            for name, found in labels.items()
+            for i, label in found.items()
+        )
+        counts = self._meter.counts(decision.entries[name] for name in labels)
+        return Trial(labels, Footprint(held, *counts), pins, self._stored)
 
     def alone(self) -> Footprint:
         """Footprint on one device; its wire bytes are those of all results of all ops, twice."""
@@ -264,6 +182,15 @@ class Explorer:
         if not isinstance(size, int):
             return int(ceil_div(value.size_bytes, self.ranks))
         return int(value.size_bytes // max(size, 1) * ceil_div(size, self.ranks))
+
+    def storage_dim(self, name: str, number: int) -> int | None:
+        """Dim that a weight can be stored by: the one that leaves a device the fewest bytes.
+
+        None where all dims are too small.
+        """
+        shape = self._graph(name).values[self._graph(name).param_value(number)].shape
+        dims = [d for d, size in enumerate(shape) if fits(size, self.ranks, 1, True)]
+        return min(dims, key=lambda d: (self.weight_bytes(name, number, d), d), default=None)
 
     def obstacles(self, name: str, number: int) -> list[str]:
         """Return why a weight can be sharded on none of its dims; nothing when it can.
@@ -314,10 +241,7 @@ class Explorer:
 
     def _pins(self, decision: Decision, labels: Labels) -> tuple[Pin, ...]:
         """Return the sharded results that the chosen labels do not reach."""
-        self._search.ask(labels)
-        reach = _Seeds(
-            self._search.graphs, self._search.order, self._search.axes, self._search.asked
-        ).run()
+        reach = self._search.reach_of(labels, self._stored)
         pins: dict[tuple[str, str], set[int]] = {}
         waiting, seen = [decision.entries[name] for name in labels], set[int]()
         while waiting:
@@ -326,17 +250,12 @@ class Explorer:
                 continue
             seen.add(inst.number)
             waiting += [kid for _, kid in sorted(inst.kids.items())]
-            g = inst.graph
-            names = Counter(str(var.name) for var in g.variables.values())
-            for key, k in g.node_of.items():
-                node, name = g.nodes[k], str(g.variables[key].name)
-                if node.rule is None or len(node.results) != 1 or names[name] > 1:
-                    continue
-                v = node.results[0]
-                wants = {form[0] for form in decision.wants(inst, v)}
-                label = decision.value_form(inst, v)[0]
-                if label < 0 and len(wants) == 1:
-                    (label,) = wants
+            g, choice = inst.graph, inst.choice[0]
+            for k, v, name in self._named_results(g):
+                label = choice[k].gives[0]
+                if label < 0:
+                    wants = {choice[n].needs[i] for n, positions in g.uses[v] for i in positions}
+                    label = min(wants) if len(wants) == 1 else label
                 if label >= 0 and reach[g.key].active[0][g.offset[v] + label]:
                     label = R
                 pins.setdefault((g.name, name), set()).add(label)
@@ -346,58 +265,22 @@ class Explorer:
             if len(found) == 1 and min(found) >= 0
         )
 
+    def _named_results(self, g: Graph) -> list[tuple[int, int, str]]:
+        """Ops with one result under a name of its own: node, value, name."""
+        if g.key not in self._results:
+            names = {key: str(var.name) for key, var in g.variables.items()}
+            often = Counter(names.values())
+            self._results[g.key] = [
+                (k, g.nodes[k].results[0], names[key])
+                for key, k in g.node_of.items()
+                if g.nodes[k].rule is not None
+                and len(g.nodes[k].results) == 1
+                and often[names[key]] == 1
+            ]
+        return self._results[g.key]
+
     def _graph(self, name: str) -> Graph:
         return self._search.graphs[self._search.entries[name]]
-
-    # measuring -------------------------------------------------------------------------
-
-    def _measure(self, decision: Decision, labels: Labels) -> Footprint:
-        held = sum(
-            self.weight_bytes(name, i, label)
-            for name, found in labels.items()
-            for i, label in found.items()
-        )
-        done: dict[int, _Counts] = {}
-        parts = [self._instance(decision, decision.entries[name], done) for name in labels]
-        return Footprint(held, *(sum(column) for column in zip(*parts, strict=True)))
-
-    def _instance(self, decision: Decision, inst: Instance, done: dict[int, _Counts]) -> _Counts:
-        """FLOPs, wire bytes and collectives of an instance and all it calls."""
-        if inst.number in done:
-            return done[inst.number]
-        flops, wire, count = 0, 0, 0
-        for k, node in enumerate(inst.graph.nodes):
-            if node.kind == "call":
-                inner = self._instance(decision, inst.kids[k], done)
-                flops, wire, count = flops + inner[0], wire + inner[1], count + inner[2]
-            elif node.rule is not None:
-                alternative = inst.choice[0][k]
-                split = self.ranks if alternative.factor is not None else 1
-                flops += ceil_div(node.rule.flops, split)
-                sent = self._inside(node.rule, alternative)
-                wire, count = wire + sent, count + (sent > 0)
-        for v, value in enumerate(inst.graph.values):
-            needs = frozenset(form[0] for form in decision.wants(inst, v))
-            if needs:
-                have = decision.value_form(inst, v)[0]
-                cost, steps = self._wires.supply(have, needs, value.size_bytes, self.ranks)
-                wire += cost // BYTE
-                count += sum(1 for source, _ in steps if source != R)
-        done[inst.number] = flops, wire, count
-        return done[inst.number]
-
-    def _inside(self, rule: Rule, alternative: Alternative) -> int:
-        """Bytes sent within an op: halos, statistics, reductions other than sums."""
-        if alternative.factor is None:
-            return 0
-        factor, n = rule.factors[alternative.factor], self.ranks
-        if factor.kind == "halo":
-            return factor.comm_bytes
-        if factor.kind == "stat":
-            return 4 * factor.comm_bytes * (n - 1) // n
-        if factor.reduces and factor.kind != "sum":
-            return 2 * sum(rule.out_bytes) * (n - 1) // n
-        return 0
 
 
 __all__ = ["Explorer", "Footprint", "Labels", "Pin", "Trial"]

@@ -96,7 +96,8 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
 
     Rules with the same target (kind, name, function, index, argument, mesh) become one, at the
     place of the first: on each axis the label that one of them fills; open where none does.
-    It is stationary when one of them is. A plan's own repeated target counts as its last rule.
+    It is stationary when those that cut are (those that do not move nothing either way); where
+    none cuts, when one is. A plan's own repeated target counts as its last rule.
 
     Parameters
     ----------
@@ -112,6 +113,7 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
     name, first = plans[0]
     rules: dict[tuple[Any, ...], Rule] = {}
     owners: dict[tuple[Any, ...], list[str]] = {}
+    said: dict[tuple[Any, ...], list[Rule]] = {}
     for title, plan in plans:
         if plan.meshes != first.meshes:
             raise PlanError(
@@ -132,9 +134,15 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
                     raise _conflict(plan.mesh(rule.mesh), rule, old, axis, filled[axis], title)
                 labels[axis] = label
                 filled[axis] = filled[axis] or title
-            stationary = old.stationary or rule.stationary
+            said.setdefault(target, []).append(rule)
+            stationary = _stationary(said[target])
             rules[target] = replace(old, placement=tuple(labels), stationary=stationary)
     return Plan(first.meshes, tuple(rules.values()))
+
+
+def _stationary(rules: Sequence[Rule]) -> bool:
+    cutting = [r for r in rules if any(label is not None and label >= 0 for label in r.placement)]
+    return all(r.stationary for r in cutting) if cutting else any(r.stationary for r in rules)
 
 
 def _conflict(

@@ -88,6 +88,7 @@ def avoid(
                 groups.setdefault((*shape, label), []).append((name, i))
     if not groups:
         return trial
+    explorer.store(trial.stored)
 
     def choices(members: list[tuple[str, int]]) -> list[int]:
         name, i = members[0]

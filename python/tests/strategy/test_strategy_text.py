@@ -77,11 +77,12 @@ def test_wrong_texts_are_refused(text: str, code: str, remedy: str) -> None:
 
 
 def test_a_users_strategy_composes_with_the_built_in_ones(columns: object) -> None:
+    """Whether a weight is stationary is for those to say that cut it."""
     plan = strategy.compose(Linear, MESH, "data_parallel:axis=dp+columns:parts=3")
     assert plan.meshes == (MESH,)
     assert plan.rules == (
         Rule("param", "x", (0, WHOLE)),
-        Rule("param", "w", (WHOLE, 1), stationary=True),
+        Rule("param", "w", (WHOLE, 1), stationary=False),
         Rule("value", "y", (None, 1)),
     )
     with pytest.raises(PlanError, match=r"DIST0231.*parts=a"):

@@ -282,6 +282,34 @@ def test_ops_on_light_weights_divide_the_batch() -> None:
     assert td.verify(mod, plan, engine="virtual").equal
 
 
+def test_weights_that_no_op_takes_cut_are_stored_cut() -> None:
+    """Two groups over four devices: the weight lies cut, is gathered, and the batch is divided."""
+    bb = relax.BlockBuilder()
+    x, grouped, head = (
+        relax.Var(name, relax.TensorType(shape, "float32"))
+        for name, shape in (("x", (8, 16, 4, 4)), ("grouped", (32, 8, 3, 3)), ("head", (32, 8)))
+    )
+    with bb.function("main", [x, grouped, head]):
+        with bb.dataflow():
+            u = bb.emit(relax.op.nn.conv2d(x, grouped, padding=(1, 1), groups=2))
+            v = bb.emit(relax.op.mean(relax.op.nn.relu(u), [2, 3]))
+            y = bb.emit_output(relax.op.matmul(v, head))
+        bb.emit_func_output(y)
+    mod = bb.get()
+    plan = plan_of(mod, 4)
+    data, stored, used = (r for r in plan.rules if r.kind == "param")
+    assert (stored.placement, stored.stationary) == ((0,), False)
+    assert used.stationary and not data.stationary
+    held = sum(d.param_bytes for d in simulated(mod, plan).devices[:1])
+    assert 4 * held <= 1.1 * 4 * (32 * 8 * 9 + 32 * 8)
+    moved = {c.kind: c.count for c in simulated(mod, plan).collectives}
+    assert moved["all_gather"] >= 1
+    report = td.verify(mod, plan, engine="virtual")
+    assert report.equal
+    both = strategy.make_plan(mod, "data_parallel+tensor_parallel", {"dp": 2, "tp": 4})
+    assert td.verify(mod, both, engine="virtual").equal
+
+
 def test_one_device_holds_all() -> None:
     plan = strategy.make_plan(Mlp, "tensor_parallel", {"tp": 1})
     assert labels(plan) == [(WHOLE,)] * 4

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,10 @@ from tvm_distir import strategy
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 BATCH = 8
-UNCUT = {("bvlc_alexnet", 4): [(256, 48, 5, 5), (384, 192, 3, 3), (256, 192, 3, 3)]}
-"""Weights no rule can cut: convolutions of two groups over four devices."""
 CASES = [
     (path.stem.removeprefix("light_"), devices)
     for path in sorted(LIGHT.glob("light_*.onnx"))
-    for devices in (2, 4)
+    for devices in (2, 4, 8)
     if devices == 4 or "densenet" not in path.stem
 ]
 
@@ -38,7 +35,11 @@ def test_the_onnx_package_bundles_nine_models() -> None:
 
 @pytest.mark.parametrize(("name", "devices"), CASES)
 def test_bundled_models_stay_within_the_bounds(name: str, devices: int) -> None:
-    """Weights and FLOPs per device, measured on the lowered module; no warning."""
+    """Weights and FLOPs per device, measured on the lowered module; no warning.
+
+    Nothing is left out: convolutions of two, four and eight groups over more devices than groups
+    cannot use a part of their weights, but they count (AlexNet, ShuffleNet).
+    """
     mod = load(name)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -47,12 +48,8 @@ def test_bundled_models_stay_within_the_bounds(name: str, devices: int) -> None:
     found = td.simulate(td.export(td.distribute(mod, plan)), system)
     alone = strategy.make_plan(mod, "tensor_parallel", {"tp": 1})
     whole = td.simulate(td.export(td.distribute(mod, alone)), system).devices[0]
-    uncut_bytes = sum(4 * math.prod(shape) for shape in UNCUT.get((name, devices), []))
-    shapes = [tuple(int(n) for n in p.ty.shape) for p in mod["main"].params]
-    assert all(shape in shapes for shape in UNCUT.get((name, devices), []))
     for device in found.devices:
-        shared_bytes = device.param_bytes - uncut_bytes
-        assert shared_bytes * devices <= 1.1 * (whole.param_bytes - uncut_bytes)
+        assert device.param_bytes * devices <= 1.1 * whole.param_bytes
         assert device.flops * devices <= 1.1 * whole.flops
     assert not found.unmodelled_ops
 

@@ -1,0 +1,222 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Labelling problems whose tables are filled in later: one structure, many prices.
+
+What an axis reaches settles the variables of a problem and which tables stand over them; prices
+settle what the tables hold. A :class:`Sketch` is made once, by the same
+:class:`~.model.Builder` as any problem but in a workshop that writes down which tables it is
+asked for, and filled in for each set of prices: every distinct table once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+
+from ..native import INFINITE
+from .cost import Costs
+from .decision import Instance
+from .forms import Alternatives
+from .model import Builder, Model, Summary
+from .reach import Reach
+from .workshop import Workshop
+
+Order = tuple[Any, ...]
+"""A table that is wanted: what makes it, and of what."""
+
+
+def structure(summary: Summary) -> Hashable:
+    """Return all of a summary that the structure of its callers' problems depends on."""
+    ends = [(alts.number, u) for alts, u in (*summary.params, *summary.rets)]
+    scopes = tuple([scope for scope, _ in summary.factors])
+    return tuple(summary.domains), scopes, tuple(ends)
+
+
+class _Notes:
+    """Stands in for a workshop and its tables: numbers the tables that are asked for."""
+
+    def __init__(self, shop: Workshop, ranks: int) -> None:
+        self.axes, self.forms, self.tables = shop.axes, shop.forms, self
+        self.costs = replace(Costs(), hold=ranks)
+        self.counts: Counter[int] = Counter()
+        self.orders: list[Order] = []
+        self.looked_at: list[int] = []
+        self._shop, self._numbers = shop, dict[Hashable, int]()
+
+    def order(self, key: Hashable, order: Order) -> tuple[int, int]:
+        """Number of a table, and 0 for the minimum taken out of it."""
+        number = self._numbers.setdefault(key, len(self.orders))
+        if number == len(self.orders):
+            self.orders.append(order)
+        self.counts[number] += 1
+        return number, 0
+
+    def callee(self, summary: Summary, number: int) -> Summary:
+        """A summary with numbers in place of its tables, all else neutral."""
+        keys = [("callee", number, j) for j in range(len(summary.factors))]
+        factors = [
+            (scope, self.order(key, key)[0])
+            for (scope, _), key in zip(summary.factors, keys, strict=True)
+        ]
+        return replace(summary, factors=factors, constant=0, feasible=True)
+
+    # What a builder asks of a workshop
+
+    def edge(
+        self, giver: Alternatives, result: int, taker: Alternatives, *rest: Any
+    ) -> tuple[int, int]:
+        """See :meth:`.workshop.Workshop.edge`."""
+        key = ("edge", giver.number, result, taker.number, *rest)
+        return self.order(key, ("edge", giver, result, taker, *rest))
+
+    def share(
+        self, giver: Alternatives, result: int, takers: Sequence[Any], *rest: Any
+    ) -> tuple[int, tuple[int, int], list[tuple[int, int]]]:
+        """See :meth:`.workshop.Workshop.share`."""
+        ends = tuple([(taker.number, ops) for taker, ops in takers])
+        key, order = ("share", giver.number, result, ends, *rest), (giver, result, takers, *rest)
+        count = self._shop.share(giver, result, tuple(takers), *rest)[0]
+        tables = [self.order((*key, i), ("share", i, *order)) for i in range(len(takers) + 1)]
+        return count, tables[0], tables[1:]
+
+    def work(self, rule: Any, alternatives: Alternatives, *rest: Any) -> tuple[int, int]:
+        """See :meth:`.workshop.Workshop.work`."""
+        key = ("work", self.forms.rule_number(rule), alternatives.number, *rest)
+        return self.order(key, ("work", rule, alternatives, *rest))
+
+    def once(self, key: tuple[str, int], make: Callable[[], Any]) -> tuple[int, int]:
+        """A table turned, or its diagonal."""
+        return self.order(key, key)
+
+    # What a builder asks of tables
+
+    def table(self, rows: Sequence[Sequence[int]]) -> tuple[int, int]:
+        """Bytes held, times the ranks: what the builder makes of the price it is shown."""
+        key = ("hold", *rows[0])
+        return self.order(key, key)
+
+    def add(self, first: int, second: int) -> tuple[int, int]:
+        """See :meth:`.native.Tables.add`."""
+        return self.order(("add", first, second), ("add", first, second))
+
+    def array(self, number: int) -> Any:
+        """Nothing infinite; whether it is comes out when the sketch is filled in."""
+        self.looked_at.append(number)
+        return np.zeros(())
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """The problem of an instance along an axis, without what the tables hold.
+
+    Attributes
+    ----------
+    model : Model
+        With numbers of ``orders`` in place of tables.
+    orders : tuple of Order
+    counts : dict of int to int
+        How often each is used.
+    looked_at : tuple of int
+        Those that stand over no variable if their tables do not, and must not be infinite.
+    calls : tuple of int
+        How often each distinct callee is called.
+    ranks : int
+        Of the axis.
+    """
+
+    model: Model
+    orders: tuple[Order, ...]
+    counts: Mapping[int, int]
+    looked_at: tuple[int, ...]
+    calls: tuple[int, ...]
+    ranks: int
+
+    def filled(self, shop: Workshop, callees: Sequence[Summary]) -> Model:
+        """Return the model that :class:`~.model.Builder` would make.
+
+        Parameters
+        ----------
+        shop : Workshop
+            With the prices, and the forms the sketch was made with.
+        callees : sequence of Summary
+            The distinct ones, of the :func:`structure` the sketch was made with.
+        """
+        numbers: list[int] = []
+        constant = sum(n * callee.constant for n, callee in zip(self.calls, callees, strict=True))
+        feasible = all(callee.feasible for callee in callees)
+        for i, order in enumerate(self.orders):
+            number, low = self._table(order, numbers, shop, callees)
+            numbers.append(number)
+            constant += low * self.counts[i]
+        for i in self.looked_at:
+            array = shop.tables.array(numbers[i])
+            feasible = feasible and bool(array.ndim or array < INFINITE)
+        factors = {scope: numbers[i] for scope, i in self.model.factors.items()}
+        return replace(self.model, factors=factors, constant=constant, feasible=feasible)
+
+    def _table(
+        self, order: Order, numbers: Sequence[int], shop: Workshop, callees: Sequence[Summary]
+    ) -> tuple[int, int]:
+        kind, *given = order
+        tables = shop.tables
+        if kind == "edge":
+            return shop.edge(*given)
+        if kind == "share":
+            _, first, rest = shop.share(*given[1:])
+            return (first, *rest)[given[0]]
+        if kind == "work":
+            return shop.work(*given)
+        if kind == "add":
+            return tables.add(numbers[given[0]], numbers[given[1]])
+        if kind == "hold":
+            costs = shop.costs
+            return tables.table([[costs.scaled(costs.hold * n // self.ranks) for n in given]])
+        if kind == "callee":
+            return callees[given[0]].factors[given[1]][1], 0
+        array = tables.array(numbers[given[0]])
+        return tables.intern(array.T.copy() if kind == "flip" else array.diagonal().copy())
+
+
+def sketched(
+    shop: Workshop,
+    inst: Instance,
+    a: int,
+    reach: Reach,
+    sizes: tuple[list[int], dict[int, dict[int, int]]],
+    calls: Mapping[int, int],
+    callees: Sequence[Summary],
+) -> Sketch:
+    """Make the sketch of an instance along axis ``a`` of a module on one mesh.
+
+    Parameters
+    ----------
+    shop : Workshop
+        Any, with the forms to use.
+    inst, a, reach, sizes
+        As for :class:`~.model.Builder`.
+    calls : mapping of int to int
+        Call node to the number of what it calls.
+    callees : sequence of Summary
+        The distinct ones.
+    """
+    notes = _Notes(shop, shop.axes[a].size)
+    numbered = [notes.callee(summary, j) for j, summary in enumerate(callees)]
+    model = Builder(
+        cast(Workshop, notes), inst, a, reach, sizes, lambda k: numbered[calls[k]]
+    ).run()
+    often = Counter(calls.values())
+    return Sketch(
+        model,
+        tuple(notes.orders),
+        notes.counts,
+        tuple(notes.looked_at),
+        tuple(often[j] for j in range(len(callees))),
+        shop.axes[a].size,
+    )
+
+
+__all__ = ["Sketch", "sketched", "structure"]
