@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from .loader import ABI_VERSION, LIBRARY_VARIABLE, library_path, load_library
 from .schedule import Tasks, schedule
+from .survey import Survey, survey
 from .tables import INFINITE, Elimination, Problem, Tables
 
 __all__ = [
@@ -14,9 +15,11 @@ __all__ = [
     "LIBRARY_VARIABLE",
     "Elimination",
     "Problem",
+    "Survey",
     "Tables",
     "Tasks",
     "library_path",
     "load_library",
     "schedule",
+    "survey",
 ]

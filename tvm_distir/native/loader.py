@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import EnvironmentError_
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 """Version of the interface that the Python side is written for (``passes/abi.cc``)."""
 
 LIBRARY_VARIABLE = "TVM_DISTIR_LIBRARY"

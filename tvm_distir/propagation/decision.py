@@ -104,6 +104,17 @@ class Decision:
                 found[self.needs(inst, k, i, mesh)] = None
         return list(found)
 
+    def settled(self, inst: Instance) -> dict[int, Route]:
+        """Routes of all values that every consumer wants as they are produced."""
+        g, found = inst.graph, {}
+        columns = {m: [inst.choice[a] for a in axes] for m, axes in self._by_mesh.items()}
+        for v, ((node, result), uses) in enumerate(zip(g.producer, g.uses)):
+            own = columns[g.values[v].mesh]
+            produced = tuple([column[node].gives[result] for column in own])
+            if P not in produced and self._at_home(uses, own, produced):
+                found[v] = Route.at_home(produced)
+        return found
+
     def route(self, inst: Instance, value: int) -> Route:
         """How a value gets from its producer to its consumers."""
         mesh = inst.graph.values[value].mesh

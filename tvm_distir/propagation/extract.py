@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tvm_ffi
@@ -28,7 +28,8 @@ from ..ir import (
 )
 from ..ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR
 from ..ir.types import static_shape, value_types
-from ..rules import rule_of
+from ..native import survey
+from ..rules import Rule, rule_of
 from ..rules.dims import nominal
 from .graph import CONST, Graph, Node, PinLabels, Value, divisible
 from .packed import PACKED_HANDLES, cache_rule
@@ -86,22 +87,18 @@ class Extractor:
         self.mesh_numbers = {mesh_key(m): i for i, m in enumerate(meshes(mod))}
         self.home = 0 if len(self.mesh_shapes) == 1 else -1
         self.op_names: dict[int, str] = {}
-        self._known_meshes: dict[int, int | None] = {}
         self._tensors: dict[int, Tensor] = {}
         self._by_handle: dict[int, Tensor] = {}
         self._starts: dict[int, list[int]] = {}
-        self._placements: dict[tuple[int, int, Any], tuple[int, ...]] = {}
+        self.pins: dict[tuple[int, int, Sequence[Any]], Pin] = {}
 
     def graph(self, name: str) -> Graph:
         """Graph of the function called ``name``."""
         return _Function(self, name).run()
 
     def mesh_number(self, mesh: Any) -> int | None:
-        """Number of a mesh among the module's, None for a foreign one; read once per mesh."""
-        key = handle(mesh)
-        if key not in self._known_meshes:
-            self._known_meshes[key] = self.mesh_numbers.get(mesh_key(mesh))
-        return self._known_meshes[key]
+        """Number of a mesh among the module's, None for a foreign one."""
+        return self.mesh_numbers.get(mesh_key(mesh))
 
     def tensor(self, ty: Any) -> Tensor:
         """Dims and bytes of a tensor type, read once per distinct type."""
@@ -132,7 +129,9 @@ class Extractor:
             name = self.op_names[key] = str(op.name)
         return name
 
-    def labels(self, attrs: Any, ty: Any, mesh: int, place: Callable[[], str]) -> tuple[int, ...]:
+    def labels(
+        self, placement: Any, shape: Sequence[Any], mesh: int, place: str
+    ) -> tuple[int, ...]:
         """Labels an annotation asks for, checked against the mesh and the tensor.
 
         Raises
@@ -142,27 +141,18 @@ class Extractor:
         PropagationError
             DIST0416 for a dim cut by several axes into more parts than it has.
         """
-        placement = attrs.placement
-        shape = self.tensor(ty).shape if type(ty) is relax.TensorType else None
-        key = (handle(placement), mesh, shape)
-        found = self._placements.get(key)
-        if shape is not None and found is not None:
-            return found
         labels = labels_of(placement)
-        ndim = int(ty.ndim) if tensor_type(ty) is not None else 0
-        check_placement(labels, self.mesh_shapes[mesh], ndim, place())
-        known = static_shape(ty) or ()
-        counts = shard_counts(labels, self.mesh_shapes[mesh], len(known))
-        for d, (size, count) in enumerate(zip(known, counts)):
+        check_placement(labels, self.mesh_shapes[mesh], len(shape), place)
+        counts = shard_counts(labels, self.mesh_shapes[mesh], len(shape))
+        for d, (size, count) in enumerate(zip(shape, counts)):
             if labels.count(d) > 1 and not divisible(size, count) and size <= count:
                 raise PropagationError(
                     "DIST0416",
                     f"dim {d} of size {size} is cut by several mesh axes into {count} parts, "
                     "more than it has",
-                    place=place(),
+                    place=place,
                     remedy=f"Shard it over one axis, or pad it to {ceil_div(size, count) * count}.",
                 )
-        self._placements[key] = labels
         return labels
 
 
@@ -174,10 +164,13 @@ class _Function:
         self.g = Graph(name, name, public=not is_private(self.fn))
         opened = self._attr(OPEN_AXES_ATTR) or {}
         self.open = {str(k): {int(a) for a in v} for k, v in opened.items()}
-        self.stationary = {str(n) for n in self._attr(STATIONARY_ATTR) or []}
         self.read: set[int] = set()
         self.bindings = self._bindings()
         self.params = self.fn.params[:]
+        self.survey = survey(self.fn, ANNOTATE, self._attr(STATIONARY_ATTR) or [])
+        self.of_class: dict[int, tuple[Tensor, Any]] = {}
+        self.of_calls: dict[int, tuple[Rule, str]] = {}
+        self.handles: list[int] = []
         # a private function's caller decides how an argument comes in: there the annotation is
         # a node of its own
         self.param_pins = self._annotated_params() if self.g.public else {}
@@ -203,38 +196,36 @@ class _Function:
         self.casts = {handle(b.var) for b in found if type(b) is relax.MatchCast}
         return [(b.var, b.value) for b in found]
 
-    def _annotated_params(self) -> dict[int, tuple[Any, ir.Call]]:
-        """Parameters with exactly one annotation, applied to the parameter itself.
+    def _annotated_params(self) -> dict[int, int]:
+        """Parameters with exactly one annotation, by number, and the number of its binding.
 
         The annotation then is the parameter's own placement: it needs no node.
         """
-        found: dict[int, list[tuple[Any, ir.Call]]] = {handle(p): [] for p in self.params}
-        for var, value in self.bindings:
-            if is_annotation(value):
-                source = handle(argument(value, 0))
-                if source in found:
-                    found[source].append((var, value))
-        pins = {p: calls[0] for p, calls in found.items() if len(calls) == 1}
-        self.g.pinned = {handle(var): p for p, (var, _) in pins.items()}
+        found: list[list[int]] = [[] for _ in self.params]
+        for number, source in enumerate(self.survey.sources):
+            if 0 <= source < len(found):
+                found[source].append(number)
+        pins = {i: numbers[0] for i, numbers in enumerate(found) if len(numbers) == 1}
+        self.g.pinned = {
+            handle(self.bindings[number][0]): handle(self.params[i]) for i, number in pins.items()
+        }
         return pins
 
     def run(self) -> Graph:
         """Walk parameters, bindings and results."""
-        for p in self.params:
-            pinned = self.param_pins.get(handle(p))
-            pin = NO_PIN if pinned is None else self._pin(*pinned, p.ty)
-            name, leaves = p.name, []
-            for ty in leaf_types(p.ty):
-                v = self._value(name, ty)
+        for i, p in enumerate(self.params):
+            name, leaves = p.name, self._values(i, p)
+            pinned = self.param_pins.get(i)
+            pin = NO_PIN if pinned is None else self._pin(pinned, leaves)
+            for v in leaves:
                 node = Node("param", (), (v,), None, pin.mesh, pin.labels, pin.stationary, "", name)
                 self.g.nodes.append(node)
-                leaves.append(v)
-            self._bind(p, tuple(leaves))
+            self._bind(p, leaves)
         first = 0
         for end in self.ends:
             self.read = set[int]()
-            for var, value in self.bindings[first:end]:
-                self._binding(var, value)
+            for number in range(first, end):
+                self._binding(number, *self.bindings[number])
             self.g.reads.append(self.read)
             first = end
         self.read = set()  # what is returned is read by no block
@@ -244,10 +235,24 @@ class _Function:
 
     def _bind(self, var: Any, leaves: tuple[int, ...], node: int | None = None) -> None:
         key = handle(var)
+        self.handles.append(key)
         self.g.env[key] = leaves
         self.g.variables[key] = var
         if node is not None:
             self.g.node_of[key] = node
+
+    def _values(self, number: int, var: Any) -> tuple[int, ...]:
+        """Values of a variable, which is the ``number``-th of the survey."""
+        first = self.survey.first[number]
+        if first < 0:
+            return tuple([self._value(var.name, ty) for ty in leaf_types(var.ty)])
+        found = self.of_class.get(first)
+        if found is None:
+            found = self.of_class[first] = self.owner.tensor(var.ty), var.ty
+        (shape, item, size), ty = found
+        values = self.g.values
+        values.append(Value(var.name, shape or (), item, size, self.owner.home, ty))
+        return (len(values) - 1,)
 
     def _value(self, name: str, ty: Any) -> int:
         g, home = self.g, self.owner.home
@@ -292,55 +297,84 @@ class _Function:
             "Run relax.transform.Normalize first.",
         )
 
-    def _binding(self, var: Any, expr: Any) -> None:
+    def _binding(self, number: int, var: Any, expr: Any) -> None:
         if type(expr) is relax.If:
             raise self._error(
                 "DIST0413",
                 var.name,
-                "control flow (If) cannot be distributed yet",
-                "Move the condition out of the model, or inline one branch.",
+                "an If that is not lifted cannot be followed",
+                "Use PropagateSharding, which lifts the branches of every If.",
             )
-        if type(expr) is not ir.Call or handle(var) in self.casts:
+        key = handle(var)
+        if type(expr) is not ir.Call or key in self.casts:
             self._bind(var, self._flat(expr, var.name))
-        elif handle(var) in self.g.pinned:
-            self._bind(var, self.g.env[self.g.pinned[handle(var)]])
+        elif key in self.g.pinned:
+            self._bind(var, self.g.env[self.g.pinned[key]])
         elif is_annotation(expr):
-            self._annotation(var, expr)
+            self._annotation(number, var, expr)
         else:
-            self._call(var, expr)
+            self._call(number, var, expr)
 
-    def _call(self, var: Any, expr: ir.Call) -> None:
+    def _call(self, number: int, var: Any, expr: ir.Call) -> None:
+        like = self.survey.like[number]
+        known = self.of_calls.get(like)
+        if known is not None:
+            rule, title = known
+            self._emit_op(number, var, self._operands(number), rule, title)
+            return
         g, label, op = self.g, var.name, expr.op
         operands = tuple([v for a in expr.args[:] for v in self._flat(a, label)])
         if isinstance(op, relax.ExternFunc) or handle(op) in PACKED_HANDLES:
             self._packed(var, expr, operands)
             return
-        rule, callee, title = None, "", label
         if isinstance(op, ir.GlobalVar):
             callee = str(op.name_hint)
             if not isinstance(self.owner.mod[op], relax.Function):
                 raise self._error(
                     "DIST0414", label, f"a direct call of the kernel {callee}", "Use call_tir."
                 )
-        elif isinstance(op, ir.Op):
-            rule = rule_of(expr, self.owner.mod, var.ty)
-            if len(rule.in_bytes) != len(operands):
-                raise InternalError(
-                    "DIST0901",
-                    f"the rule of {rule.op} counts {len(rule.in_bytes)} operands of "
-                    f"{len(operands)}",
-                    place=f"{g.name}/{label}",
-                    remedy="Report it.",
-                )
-            title = f"{label} ({self.owner.op_name(op).removeprefix('relax.')})"
-        else:
+            results = self._values(len(self.params) + number, var)
+            node = Node(
+                "call", operands, results, None, self.owner.home, callee=callee, label=label
+            )
+            self._bind(var, results, g.add_node(node))
+            return
+        if not isinstance(op, ir.Op):
             raise self._error(
                 "DIST0412", label, f"a call of a {type(op).__name__}", "Lift it to the module."
             )
-        results = tuple([self._value(label, ty) for ty in leaf_types(var.ty)])
-        kind, home = "call" if callee else "op", self.owner.home
-        node = Node(kind, operands, results, rule, home, callee=callee, label=title)
-        self._bind(var, results, g.add_node(node))
+        rule = rule_of(expr, self.owner.mod, var.ty)
+        if len(rule.in_bytes) != len(operands):
+            raise InternalError(
+                "DIST0901",
+                f"the rule of {rule.op} counts {len(rule.in_bytes)} operands of {len(operands)}",
+                place=f"{g.name}/{label}",
+                remedy="Report it.",
+            )
+        title = self.owner.op_name(op).removeprefix("relax.")
+        if like >= 0:
+            self.of_calls[like] = rule, title
+        self._emit_op(number, var, operands, rule, title)
+
+    def _operands(self, number: int) -> tuple[int, ...]:
+        """Flat operands of a call that the survey could tell."""
+        found: list[int] = []
+        for variable in self.survey.operands[slice(*self.survey.begin[number : number + 2])]:
+            if variable < 0:
+                found.append(CONST)
+                continue
+            key = self.handles[variable]
+            self.read.add(key)
+            found += self.g.env[key]
+        return tuple(found)
+
+    def _emit_op(
+        self, number: int, var: Any, operands: tuple[int, ...], rule: Rule, title: str
+    ) -> None:
+        results = self._values(len(self.params) + number, var)
+        label = f"{var.name} ({title})"
+        node = Node("op", operands, results, rule, self.owner.home, label=label)
+        self._bind(var, results, self.g.add_node(node))
 
     def _packed(self, var: Any, call: ir.Call, operands: tuple[int, ...]) -> None:
         g, home = self.g, self.owner.home
@@ -354,10 +388,28 @@ class _Function:
         node = Node("op", operands, tuple(held), rule, home, label=var.name)
         self._bind(var, tuple(held), g.add_node(node))
 
-    def _pin(self, var: Any, call: ir.Call, ty: Any) -> Pin:
-        """What an annotation asks of a value of type ``ty``."""
-        name, attrs = var.name, call.attrs
-        number = self.owner.mesh_number(attrs.device_mesh)
+    def _pin(self, number: int, values: Sequence[int]) -> Pin:
+        """What an annotation, a binding, asks of a value, or of all values of a tuple."""
+        var, call = self.bindings[number]
+        attrs, shape = call.attrs, ()
+        if len(values) == 1:
+            value = self.g.values[values[0]]
+            shape = () if value.ty is None else value.shape
+        mesh, placement = attrs.device_mesh, attrs.placement
+        key = (handle(mesh), handle(placement), shape)
+        known = self.owner.pins.get(key)
+        if known is None:
+            known = self.owner.pins[key] = self._pin_of(var.name, mesh, placement, shape)
+        opened = self.open.get(var.name) if self.open else None
+        if not opened and not self.survey.named[number]:
+            return known
+        labels: PinLabels | None = known.labels
+        if opened and labels is not None:
+            labels = tuple([None if a in opened else x for a, x in enumerate(labels)])
+        return Pin(labels, known.mesh, bool(self.survey.named[number]))
+
+    def _pin_of(self, name: str, mesh: Any, placement: Any, shape: Sequence[Any]) -> Pin:
+        number = self.owner.mesh_number(mesh)
         if number is None:
             raise self._error(
                 "DIST0415",
@@ -365,23 +417,17 @@ class _Function:
                 "the annotation's mesh is not among the module's meshes",
                 'Add it: mod.update_global_info("mesh", meshes).',
             )
-        labels: PinLabels = self.owner.labels(
-            attrs, ty, number, lambda: f"{self.g.name}/{name} (annotate_sharding)"
-        )
-        opened = self.open.get(name)
-        if opened:
-            labels = tuple(None if a in opened else x for a, x in enumerate(labels))
-        return Pin(labels, number, name in self.stationary)
+        place = f"{self.g.name}/{name} (annotate_sharding)"
+        return Pin(self.owner.labels(placement, shape, number, place), number, False)
 
-    def _annotation(self, var: Any, call: ir.Call) -> None:
-        annotated = argument(call, 0)
-        source = self._flat(annotated, var.name)
+    def _annotation(self, number: int, var: Any, call: ir.Call) -> None:
+        source = self._flat(argument(call, 0), var.name)
         if len(source) != 1:
             raise self._error(
                 "DIST0407", var.name, "an annotation of a tuple", "Annotate its fields."
             )
-        pin, mesh, fixed = self._pin(var, call, annotated.ty)
-        result = self._value(var.name, var.ty)
+        results = self._values(len(self.params) + number, var)
+        pin, mesh, fixed = self._pin(number, results)
         label = f"{var.name} (annotate_sharding)"
-        node = Node("pin", source, (result,), mesh=mesh, pin=pin, stationary=fixed, label=label)
-        self._bind(var, (result,), self.g.add_node(node))
+        node = Node("pin", source, results, mesh=mesh, pin=pin, stationary=fixed, label=label)
+        self._bind(var, results, self.g.add_node(node))

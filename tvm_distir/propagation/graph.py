@@ -18,6 +18,9 @@ from ..rules.dims import nominal
 CONST = -1
 """Operand number of a constant: it has no node and is at hand in every form."""
 
+KINDS = ("param", "op", "pin", "move", "call", "ret")
+"""Kinds of nodes, see :class:`Node`."""
+
 PinLabels = tuple[int | None, ...]
 
 LAYOUT_OPS = (
@@ -132,35 +135,40 @@ class Graph:
 
     def finish(self) -> Graph:
         """Fill the indices: uses, producers, dim offsets. Call again after any change."""
-        self.params = [k for k, n in enumerate(self.nodes) if n.kind == "param"]
-        self.rets = [k for k, n in enumerate(self.nodes) if n.kind == "ret"]
+        by_kind: dict[str, list[int]] = {kind: [] for kind in KINDS}
+        for k, node in enumerate(self.nodes):
+            by_kind[node.kind].append(k)
+        self.params, self.rets, self.calls = by_kind["param"], by_kind["ret"], by_kind["call"]
         self.param_values = [self.nodes[k].results[0] for k in self.params]
         self.result_values = [self.nodes[k].operands[0] for k in self.rets]
-        self.calls = [k for k, n in enumerate(self.nodes) if n.kind == "call"]
         self.uses = [[] for _ in self.values]
         self.producer = [(-1, -1)] * len(self.values)
         self.origin = list(range(len(self.nodes)))
-        uses, producer = self.uses, self.producer
         for k, node in enumerate(self.nodes):
-            operands = node.operands
-            if len(set(operands)) == len(operands):
-                for i, v in enumerate(operands):
-                    if v >= 0:
-                        uses[v].append((k, (i,)))
-            else:
-                positions: dict[int, list[int]] = {}
-                for i, v in enumerate(operands):
-                    positions.setdefault(v, []).append(i)
-                for v, where in positions.items():
-                    if v >= 0:
-                        uses[v].append((k, tuple(where)))
+            if node.operands:
+                self._note_uses(k, node.operands)
             for j, v in enumerate(node.results):
-                producer[v] = (k, j)
-            if node.kind == "op" and len(operands) == 1 and operands[0] >= 0:
+                self.producer[v] = (k, j)
+        for k in by_kind["op"]:
+            node = self.nodes[k]
+            if len(node.operands) == 1 and node.operands[0] >= 0:
                 if node.rule is not None and node.rule.op in LAYOUT_OPS:
-                    self.origin[k] = self.origin[producer[operands[0]][0]]
-        self.offset = [0, *itertools.accumulate(len(value.shape) for value in self.values)]
+                    self.origin[k] = self.origin[self.producer[node.operands[0]][0]]
+        self.offset = [0, *itertools.accumulate([len(value.shape) for value in self.values])]
         return self
+
+    def _note_uses(self, k: int, operands: tuple[int, ...]) -> None:
+        if len(set(operands)) == len(operands):
+            for i, v in enumerate(operands):
+                if v >= 0:
+                    self.uses[v].append((k, (i,)))
+            return
+        positions: dict[int, list[int]] = {}
+        for i, v in enumerate(operands):
+            positions.setdefault(v, []).append(i)
+        for v, where in positions.items():
+            if v >= 0:
+                self.uses[v].append((k, tuple(where)))
 
     def param_value(self, number: int) -> int:
         """Value of the ``number``-th flat parameter."""

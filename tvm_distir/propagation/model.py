@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from ..ir import P, R
 from ..native import INFINITE, Elimination
 from ..native.tables import Scope
+from ..rules import Rule
 from .decision import Instance, Signature
 from .forms import Alternative, Alternatives, fits
 from .graph import Axis, Graph, Node
@@ -87,6 +88,7 @@ class Builder:
     ) -> None:
         self.shop, self.inst, self.g, self.a, self.reach = shop, inst, inst.graph, a, reach
         self.axis = shop.axes[a]
+        self.mesh = self.axis.mesh
         self.bytes, self.cut = sizes
         self.summary_of = summary_of
         self.forced = None if forced is None else forced[a]
@@ -94,6 +96,7 @@ class Builder:
         self._given: dict[int, tuple[End, ...]] = {}
         siblings = [b for b, axis in enumerate(shop.axes) if axis.mesh == self.axis.mesh and b != a]
         self.decided = [(shop.axes[b].size, inst.choice[b]) for b in siblings if b in inst.choice]
+        self.known = tuple([b in inst.choice for b in siblings])
         self.undecided = [
             (shop.axes[b].size, reach.mask[b]) for b in siblings if b not in inst.choice
         ]
@@ -110,9 +113,8 @@ class Builder:
         }
         for k, node in enumerate(self.g.nodes):
             build[node.kind](k, node)
-        mesh = self.axis.mesh
         for v, value in enumerate(self.g.values):
-            if value.mesh == mesh:
+            if value.mesh == self.mesh:
                 self._edges(v)
         return self.model
 
@@ -131,12 +133,12 @@ class Builder:
 
     def _put_edge(self, table: tuple[int, int], first: int, second: int) -> None:
         """A table laid out (first, second), put over sorted variables."""
-        if first < 0:
+        if 0 <= first < second:
+            self._put((first, second), table)
+        elif first < 0:
             self._put((second,) if second >= 0 else (), table)
         elif second < 0:
             self._put((first,), table)
-        elif first < second:
-            self._put((first, second), table)
         else:
             self._put_turned(table, first, second)
 
@@ -165,7 +167,7 @@ class Builder:
         return variable
 
     def _off_mesh(self, node: Node) -> bool:
-        return node.mesh != self.axis.mesh
+        return node.mesh != self.mesh
 
     def _trivial(self, node: Node) -> None:
         self._add(self.shop.forms.whole(len(node.operands), len(node.results)), node)
@@ -183,23 +185,39 @@ class Builder:
         if not mask and not partial:
             self._trivial(node)
             return
-        taken: dict[int, int] = {}
-        for n, choice in self.decided:
-            factor = choice[k].factor
-            if mask and factor is not None:
-                taken[factor] = taken.get(factor, 1) * n
-        alternatives = self.shop.forms.of_rule(rule, self.axis.size, mask, partial, taken)
+        decided = tuple([choice[k] for _, choice in self.decided])
+        undecided = tuple([n for n, masks in self.undecided if masks[k]])
+        key = (self.a, self.known, id(rule), mask, partial, decided, undecided)
+        found = self.shop.ops.get(key)
+        if found is None:
+            found = self.shop.ops[key] = self._op_tables(rule, mask, partial, decided, undecided)
+        alternatives, table = found
         variable = self._add(alternatives, node)
-        if variable >= 0:
-            others = tuple(
-                [
-                    (n, choice[k].needs + choice[k].gives, choice[k].factor is not None)
-                    for n, choice in self.decided
-                ]
-                + [(n, None, True) for n, masks in self.undecided if masks[k]]
-            )
-            table = self.shop.work(rule, alternatives, self.axis.size, others)
+        if table is not None:
             self._put((variable,), table)
+
+    def _op_tables(
+        self,
+        rule: Rule,
+        mask: int,
+        partial: int,
+        decided: Sequence[Alternative],
+        undecided: Sequence[int],
+    ) -> tuple[Alternatives, tuple[int, int] | None]:
+        """Alternatives of an op and, where there are several, the table of its work."""
+        sizes = [n for n, _ in self.decided]
+        taken: dict[int, int] = {}
+        for n, chosen in zip(sizes, decided):
+            if mask and chosen.factor is not None:
+                taken[chosen.factor] = taken.get(chosen.factor, 1) * n
+        alternatives = self.shop.forms.of_rule(rule, self.axis.size, mask, partial, taken)
+        if len(alternatives) == 1:
+            return alternatives, None
+        others = (
+            *[(n, x.needs + x.gives, x.factor is not None) for n, x in zip(sizes, decided)],
+            *[(n, None, True) for n in undecided],
+        )
+        return alternatives, self.shop.work(rule, alternatives, self.axis.size, others)
 
     def _pin(self, k: int, node: Node) -> None:
         if self._off_mesh(node):
@@ -213,10 +231,10 @@ class Builder:
     def _move(self, k: int, node: Node) -> None:
         """Arrival is free of form: each byte a device keeps crosses once."""
         source, target = node.operands[0], node.results[0]
-        if self.g.values[source].mesh == self.axis.mesh:
+        if self.g.values[source].mesh == self.mesh:
             items = [Alternative((x,), (R,), None) for x in self._labels(source, False)]
             self._add(self.shop.forms.intern(items), node)
-        elif self.g.values[target].mesh == self.axis.mesh:
+        elif self.g.values[target].mesh == self.mesh:
             labels = self._labels(target, False)
             alternatives = self.shop.forms.intern([Alternative((R,), (x,), None) for x in labels])
             variable = self._add(alternatives, node)
@@ -243,14 +261,15 @@ class Builder:
         return [*found, R] + [P] * partial
 
     def _param(self, k: int, node: Node) -> None:
-        v, label = node.results[0], self.reach.fixed[self.a].get(k)
-        on_mesh = self.g.values[v].mesh == self.axis.mesh
-        if self.g.public and node.pin is not None and on_mesh:
-            label = node.pin[self.axis.index]
-        if self.forced is not None:
-            label = self.forced[0][self.g.params.index(k)]
-        if not on_mesh:
-            label = R
+        v = node.results[0]
+        label: int | None = R
+        if self.g.values[v].mesh == self.mesh:
+            if self.forced is not None:
+                label = self.forced[0][self.g.params.index(k)]
+            elif self.g.public and node.pin is not None:
+                label = node.pin[self.axis.index]
+            else:
+                label = self.reach.fixed[self.a].get(k)
         if label is not None:
             given = self._given.get(label)
             if given is None:
@@ -269,7 +288,7 @@ class Builder:
 
     def _ret(self, k: int, node: Node) -> None:
         v = node.operands[0]
-        if v < 0 or self.g.values[v].mesh != self.axis.mesh:
+        if v < 0 or self.g.values[v].mesh != self.mesh:
             labels = [R]
         elif self.forced is not None:
             labels = [self.forced[1][k - self.g.rets[0]]]
@@ -291,11 +310,11 @@ class Builder:
 
     def _as_given(self, have: int, uses: Sequence[tuple[int, tuple[int, ...]]]) -> bool:
         """Whether each consumer can only want the one form that a value is given in."""
+        consumers, spliced = self.model.consumers, self.model.spliced
         for k, positions in uses:
-            call = self.g.nodes[k].kind == "call"
             for i in positions:
-                taker, variable = self.model.consumers[k][i]
-                if variable >= 0 or taker.needs[0][0 if call else i] != have:
+                taker, variable = consumers[k][i]
+                if variable >= 0 or taker.needs[0][0 if k in spliced else i] != have:
                     return False
         return True
 
@@ -306,13 +325,13 @@ class Builder:
             return
         k, j = g.producer[v]
         giver, variable = m.producers[k][j]
-        if g.nodes[k].kind == "call":
+        if k in m.spliced:
             j = 0
         if variable < 0 and self._as_given(giver.gives[0][j], uses):
             return
         takers: list[tuple[Alternatives, int, tuple[int, ...]]] = []
         for kc, positions in uses:
-            if g.nodes[kc].kind == "call":
+            if kc in m.spliced:
                 takers += [(*m.consumers[kc][i], (0,)) for i in positions]
             else:
                 takers.append((*m.consumers[kc][positions[0]], positions))

@@ -36,6 +36,9 @@ SUMMARY_LIMIT = 1 << 10
 
 ROUNDS = 3
 
+NOTHING = Alternative((), (), None)
+"""Of a node without operands and results."""
+
 ALL_ORDERS = 3
 """With at most so many axes every order is tried where axes compete, with more two."""
 
@@ -366,24 +369,19 @@ class Propagator:
 
     def _decode(self, inst: Instance, a: int, model: Model, values: Sequence[int]) -> Instance:
         g, choice, kids = inst.graph, [], {}
-        for k, node in enumerate(g.nodes):
-            if node.kind == "call":
-                picked = tuple(values[u] for u in model.spliced[k])
-                kids[k] = self._specialise(inst.kids[k], a, picked)
-                needs = tuple(
-                    alts.needs[values[u] if u >= 0 else 0][0] for alts, u in model.consumers[k]
-                )
-                gives = tuple(
-                    alts.gives[values[u] if u >= 0 else 0][0] for alts, u in model.producers[k]
-                )
-                choice.append(Alternative(needs, gives, None))
-                continue
-            ends = model.producers[k] or model.consumers[k]
-            if not ends:
-                choice.append(Alternative((), (), None))
+        for k, (producers, consumers) in enumerate(zip(model.producers, model.consumers)):
+            ends = producers or consumers
+            if not ends or k in model.spliced:
+                choice.append(NOTHING)
                 continue
             alts, u = ends[0]
             choice.append(alts.items[values[u] if u >= 0 else 0])
+        for k in g.calls:
+            picked = tuple([values[u] for u in model.spliced[k]])
+            kids[k] = self._specialise(inst.kids[k], a, picked)
+            needs = [alts.needs[values[u] if u >= 0 else 0][0] for alts, u in model.consumers[k]]
+            gives = [alts.gives[values[u] if u >= 0 else 0][0] for alts, u in model.producers[k]]
+            choice[k] = Alternative(tuple(needs), tuple(gives), None)
         return self._instance(g, {**inst.choice, a: tuple(choice)}, kids)
 
     def _specialise(self, inst: Instance, a: int, picked: tuple[int, ...]) -> Instance:

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir import R
+from ..rules import Rule
 from .decision import Signature
 from .graph import Axis, Graph, Node
 
@@ -184,6 +185,7 @@ class Reacher:
                 inner.seeds.setdefault(inner.root[y], set()).update(axes)
         bits = {root: sum(1 << a for a in axes) for root, axes in reach.seeds.items()}
         reached = [bits.get(root, 0) for root in reach.root]
+        ruled = [(k, n, n.rule) for k, n in enumerate(g.nodes) if n.rule is not None]
         for a, axis in enumerate(self.axes):
             active = bytearray([x >> a & 1 for x in reached])
             for v, value in enumerate(g.values):
@@ -191,18 +193,18 @@ class Reacher:
                     active[g.offset[v] : g.offset[v + 1]] = bytes(len(value.shape))
             reach.active.append(active)
             reach.live.append([1 in active[i:j] for i, j in itertools.pairwise(g.offset)])
-            reach.mask.append([self._factor_mask(g, n, active) for n in g.nodes])
+            mask = [0] * len(g.nodes)
+            for k, node, rule in ruled:
+                mask[k] = self._factor_mask(g, node, rule, active)
+            reach.mask.append(mask)
             reach.partial.append(bytearray(len(g.values)))
             reach.fixed.append({})
             reach.held.append({})
 
     @staticmethod
-    def _factor_mask(g: Graph, node: Node, active: bytearray) -> int:
-        mask, off = 0, g.offset
-        if node.kind != "op" or node.rule is None:
-            return mask
-        slots = node.operands + node.results
-        for i, tie in enumerate(node.rule.ties):
+    def _factor_mask(g: Graph, node: Node, rule: Rule, active: bytearray) -> int:
+        mask, off, slots = 0, g.offset, node.operands + node.results
+        for i, tie in enumerate(rule.ties):
             for slot, d in tie:
                 if slots[slot] >= 0:
                     mask |= active[off[slots[slot]] + d] << i
@@ -248,28 +250,31 @@ class Reacher:
 
     def _fix_params(self, g: Graph) -> None:
         """A parameter that every call gives in one pinned form has that form inside."""
-        reach = self.result[g.key]
         for k in g.calls:
             node = g.nodes[k]
             h, inner = self.graphs[node.callee], self.result[node.callee]
-            for a, axis in enumerate(self.axes):
-                for i, v in enumerate(node.operands):
-                    label: int | None = R if v < 0 else None
-                    held = False
-                    if v >= 0:
-                        maker = g.producer[v][0]
-                        origin = g.origin[maker]
-                        source = g.nodes[origin]
-                        if source.kind == "param" and source.pin is not None:
-                            on = source.mesh == axis.mesh
-                            label = source.pin[axis.index] if on else R
-                            held = source.stationary and label is not None
-                        elif source.kind == "param":
-                            label = reach.fixed[a].get(origin)
-                            held = reach.held[a].get(origin, False)
-                        if origin != maker:
-                            label = None  # known only once the layout op is decided
-                    p = h.params[i]
-                    if inner.fixed[a].setdefault(p, label) != label:
-                        inner.fixed[a][p] = None
-                    inner.held[a][p] = inner.held[a].get(p, True) and held
+            for p, v in zip(h.params, node.operands):
+                given = [(R, False)] * len(self.axes) if v < 0 else self._given(g, v)
+                for (label, held), fixed, holds in zip(given, inner.fixed, inner.held):
+                    if fixed.setdefault(p, label) != label:
+                        fixed[p] = None
+                    holds[p] = holds.get(p, True) and held
+
+    def _given(self, g: Graph, v: int) -> list[tuple[int | None, bool]]:
+        """Per axis, the pinned label of a value (None: not known) and whether it is held."""
+        maker = g.producer[v][0]
+        origin = g.origin[maker]
+        source, reach = g.nodes[origin], self.result[g.key]
+        if source.kind != "param":
+            return [(None, False)] * len(self.axes)
+        found: list[tuple[int | None, bool]] = []
+        if source.pin is None:
+            pairs = zip(reach.fixed, reach.held)
+            found += [(fixed.get(origin), held.get(origin, False)) for fixed, held in pairs]
+        else:
+            for axis in self.axes:
+                label = source.pin[axis.index] if source.mesh == axis.mesh else R
+                found.append((label, source.stationary and label is not None))
+        if origin != maker:  # the label is known only once the layout op is decided
+            found = [(None, held) for _, held in found]
+        return found

@@ -24,6 +24,7 @@ class Workshop:
         self.costs, self.axes = costs, axes
         self.tables, self.forms = Tables(), Forms()
         self.conversions = Conversions(costs)
+        self.ops: dict[Any, tuple[Alternatives, tuple[int, int] | None]] = {}
         self._memo: dict[Any, Any] = {}
         self._edges: dict[Any, tuple[int, int]] = {}
         self._shares: dict[Any, tuple[int, tuple[int, int], list[tuple[int, int]]]] = {}

@@ -109,23 +109,17 @@ class ModuleRewriter:
             k: self.write(kid, self.names[kid.number]) for k, kid in sorted(inst.kids.items())
         }
         old = self.mod[inst.graph.name]
-        rewriter = FunctionRewriter(self.mod, self.decision, inst, old, callees)
-        fn = rewriter.run()
         attrs = {
             str(k): v
             for k, v in (old.attrs or {}).items()
             if str(k) not in (OPEN_AXES_ATTR, STATIONARY_ATTR)
         }
-        partial = self._partial(inst)
-        if not inst.graph.public and (partial["params"] or partial["results"]):
-            attrs[PARTIAL_ATTR] = partial
-        fn = relax.Function(
-            fn.params,
-            fn.body,
-            fn.ret_ty,
-            old.is_pure,
-            tvm.ir.make_node("ir.DictAttrs", **attrs) if attrs else None,
-        )
+        if not inst.graph.public:
+            partial = self._partial(inst)
+            if partial["params"] or partial["results"]:
+                attrs[PARTIAL_ATTR] = partial
+        rewriter = FunctionRewriter(self.mod, self.decision, inst, old, callees)
+        fn = rewriter.run(tvm.ir.make_node("ir.DictAttrs", **attrs) if attrs else None)
         gv = ir.GlobalVar(name)
         relax.expr._update_type(gv, fn.ty)
         self.functions[gv] = fn

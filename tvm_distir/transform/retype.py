@@ -42,14 +42,15 @@ class FunctionRewriter(Operands):
 
     # entry -----------------------------------------------------------------------------
 
-    def run(self) -> relax.Function:
-        """Parameters, blocks, result."""
+    def run(self, attrs: Any) -> relax.Function:
+        """Parameters, blocks, result; ``attrs`` are those of the new function."""
         params = []
         for p in self.old.params[:]:
             key, plain = handle(p), p.ty
             leaves = self.g.env[key]
             if type(plain) is relax.TensorType:
-                new = make_var(p.name, self._root_type(leaves[0]))
+                name = self.g.values[leaves[0]].name
+                new = make_var(name, self._root_type(leaves[0]))
                 self.exprs[key] = self.homes[leaves[0]] = new
             else:
                 new = make_var(p.name, rebuilt(plain, iter(map(self._root_type, leaves))))
@@ -62,15 +63,16 @@ class FunctionRewriter(Operands):
             blocks.append(relax.BindingBlock(self.bindings))
         body = relax.SeqExpr(merged_blocks(blocks), result)
         relax.expr._update_type(body, result.ty)
-        return relax.Function(params, body, result.ty, self.old.is_pure, self.old.attrs)
+        return relax.Function(params, body, result.ty, self.old.is_pure, attrs)
 
     def _block(self, number: int, block: Any) -> Any:
         self.bindings, self.dataflow = [], isinstance(block, relax.DataflowBlock)
         before = set(self.made)
         old = block.bindings[:]
-        self.shadowed = self._read_inside(number, old) if self.dataflow else {}
-        for b in old:
-            self._binding(b)
+        bound = [(b, b.var) for b in old]
+        self.shadowed = self._read_inside(number, bound) if self.dataflow else {}
+        for b, var in bound:
+            self._binding(b, var)
         if not self.dataflow:
             return relax.BindingBlock(self.bindings)
         if block.same_as(self.old.body.blocks[-1]):
@@ -89,22 +91,22 @@ class FunctionRewriter(Operands):
         self.made = {k: v for k, v in self.made.items() if k in before or not is_dataflow(v)}
         return relax.DataflowBlock(self.bindings)
 
-    def _read_inside(self, number: int, bindings: list[Any]) -> dict[int, Any]:
+    def _read_inside(self, number: int, bound: list[tuple[Any, Any]]) -> dict[int, Any]:
         """Outputs of a dataflow block that it reads itself, by handle, in order of binding.
 
         TVM's parser infers the types of their readers anew, from what its own inference knows;
         so inside the block they get names of their own.
         """
-        outputs = {handle(var): var for var in (b.var for b in bindings) if not is_dataflow(var)}
-        return {key: var for key, var in outputs.items() if key in self.g.reads[number]}
+        reads = self.g.reads[number]
+        outputs = {handle(var): var for _, var in bound if not is_dataflow(var)}
+        return {key: var for key, var in outputs.items() if key in reads}
 
     # bindings --------------------------------------------------------------------------
 
-    def _binding(self, b: Any) -> None:
-        var = b.var
+    def _binding(self, b: Any, var: Any) -> None:
         k = self.g.node_of.get(handle(var), -1)
         if k < 0:
-            self._alias(b)
+            self._alias(b, var)
             return
         value, name = b.value, var.name
         node = self.g.nodes[k]
@@ -123,15 +125,14 @@ class FunctionRewriter(Operands):
             call = self._op(k, value, ty)
         self._result_of(k, var, call, ty)
 
-    def _alias(self, b: Any) -> None:
+    def _alias(self, b: Any, var: Any) -> None:
         """A variable, a tuple, a field, a constant or a cast bound to a name."""
-        var, value = b.var, b.value
         key = handle(var)
         source = self.g.pinned.get(key)
         if source is not None:  # the annotation became its parameter's placement
             self.exprs[key] = self.exprs[source]
             return
-        name, leaves = var.name, self.g.env[key]
+        value, name, leaves = b.value, var.name, self.g.env[key]
         if type(b) is relax.MatchCast:
             expr = self._plain_expr(value)
             ty = rebuilt(b.ty, iter([self._root_type(v) for v in leaves]))

@@ -25,16 +25,18 @@ class Operands(ValueForms):
         v = self.g.nodes[k].operands[i]
         if v == CONST:
             return self._constant_operand(k, i, old)
+        key = handle(old)
+        known = self.exprs.get(key)
+        if known is not None and self.g.env[key] != (v,):
+            known = None
+        route = self.routes.get(v)
+        if route is not None and route.settled and known is not None:
+            return known
         self._arrive(v)
         route = self._route(v)
-        form = route.root
-        if not route.settled:
-            form = self.decision.needs(self.inst, k, i, self.g.values[v].mesh)
-        if form == route.root:
-            key = handle(old)
-            known = self.exprs.get(key)
-            if known is not None and self.g.env[key] == (v,):
-                return known
+        form = self.decision.needs(self.inst, k, i, self.g.values[v].mesh)
+        if form == route.root and known is not None:
+            return known
         return self._form(v, form, name, var)
 
     def _constant_operand(self, k: int, i: int, old: Any) -> Any:

@@ -55,10 +55,10 @@ class ValueForms:
         self.exprs: dict[int, Any] = {}
         self.homes: dict[int, Any] = {}
         self.made: dict[tuple[int, Form], Any] = {}
-        self.routes: dict[int, Route] = {}
+        self.routes: dict[int, Route] = decision.settled(inst)
         self.shadowed: dict[int, Any] = {}
         self.fields: dict[int, Any] = {}
-        self.types: dict[tuple[int, Form], Any] = {}
+        self.types: dict[tuple[int, int, Form], Any] = {}
         self.bindings: list[Any] = []
         self.dataflow = False
 
@@ -75,13 +75,16 @@ class ValueForms:
 
     def _type(self, value: int, form: Form) -> Any:
         """DTensor type of a value in a form, None for an opaque value."""
-        key = (value, form)
-        if key not in self.types:
-            base = self.g.values[value].ty
+        flat = self.g.values[value]
+        base = flat.ty
+        if base is None:
+            return None
+        key = (handle(base), flat.mesh, form)
+        placed = self.types.get(key)
+        if placed is None:
             labels = tuple(R if x == P else x for x in form) if P in form else form
-            placed = None if base is None else as_dtensor(base, self._mesh(value), labels)
-            self.types[key] = placed
-        return self.types[key]
+            placed = self.types[key] = as_dtensor(base, self.meshes[flat.mesh], labels)
+        return placed
 
     def _root_type(self, value: int) -> Any:
         return self._type(value, self._route(value).root)

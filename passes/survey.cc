@@ -1,0 +1,248 @@
+// Licensed under the Apache License, Version 2.0; see LICENSE.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Reads a Relax function in one sweep, by the fields that TVM's nodes declare to the FFI: which
+// variables have equal types, which variables annotations are of, which have given names, which
+// calls of ops are alike and what their operands are.
+
+#include <tvm/ffi/any.h>
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/shape.h>
+#include <tvm/ffi/dtype.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/extra/structural_hash.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/object.h>
+#include <tvm/ffi/reflection/accessor.h>
+#include <tvm/ffi/string.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace tvm_distir {
+namespace {
+
+using tvm::ffi::Any;
+using tvm::ffi::Array;
+using tvm::ffi::Object;
+using tvm::ffi::ObjectRef;
+using tvm::ffi::Shape;
+using tvm::ffi::String;
+using tvm::ffi::StructuralHash;
+using tvm::ffi::reflection::FieldGetter;
+
+using Ints = std::vector<int64_t>;
+
+constexpr int64_t kNone = -1;
+constexpr int64_t kConstant = -1;  // among operands
+
+// What a part of a call's description stands for.
+enum Part : int64_t { kVariable, kType, kTuple, kTensorConstant, kOther };
+
+int32_t TypeIndex(std::string_view key) {
+  const TVMFFIByteArray name = {key.data(), key.size()};
+  int32_t index = 0;
+  TVM_FFI_CHECK_SAFE_CALL(TVMFFITypeKeyToIndex(&name, &index));
+  return index;
+}
+
+// Getters of the fields read here, found once.
+struct Fields {
+  FieldGetter params{"relax.expr.Function", "params"}, body{"relax.expr.Function", "body"};
+  FieldGetter blocks{"relax.expr.SeqExpr", "blocks"};
+  FieldGetter bindings{"relax.expr.BindingBlock", "bindings"};
+  FieldGetter var{"relax.expr.Binding", "var"}, value{"relax.expr.VarBinding", "value"};
+  FieldGetter name{"ir.Var", "name"}, type{"ir.Expr", "ty"}, op{"ir.Call", "op"}, args{"ir.Call", "args"};
+  FieldGetter attrs{"ir.Call", "attrs"}, type_args{"ir.Call", "ty_args"};
+  FieldGetter fields{"ir.Tuple", "fields"}, shape{"relax.TensorType", "shape"}, dtype{"relax.TensorType", "dtype"};
+  FieldGetter vdevice{"relax.TensorType", "vdevice"};
+  FieldGetter element{"ir.PrimType", "dtype"}, dims{"relax.expr.ShapeExpr", "values"};
+  FieldGetter number{"ir.IntImm", "value"};
+  int32_t function = TypeIndex("relax.expr.Function");
+  int32_t sequence = TypeIndex("relax.expr.SeqExpr"), tensor = TypeIndex("relax.TensorType");
+  int32_t binding = TypeIndex("relax.expr.VarBinding"), call = TypeIndex("ir.Call");
+  int32_t op_node = TypeIndex("ir.Op"), tuple = TypeIndex("ir.Tuple");
+  int32_t constant = TypeIndex("ir.GenericConst"), global = TypeIndex("ir.GlobalVar");
+  int32_t real = TypeIndex("ir.FloatImm"), text = TypeIndex("ir.StringImm");
+  int32_t shape_expr = TypeIndex("relax.expr.ShapeExpr"), integer = TypeIndex("ir.IntImm");
+
+  static const Fields& Get() {
+    static const Fields fields;
+    return fields;
+  }
+};
+
+const Object* Node(const Any& value) { return value.as<Object>(); }
+
+class Surveyor {
+ public:
+  explicit Surveyor(const Array<String>& names) {
+    for (const String& name : names) names_.emplace(name.data(), name.size());
+  }
+
+  Array<Shape> Run(const ObjectRef& function, const ObjectRef& annotation) {
+    if (function->type_index() != fields_.function) {
+      TVM_FFI_THROW(TypeError) << "a relax.Function is needed, not a " << function->GetTypeKey();
+    }
+    for (const Any& param : fields_.params(function).cast<Array<Any>>()) AddVariable(param);
+    const Any body = fields_.body(function);
+    if (Node(body) == nullptr || Node(body)->type_index() != fields_.sequence) {
+      TVM_FFI_THROW(TypeError) << "the body of the function is no sequence of bindings";
+    }
+    for (const Any& block : fields_.blocks(Node(body)).cast<Array<Any>>()) {
+      for (const Any& binding : fields_.bindings(Node(block)).cast<Array<Any>>()) {
+        const Any variable = fields_.var(Node(binding));
+        sources_.push_back(Source(Node(binding), annotation.get()));
+        named_.push_back(IsNamed(Node(variable)));
+        AddVariable(variable);
+        AddCall(Node(binding));
+      }
+    }
+    return {ToShape(first_), ToShape(sources_), ToShape(named_),
+            ToShape(like_),  ToShape(begin_),   ToShape(operands_)};
+  }
+
+ private:
+  static Shape ToShape(const Ints& values) { return Shape(values.begin(), values.end()); }
+
+  void AddVariable(const Any& variable) {
+    const int64_t number = static_cast<int64_t>(first_.size());
+    numbers_.emplace(Node(variable), number);
+    Ints key;
+    const Any type = fields_.type(Node(variable));
+    first_.push_back(Describe(type, &key) ? classes_.emplace(key, number).first->second : kNone);
+  }
+
+  bool IsNamed(const Object* variable) const {
+    if (names_.empty()) return false;
+    const String name = fields_.name(variable).cast<String>();
+    return names_.count(std::string(name.data(), name.size())) > 0;
+  }
+
+  // Element type and dims of a tensor type of which all dims are numbers; false for others.
+  bool Describe(const Any& type, Ints* key) const {
+    const Object* node = Node(type);
+    if (node == nullptr || node->type_index() != fields_.tensor) return false;
+    const Any shape = fields_.shape(node), dtype = fields_.dtype(node);
+    const Object* dims = Node(shape);
+    if (dims == nullptr || dims->type_index() != fields_.shape_expr) return false;
+    if (Node(dtype) == nullptr || fields_.vdevice(node) != nullptr) return false;
+    const DLDataType element = fields_.element(Node(dtype)).cast<DLDataType>();
+    key->assign({element.code, element.bits, element.lanes});
+    for (const Any& dim : fields_.dims(dims).cast<Array<Any>>()) {
+      if (Node(dim) == nullptr || Node(dim)->type_index() != fields_.integer) return false;
+      key->push_back(fields_.number(Node(dim)).cast<int64_t>());
+    }
+    return true;
+  }
+
+  // Notes the operands of a binding's call of an op, and the first call like it: the same op on
+  // operands of the same types. What cannot be told in one sweep is like no other.
+  void AddCall(const Object* binding) {
+    const int64_t number = static_cast<int64_t>(like_.size());
+    const size_t before = operands_.size();
+    Ints key;
+    if (DescribeCall(binding, &key)) {
+      like_.push_back(calls_.emplace(std::move(key), number).first->second);
+    } else {
+      like_.push_back(kNone);
+      operands_.resize(before);
+    }
+    begin_.push_back(static_cast<int64_t>(operands_.size()));
+  }
+
+  bool DescribeCall(const Object* binding, Ints* key) {
+    if (binding->type_index() != fields_.binding) return false;
+    const Any value = fields_.value(binding);
+    const Object* call = Node(value);
+    if (call == nullptr || call->type_index() != fields_.call) return false;
+    const Any op = fields_.op(call), attrs = fields_.attrs(call);
+    if (Node(op) == nullptr || Node(op)->type_index() != fields_.op_node) return false;
+    key->push_back(reinterpret_cast<int64_t>(Node(op)));
+    key->push_back(attrs == nullptr ? 0 : Hash(attrs));
+    key->push_back(Hash(fields_.type_args(call)));
+    AddType(static_cast<int64_t>(first_.size()) - 1, fields_.var(binding), key);
+    for (const Any& arg : fields_.args(call).cast<Array<Any>>()) {
+      if (!AddArgument(arg, key)) return false;
+    }
+    return true;
+  }
+
+  bool AddArgument(const Any& arg, Ints* key) {
+    const Object* node = Node(arg);
+    if (node == nullptr) return false;
+    const int32_t kind = node->type_index();
+    const auto variable = numbers_.find(node);
+    if (variable != numbers_.end()) {
+      AddType(variable->second, arg, key);
+      operands_.push_back(variable->second);
+      return true;
+    }
+    if (kind == fields_.tuple) {
+      const Array<Any> fields = fields_.fields(node).cast<Array<Any>>();
+      key->insert(key->end(), {kTuple, static_cast<int64_t>(fields.size())});
+      for (const Any& field : fields) {
+        if (!AddArgument(field, key)) return false;
+      }
+      return true;
+    }
+    if (kind == fields_.constant) {
+      key->insert(key->end(), {kTensorConstant, Hash(fields_.type(node))});
+      operands_.push_back(kConstant);
+      return true;
+    }
+    const bool plain = kind == fields_.shape_expr || kind == fields_.integer ||
+                       kind == fields_.real || kind == fields_.text || kind == fields_.global;
+    if (plain) key->insert(key->end(), {kOther, Hash(arg)});
+    return plain;
+  }
+
+  // The type of a variable: its class where it has one.
+  void AddType(int64_t number, const Any& variable, Ints* key) const {
+    if (first_[number] != kNone) {
+      key->insert(key->end(), {kVariable, first_[number]});
+    } else {
+      key->insert(key->end(), {kType, Hash(fields_.type(Node(variable)))});
+    }
+  }
+
+  static int64_t Hash(const Any& value) {
+    return static_cast<int64_t>(StructuralHash::Hash(value));
+  }
+
+  // Number of the variable that a binding annotates, kNone when it does not.
+  int64_t Source(const Object* binding, const Object* annotation) const {
+    if (binding->type_index() != fields_.binding) return kNone;
+    const Any value = fields_.value(binding);
+    const Object* call = Node(value);
+    if (call == nullptr || call->type_index() != fields_.call) return kNone;
+    if (Node(fields_.op(call)) != annotation) return kNone;
+    const Array<Any> args = fields_.args(call).cast<Array<Any>>();
+    if (args.empty()) return kNone;
+    const auto found = numbers_.find(Node(args[0]));
+    return found == numbers_.end() ? kNone : found->second;
+  }
+
+  const Fields& fields_ = Fields::Get();
+  Ints first_, sources_, named_, like_, operands_;
+  Ints begin_{0};
+  std::map<Ints, int64_t> classes_, calls_;
+  std::unordered_map<const Object*, int64_t> numbers_;
+  std::unordered_set<std::string> names_;
+};
+
+Array<Shape> Survey(const ObjectRef& function, const ObjectRef& annotation,
+                    const Array<String>& names) {
+  return Surveyor(names).Run(function, annotation);
+}
+
+}  // namespace
+}  // namespace tvm_distir
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(survey, tvm_distir::Survey);

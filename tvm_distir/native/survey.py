@@ -1,0 +1,54 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""One native sweep over a Relax function instead of many small reads from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from .loader import load_library
+
+
+class Survey(NamedTuple):
+    """What a sweep finds; variables are the parameters, then those bound, in order.
+
+    Attributes
+    ----------
+    first : sequence of int
+        Per variable, the first one whose type is the same tensor type with known dims; -1 where
+        the type is another one.
+    sources : sequence of int
+        Per binding, the variable that it annotates, -1 where it is no annotation of a variable.
+    named : sequence of int
+        Per binding, 1 where its variable has one of the names asked for, else 0.
+    like : sequence of int
+        Per binding, the first one that calls the same op on operands of the same types for a
+        result of the same type; -1 where it is no call of an op, or not plain enough to tell.
+    begin : sequence of int
+        Operands of binding i, where ``like[i]`` is not -1, are
+        ``operands[begin[i]:begin[i + 1]]``.
+    operands : sequence of int
+        Variables; -1 for a constant.
+    """
+
+    first: Sequence[int]
+    sources: Sequence[int]
+    named: Sequence[int]
+    like: Sequence[int]
+    begin: Sequence[int]
+    operands: Sequence[int]
+
+
+def survey(function: Any, annotation: Any, names: Sequence[str] = ()) -> Survey:
+    """Survey a normalised ``relax.Function``.
+
+    Parameters
+    ----------
+    function : relax.Function
+    annotation : ir.Op
+        The op of annotations.
+    names : sequence of str
+        What :attr:`Survey.named` looks for.
+    """
+    return Survey(*load_library()["survey"](function, annotation, names))
