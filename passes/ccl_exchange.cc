@@ -54,7 +54,7 @@ struct Chunks {
 Chunks CutPieces(const Gathering& gathering, const Handover& handover) {
   const int64_t size = gathering.size(), element = ElementBytes(gathering.mine().dtype);
   const int64_t lanes = handover.differs ? size : 1;
-  Chunks chunks{std::max<int64_t>(Gathering::kChunkBytes / lanes / element, 1), 0};
+  Chunks chunks{std::max<int64_t>(gathering.chunk_bytes() / lanes / element, 1), 0};
   Piece piece;
   for (int64_t from = 0; from < size; ++from) {
     for (int64_t to = 0; to < size; ++to) {
@@ -141,31 +141,39 @@ void ReduceChunks(Gathering* gathering, const Handover& handover, const Reducer&
 }
 
 // Every rank reduces its part of a chunk; all read all parts. One meeting hands over the results of
-// a chunk and the operands of the next.
+// a chunk and the operands of the next. Nobody else reads a rank's own part of its operand, so that
+// is not handed over.
 void ReduceChunksForAll(Gathering* gathering, const Reducer& reducer, ReduceOp op) {
   const Request& mine = gathering->mine();
   const int64_t size = gathering->size(), me = gathering->position();
   const int64_t element = ElementBytes(mine.dtype), total = Elements(mine);
-  const int64_t step = Gathering::kChunkBytes / element;
+  const int64_t step = gathering->chunk_bytes() / element;
   const bool large = mine.bytes >= kStreamedBytes;
+  // Where a member's part of the chunk at `begin` starts, from there.
+  const auto edge = [&](int64_t begin, int64_t member) {
+    const int64_t count = std::max<int64_t>(std::min(step, total - begin), 0);
+    return std::min(count, member * ((count + size - 1) / size));
+  };
   const auto stage = [&](int64_t begin) {
-    Copy(gathering->next_stage(), mine.source + begin * element,
-         std::max<int64_t>(std::min(step, total - begin), 0) * element);
+    char* target = gathering->next_stage();
+    const char* source = mine.source + begin * element;
+    const int64_t mine_begin = edge(begin, me) * element, mine_end = edge(begin, me + 1) * element;
+    Copy(target, source, mine_begin);
+    Copy(target + mine_end, source + mine_end, edge(begin, size) * element - mine_end);
   };
   std::vector<const char*> terms(size);
   stage(0);
   gathering->MeetAgain();
   for (int64_t begin = 0; begin < total; begin += step) {
-    const int64_t count = std::min(step, total - begin);
-    const int64_t part = (count + size - 1) / size;
-    const auto edge = [&](int64_t member) { return std::min(count, member * part); };
     for (int64_t i = 0; i < size; ++i) terms[i] = gathering->stage(i);
-    reducer.reduce(op, terms, edge(me), edge(me + 1), gathering->next_results());
+    terms[me] = mine.source + begin * element;
+    reducer.reduce(op, terms, edge(begin, me), edge(begin, me + 1), gathering->next_results());
     stage(begin + step);
     gathering->MeetAgain();
     for (int64_t i = 0; i < size; ++i) {
-      CopyResult(mine.target + (begin + edge(i)) * element, gathering->results(i),
-                 (edge(i + 1) - edge(i)) * element, large);
+      const int64_t from = edge(begin, i), to = edge(begin, i + 1);
+      CopyResult(mine.target + (begin + from) * element, gathering->results(i),
+                 (to - from) * element, large);
     }
   }
 }

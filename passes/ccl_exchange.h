@@ -13,6 +13,7 @@
 #ifndef TVM_DISTIR_PASSES_CCL_EXCHANGE_H_
 #define TVM_DISTIR_PASSES_CCL_EXCHANGE_H_
 
+#include <algorithm>
 #include <functional>
 #include <vector>
 
@@ -54,11 +55,18 @@ class Gathering {
   const char* stage(int64_t member) const { return StageOf(round_, member); }
   const char* results(int64_t member) const { return ResultsOf(round_, member); }
 
-  // A stage holds so much; results hold a member's part of it.
-  static constexpr int64_t kChunkBytes = 1 << 20;
+  // A stage holds so much; results hold a member's part of it. Few large chunks need few meetings,
+  // small ones stay in the caches nearest to the cores: the stages of all have one size together.
+  int64_t chunk_bytes() const {
+    const int64_t even = kStagesBytes / size() / kLine * kLine;
+    return std::clamp(even, kStagesBytes / 8, kStagesBytes / 2);
+  }
 
  private:
+  static constexpr int64_t kStagesBytes = 2 << 20, kLine = 64;
+
   void Compare() const;
+  int64_t results_bytes() const;
   char* Stages() const;
   char* StageOf(uint32_t round, int64_t member) const;
   char* ResultsOf(uint32_t round, int64_t member) const;

@@ -9,8 +9,6 @@
 namespace tvm_distir {
 namespace {
 
-constexpr int64_t kLine = 64;
-
 // Dims in which the operands of a collective may differ from rank to rank; -1 for none.
 std::array<int64_t, 2> FreeDims(const Request& r) {
   switch (r.kind) {
@@ -34,11 +32,6 @@ bool Agree(const Request& a, const Request& b) {
   Dims shape = b.shape;
   if (second >= 0) shape[second] = a.shape[second];
   return SameShape(a, a.shape, shape, first);
-}
-
-// A part of a chunk, rounded up to whole lines.
-int64_t ResultBytes(int64_t size) {
-  return (Gathering::kChunkBytes / size + 2 * kLine) / kLine * kLine;
 }
 
 }  // namespace
@@ -97,18 +90,23 @@ void Gathering::Share(int64_t tasks, const std::function<void(int64_t)>& work) c
   counter.WaitForAll(count);
 }
 
+// A part of a chunk, rounded up to whole lines.
+int64_t Gathering::results_bytes() const {
+  return (chunk_bytes() / size() + 2 * kLine) / kLine * kLine;
+}
+
 char* Gathering::Stages() const {
-  const int64_t bytes = 2 * size() * (kChunkBytes + ResultBytes(size()));
+  const int64_t bytes = 2 * size() * (chunk_bytes() + results_bytes());
   return worker_->fabric->Stages(group_, static_cast<uint64_t>(bytes));
 }
 
 char* Gathering::StageOf(uint32_t round, int64_t member) const {
-  return Stages() + ((round & 1) * size() + member) * kChunkBytes;
+  return Stages() + ((round & 1) * size() + member) * chunk_bytes();
 }
 
 char* Gathering::ResultsOf(uint32_t round, int64_t member) const {
-  return Stages() + 2 * size() * kChunkBytes +
-         ((round & 1) * size() + member) * ResultBytes(size());
+  return Stages() + 2 * size() * chunk_bytes() +
+         ((round & 1) * size() + member) * results_bytes();
 }
 
 void Gathering::MeetAgain() {

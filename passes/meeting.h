@@ -16,10 +16,11 @@ constexpr int64_t kFirstSliceUs = 2000;
 constexpr int64_t kSliceUs = 50000;
 
 // Looks again a short while before a rank sleeps: first alone, then letting other threads run, as
-// there may be fewer cores than ranks. True as soon as `over()` holds.
+// there may be fewer cores than ranks. Only a few times: beside other work, whoever yields waits
+// until that has used up its time. True as soon as `over()` holds.
 template <typename Over>
 bool SpinUntil(const Over& over) {
-  constexpr int kSpins = 100, kYields = 40;
+  constexpr int kSpins = 100, kYields = 4;
   for (int i = 0; i < kSpins + kYields; ++i) {
     if (over()) return true;
     if (i >= kSpins) {
