@@ -35,6 +35,7 @@ COLLECTIVES = {
     "merge": "legalized",
     "unused": "legalized",
     "bucket": "local",
+    "bucket-gathers": "local",
     "split": "local",
     "schedule": "local",
 }
@@ -57,6 +58,7 @@ _FACTORIES = {
     "merge": "MergeReductions",
     "unused": "RemoveUnused",
     "bucket": "BucketReductions",
+    "bucket-gathers": "BucketGathers",
     "split": "SplitCollectives",
     "schedule": "ScheduleCollectives",
 }

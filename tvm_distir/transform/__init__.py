@@ -9,6 +9,7 @@ from .inline import InlinePrivateFunctions
 from .legalize import LegalizeRedistribute, UseStockCollectives
 from .lower import LowerDistIR
 from .optimize import (
+    BucketGathers,
     BucketReductions,
     CancelCollectives,
     FuseCollectives,
@@ -30,6 +31,7 @@ from .propagate import PropagateSharding
 
 __all__ = [
     "AnnotateSharding",
+    "BucketGathers",
     "BucketReductions",
     "CancelCollectives",
     "FuseCollectives",

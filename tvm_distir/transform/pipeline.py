@@ -13,6 +13,7 @@ from .annotate import AnnotateSharding
 from .legalize import LegalizeRedistribute
 from .lower import LowerDistIR
 from .optimize import (
+    BucketGathers,
     BucketReductions,
     OptimizeCollectives,
     ScheduleCollectives,
@@ -26,8 +27,8 @@ def pipeline(
 ) -> tvm.transform.Sequential:
     """The named pipeline: annotate, propagate, legalize, optimize, lower.
 
-    After it, where asked for, ``BucketReductions`` and ``SplitCollectives`` with
-    ``ScheduleCollectives``; see :func:`distribute`.
+    After it, where asked for, ``BucketReductions`` and ``BucketGathers``, and
+    ``SplitCollectives`` with ``ScheduleCollectives``; see :func:`distribute`.
     """
     passes = [
         AnnotateSharding(plan),
@@ -37,7 +38,7 @@ def pipeline(
         LowerDistIR(),
     ]
     if bucket_bytes is not None:
-        passes.append(BucketReductions(bucket_bytes))
+        passes += [BucketReductions(bucket_bytes), BucketGathers(bucket_bytes)]
     if overlap is not None:
         passes += [SplitCollectives(), ScheduleCollectives(overlap)]
     return tvm.transform.Sequential(passes, name="tvm_distir.distribute")
@@ -58,8 +59,8 @@ def distribute(
         Level 1 or 2; it is not changed.
     plan : Plan
     bucket_bytes : int, optional
-        Join small reductions to buckets of at most so many bytes. None: leave them single,
-        which takes no copies.
+        Join small reductions, and small gathers, to buckets of at most so many bytes. None: leave
+        them single, which takes no copies.
     overlap : System or str, optional
         Split collectives into a start and a done and order other work between them, by the times
         of this system. None: leave the order as it is, which takes least memory.

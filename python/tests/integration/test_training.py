@@ -19,6 +19,7 @@ from tvm_distir.strategy.facts import (
     tensor_parameters,
 )
 from tvm_distir.strategy.training import with_updates
+from tvm_distir.transform import BucketGathers, BucketReductions
 
 #: Vocabularies that divide by nothing: the table is padded.
 SMALL = {"layers": 1, "hidden": 32, "heads": 4, "vocab": 63, "seq": 8, "batch": 4}
@@ -110,6 +111,12 @@ def test_weights_stored_in_shards(reread):
     assert found["reduce_scatter"] == len(matrices)
     assert found["all_gather"] == len(matrices) + (used_twice if reread else 0)
     assert not found["all_reduce"]
+    for make in (BucketReductions(), BucketGathers()):
+        dist = make(dist)
+    check_level(dist, 5)
+    found = Counter(c[0] for c in collectives(dist) if c[0] != "all_reduce")
+    assert found["reduce_scatter"] == 1
+    assert found["all_gather"] == (2 if reread else 1)  # what is gathered again, apart
     again = dist["main"].attrs["dist.io"]
     states = [e for e in again["inputs"] if str(e["name"]).endswith((".m", ".v"))]
     assert states and all(str(e["placement"]) == "S[0]" for e in states)

@@ -221,7 +221,9 @@ def test_opt_prints_bytes_before_and_after(tmp_path, capsys):
     body = ["m = R.matmul(x, y)", f"a = {reduce('m', 1)}", f"b = {cut('a', 1, 0)}"]
     path = tmp_path / "mod.py"
     path.write_text(module(INNER, [body], ["b"]).script(show_meta=True))
-    passes = "share,merge,slices,gathers,cancel,fuse,unused,lower,bucket,split,schedule"
+    passes = (
+        "share,merge,slices,gathers,cancel,fuse,unused,lower,bucket,bucket-gathers,split,schedule"
+    )
     assert main(["opt", "-p", passes, "--traffic", "--verify-each", str(path)]) == 0
     out, err = capsys.readouterr()
     assert "R.dist.reduce_scatter_start(" in out and "R.dist.collective_done(" in out

@@ -129,6 +129,7 @@ PASSES = {
     "RemoveUnused": (4, 4),
     "ShareCollectives": (4, 4),
     "LowerDistIR": (4, 5),
+    "BucketGathers": (5, 5),
     "BucketReductions": (5, 5),
     "SplitCollectives": (5, 5),
     "ScheduleCollectives": (5, 5),

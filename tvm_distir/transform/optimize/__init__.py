@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from .bucket import BucketReductions
+from .bucket import BucketGathers, BucketReductions
 from .fuse import FuseCollectives
 from .merge import MergeReductions
 from .move import MoveGathers, MoveSlices
@@ -16,6 +16,7 @@ from .traffic import Change, Kind, Traffic, TrafficInstrument, traffic
 from .unused import RemoveUnused
 
 __all__ = [
+    "BucketGathers",
     "BucketReductions",
     "CancelCollectives",
     "Change",

@@ -1,25 +1,27 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Small reductions of one kind in one, at level 5."""
+"""Small collectives of one kind in one, at level 5."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax
 
-from ...ir import mesh_key, ops, static_shape
+from ...ir import mesh_key
 from ...ir.ops import call_axes
 from ..legalize.emit import BlockWriter, variables, with_body
 from ..lower.prune import is_pure
 from .editing import Editor, FunctionStep, Scan, function_pass
+from .packing import dims_of, one_for_all
 from .traffic import local_bytes
 
 BUCKET_BYTES = 25 * 2**20
 """As much as PyTorch's DistributedDataParallel puts into one bucket."""
+
+REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 Key = tuple[Any, ...]
 
@@ -27,31 +29,56 @@ Key = tuple[Any, ...]
 def BucketReductions(bucket_bytes: int = BUCKET_BYTES) -> Any:
     """Reduce small tensors together; level 5 to level 5.
 
-    ``all_reduce`` calls along the same axes, of one reduction and dtype, that do not depend on
-    each other are flattened, concatenated, reduced at once and split again: as many bytes, one
-    latency instead of many. What reads one of them may have to wait for the last, so bindings
-    move; those that transfer or call functions end a bucket instead. Each bucket takes a copy of
-    its tensors before and after. The order of a sum over devices stays; a library that reduces
-    by position in a buffer may round otherwise.
+    ``all_reduce`` calls (and ``reduce_scatter`` calls, among themselves) along the same axes, of
+    one reduction and dtype, that do not depend on each other are flattened, concatenated, reduced
+    at once and split again: as many bytes, one latency instead of many. What reads one of them
+    may have to wait for the last, so bindings move; those that transfer or call functions end a
+    bucket instead. Each bucket takes a copy of its tensors before and after. The order of a sum
+    over devices stays; a library that reduces by position in a buffer may round otherwise.
 
     Parameters
     ----------
     bucket_bytes : int
-        A bucket is not filled beyond; tensors that large stay alone.
+        A bucket is not filled beyond; tensors that large (of a ``reduce_scatter``, before it)
+        stay alone.
 
     Returns
     -------
     pass : tvm.transform.Pass
     """
-    step = FunctionStep(_Buckets, ("all_reduce",), bucket_bytes=bucket_bytes)
-    return function_pass("BucketReductions", [step], level=5)
+    return function_pass("BucketReductions", [_step(REDUCTIONS, bucket_bytes)], level=5)
+
+
+def BucketGathers(bucket_bytes: int = BUCKET_BYTES) -> Any:
+    """Gather small tensors together; level 5 to level 5.
+
+    ``all_gather`` calls along the same axes and of one dtype, by the rules of
+    :func:`BucketReductions`: shards of weights, above all, each of which would pay a latency of
+    its own. A bucket lies whole from its gather until its last reader: ``bucket_bytes`` bounds
+    what that takes. What is gathered twice, to be freed in between, is never in one bucket twice.
+
+    Parameters
+    ----------
+    bucket_bytes : int
+        A bucket is not filled beyond, counted after the gather; tensors that large stay alone.
+
+    Returns
+    -------
+    pass : tvm.transform.Pass
+    """
+    return function_pass("BucketGathers", [_step(("all_gather",), bucket_bytes)], level=5)
+
+
+def _step(kinds: tuple[str, ...], bucket_bytes: int) -> FunctionStep:
+    return FunctionStep(_Buckets, kinds, joined=kinds, bucket_bytes=bucket_bytes)
 
 
 @dataclass
 class Bucket:
-    """Reductions that are joined: their variables, and the bytes together."""
+    """Collectives that are joined: their variables, operands, and the bytes together."""
 
     members: list[Any] = field(default_factory=list)
+    operands: set[Any] = field(default_factory=set)
     size_bytes: int = 0
 
 
@@ -59,16 +86,23 @@ class _Buckets(Editor):
     """Rewrites block by block: bindings may change places."""
 
     def __init__(
-        self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan, bucket_bytes: int
+        self,
+        mod: ir.IRModule,
+        name: str,
+        fn: relax.Function,
+        scan: Scan,
+        joined: tuple[str, ...],
+        bucket_bytes: int,
     ) -> None:
         super().__init__(mod, name, fn, scan)
+        self.joined = joined
         self.bucket_bytes = bucket_bytes
 
     def run(self) -> relax.Function:
         """Return the function, or itself where nothing can be joined."""
         blocks, changed = [], False
         for block, rows in zip(self.fn.body.blocks, self.scan.blocks, strict=True):
-            buckets = _fill(rows, self.bucket_bytes)
+            buckets = _fill(rows, self.joined, self.bucket_bytes)
             if buckets:
                 changed = True
                 self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
@@ -80,19 +114,20 @@ class _Buckets(Editor):
         return with_body(self.fn, self.fn.params, blocks, self.fn.body.body, bool(self.fn.is_pure))
 
 
-def _key(var: Any, value: ir.Call) -> Key:
+def _key(var: Any, value: ir.Call, kind: str) -> Key:
     return (
+        kind,
         mesh_key(value.attrs["device_mesh"]),
         call_axes(value),
-        str(value.attrs["op"]),
+        str(value.attrs["op"]) if kind in REDUCTIONS else "",
         str(var.ty.dtype),
     )
 
 
-def _fill(rows: list[Any], most_bytes: int) -> dict[Any, Bucket]:
+def _fill(rows: list[Any], joined: tuple[str, ...], most_bytes: int) -> dict[Any, Bucket]:
     """Buckets of two or more, by the variables of their members.
 
-    A reduction joins the open bucket of its kind unless it depends on a member of an open one:
+    A collective joins the open bucket of its kind unless it depends on a member of an open one:
     then those are closed first. So no bucket ever waits for another that waits for it.
     """
     made: list[Bucket] = []
@@ -112,22 +147,34 @@ def _fill(rows: list[Any], most_bytes: int) -> dict[Any, Bucket]:
         if deps and (kind is not None or _is_barrier(value)):
             close(deps)
             deps = frozenset()
-        size = local_bytes(var.ty)
-        if kind != "all_reduce" or size >= most_bytes:
+        size = _whole_bytes(var, value) if kind in joined else None
+        if kind is None or size is None or size >= most_bytes:
             if deps:
                 waits[var] = deps
             continue
-        key = _key(var, value)
-        if key in open_ and made[open_[key]].size_bytes + size > most_bytes:
-            close([open_[key]])
+        key, operand = _key(var, value, kind), value.args[0]
+        if key in open_:
+            bucket = made[open_[key]]
+            again = kind == "all_gather" and operand in bucket.operands
+            if again or bucket.size_bytes + size > most_bytes:
+                close([open_[key]])
         if key not in open_:
             open_[key] = len(made)
             made.append(Bucket())
         bucket = home[var] = made[open_[key]]
         bucket.members.append(var)
+        bucket.operands.add(operand)
         bucket.size_bytes += size
         waits[var] = frozenset([open_[key]])
     return {var: bucket for var, bucket in home.items() if len(bucket.members) > 1}
+
+
+def _whole_bytes(var: Any, value: ir.Call) -> int | None:
+    """Bytes of the larger end of a collective; None where a size is not known."""
+    ends = var, value.args[0]
+    if any(dims_of(end) is None for end in ends):
+        return None
+    return max(local_bytes(end.ty) for end in ends)
 
 
 def _is_barrier(value: Any) -> bool:
@@ -155,7 +202,8 @@ class _Emission:
                 self.values[var] = value
                 self.held[var] = {number[id(bucket)]}
                 if bucket.members[-1].same_as(var):
-                    self._reduce(bucket)
+                    members = [(member, self.values[member]) for member in bucket.members]
+                    one_for_all(self.writer, members)
                     self._let_go(number[id(bucket)], bucket, rows)
                 continue
             deps: set[int] = set()
@@ -181,35 +229,5 @@ class _Emission:
                 del self.held[var]
                 self.writer.bindings.append(binding)
 
-    def _reduce(self, bucket: Bucket) -> None:
-        """Flatten, join, reduce, split and shape again."""
-        first = self.values[bucket.members[0]]
-        flat, sizes = [], []
-        for member in bucket.members:
-            shape = [int(n) for n in static_shape(member.ty) or ()]
-            sizes.append(math.prod(shape))
-            operand = self.values[member].args[0]
-            flat.append(
-                operand
-                if len(shape) == 1
-                else self.writer.emit(relax.op.reshape(operand, [sizes[-1]]), f"{member.name}_flat")
-            )
-        joined = self.writer.emit(relax.op.concat(flat, 0), "bucket_terms")
-        mesh, axes = first.attrs["device_mesh"], call_axes(first)
-        done = self.writer.emit(
-            ops.all_reduce(joined, mesh, axes, str(first.attrs["op"])), "bucket"
-        )
-        ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
-        parts = self.writer.emit(relax.op.split(done, ends, 0), "bucket_parts")
-        for number, member in enumerate(bucket.members):
-            item = self.writer.builder.normalize(relax.TupleGetItem(parts, number))
-            shape = [int(n) for n in static_shape(member.ty) or ()]
-            if len(shape) == 1:
-                self.writer.bind(member, item)
-                continue
-            part = self.writer.emit(item, f"{member.name}_part")
-            whole = self.writer.builder.normalize(relax.op.reshape(part, shape))
-            self.writer.bind(member, whole)
 
-
-__all__ = ["BUCKET_BYTES", "BucketReductions"]
+__all__ = ["BUCKET_BYTES", "BucketGathers", "BucketReductions"]
