@@ -20,7 +20,15 @@ from tvm_distir.ir import P, R
 from tvm_distir.runtime import ccl
 from tvm_distir.runtime.collectives import REDUCE_OPS, Collective
 from tvm_distir.runtime.threads import ThreadsEngine
-from tvm_distir.transform import LegalizeRedistribute, LowerDistIR, UseStockCollectives
+from tvm_distir.transform import (
+    BucketGathers,
+    BucketReductions,
+    LegalizeRedistribute,
+    LowerDistIR,
+    ScheduleCollectives,
+    SplitCollectives,
+    UseStockCollectives,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 import redistribute_harness as h
@@ -64,9 +72,12 @@ def disco():
         tvm_ffi.register_global_func(name, function, override=True)
 
 
-def stock_form(mod):
-    legal = LegalizeRedistribute(ccl=True)(mod)
-    local = UseStockCollectives()(LowerDistIR()(legal))
+def stock_form(mod, passes=()):
+    """Plan, lower, run passes of level 5, and write what is left of ``R.dist`` in ``R.ccl``."""
+    local = LowerDistIR()(LegalizeRedistribute(ccl=True)(mod))
+    for one in passes:
+        local = one(local)
+    local = UseStockCollectives()(local)
     relax.analysis.well_formed(local)
     assert "R.dist." not in local.script()
     return local
@@ -103,10 +114,21 @@ def executed(cases, disco, workers):
     return local.script()
 
 
+def every(*_):
+    return True
+
+
+def inputs_of(mod):
+    return [
+        (tuple(int(n) for n in p.ty.tensor_ty.shape), str(p.ty.tensor_ty.dtype))
+        for p in mod["main"].params
+    ]
+
+
 @pytest.mark.parametrize("sizes", [h.EVEN, h.UNEVEN], ids=["even", "uneven"])
 def test_one_axis(disco, sizes):
     """Every redistribution on a mesh of one axis has a form in R.ccl."""
-    text = executed(cases_on((4,), sizes, lambda *_: True), disco, 4)
+    text = executed(cases_on((4,), sizes, every), disco, 4)
     assert "R.ccl.allreduce(" in text
     assert "R.ccl.allgather(" in text
     assert "in_group=True" not in text
@@ -114,7 +136,7 @@ def test_one_axis(disco, sizes):
 
 def test_two_axes(disco):
     """Along the last axis groups are contiguous; else a gather or sum over all takes its place."""
-    cases = [c for i, c in enumerate(cases_on((2, 2), h.EVEN, lambda *_: True)) if i % 5 == 0]
+    cases = [c for i, c in enumerate(cases_on((2, 2), h.EVEN, every)) if i % 5 == 0]
     text = executed(cases, disco, 4)
     assert "in_group=True" in text
     assert '"dist.num_groups": 2' in text
@@ -182,6 +204,26 @@ def test_collectives_that_ccl_does_not_have():
     assert "ccl=True" in caught.value.remedy
 
 
+def test_what_is_started_is_done_at_once(disco):
+    """Even, uneven and along both axes; dones that stand elsewhere, and one that is a result."""
+    mod = whole.module_of([c for i, c in enumerate(cases_on((4,), h.UNEVEN, every)) if i % 9 == 0])
+    split = stock_form(mod, (SplitCollectives(),))
+    plain = stock_form(mod)
+    inputs = [h.draw(shape, dtype, np.random.default_rng(1)) for shape, dtype in inputs_of(mod)]
+    for a, b in zip(run(plain, inputs, disco, 4), run(split, inputs, disco, 4), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert split.script().count("R.ccl.") == plain.script().count("R.ccl.")
+
+
+def test_a_started_collective_that_ccl_does_not_have():
+    """The message names the collective, not its start."""
+    mod = whole.module_of([h.Case((8, 8), (0,), (1,), (4,), (0, 1, 2, 3))])
+    local = SplitCollectives()(LowerDistIR()(LegalizeRedistribute()(mod)))
+    with pytest.raises(LoweringError, match=r"has no all_to_all\b") as caught:
+        UseStockCollectives()(local)
+    assert caught.value.code == "DIST0510"
+
+
 def test_two_sizes_of_groups_need_two_sessions():
     first = h.Case((8, 8), (R, R, 0), (R, R, R), (2, 2, 2), tuple(range(8)))
     second = h.Case((8, 8), (R, 0, 0), (R, R, R), (2, 2, 2), tuple(range(8)))
@@ -189,8 +231,13 @@ def test_two_sizes_of_groups_need_two_sessions():
         stock_form(whole.module_of([first, second]))
 
 
-def test_a_megatron_mlp_runs_on_stock_collectives(disco):
-    """A model, not redistributes alone."""
+OVERLAP = (SplitCollectives(), ScheduleCollectives("laptop-cpu"))
+BUCKETS = (BucketReductions(), BucketGathers())
+
+
+@pytest.mark.parametrize("passes", [(), OVERLAP, (*BUCKETS, *OVERLAP)], ids=len)
+def test_a_megatron_mlp_runs_on_stock_collectives(disco, passes):
+    """A model, not redistributes alone; also with its collectives in a start and a done."""
     mod = td.zoo.gpt(layers=1, hidden=16, heads=4, seq=4, batch=2, vocab=16)
     plan = td.strategy.megatron(mod, {"tp": 4})
     rng = np.random.default_rng(1)
@@ -201,7 +248,8 @@ def test_a_megatron_mlp_runs_on_stock_collectives(disco):
     inputs = [x / np.float32(16) if x.dtype.kind == "f" else x for x in inputs]
     want = td.run(td.distribute(mod, plan), inputs, engine="virtual")
     level3 = td.transform.PropagateSharding()(td.transform.AnnotateSharding(plan)(mod))
-    local = stock_form(level3)
+    local = stock_form(level3, passes)
+    assert local.script().count("R.ccl.") > 1
     got = run(local, inputs, disco, 4)
     for a, b in zip(want, got):
         np.testing.assert_allclose(a, b, rtol=1e-5)

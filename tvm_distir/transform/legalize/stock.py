@@ -19,6 +19,7 @@ from tvm import ir, relax, tirx
 
 from ...errors import LoweringError
 from ...ir import axis_groups, mesh_devices, mesh_shape, ops
+from ...ir.async_ops import collective_op, is_done
 from ...ir.ops import call_axes, dist_op_name
 from ...ir.types import relax_functions
 from .emit import BlockWriter, place_of, substitute, with_body
@@ -42,6 +43,8 @@ def UseStockCollectives() -> Any:
     ``local_slice``         a slice at a place computed from the worker's number
     ``axis_index``          the same place as a tensor
     ``partial``             the operand where that place is 0, else the neutral element
+    ``<collective>_start``  the collective: R.ccl has none that runs beside other work
+    ``collective_done``     the value that the start gave
     ======================  ================================================================
 
     Returns
@@ -121,6 +124,10 @@ class _StockFunction:
                         self.writer.bindings.append(binding)
                     continue
                 self.var, self.value = binding.var, value
+                if is_done(value):
+                    self.writer.bind(binding.var, value.args[0])
+                    continue
+                kind = str(collective_op(value))
                 if kind not in forms:
                     raise self.fault(f"R.ccl has no {kind}")
                 self.writer.bind(binding.var, self.builder.normalize(forms[kind](value)))
