@@ -63,6 +63,7 @@ class Manifest:
                     "function": e.function,
                     "mesh": e.mesh_index,
                     "mesh_shape": list(e.mesh_shape),
+                    "mesh_device_ids": list(e.mesh_ranks or e.ranks),
                     "device_ids": list(e.ranks),
                     "library": self.libraries[e.function],
                     "inputs": [p.to_dict() for p in e.inputs],
@@ -121,7 +122,8 @@ def _from_dict(data: Mapping[str, Any], path: Path) -> Manifest:
         ins = tuple(read_port(p, name, shape) for p in item["inputs"])
         outs = tuple(read_port(p, name, shape) for p in item["outputs"])
         ranks = tuple(int(d) for d in item["device_ids"])
-        entries.append(Entry(name, int(item["mesh"]), shape, ranks, ins, outs))
+        devices = tuple(int(d) for d in item.get("mesh_device_ids", ranks))
+        entries.append(Entry(name, int(item["mesh"]), shape, ranks, ins, outs, devices))
     weights = {
         int(item["index"]): {
             int(part["device"]): (str(part["file"]), str(part["key"])) for part in item["parts"]

@@ -74,9 +74,19 @@ class FunctionExporter:
         self.ops: list[Op] = []
         self.env: dict[Any, Tree] = {}
         self.transposed = transposed_operands(fn)
+        self.devices: Sequence[int] = ()
 
-    def run(self, mesh: int, roles: Sequence[Mapping[str, Any]] | None) -> Function:
-        """Export; ``roles`` describes the parameters of an entry."""
+    def run(
+        self,
+        mesh: int,
+        roles: Sequence[Mapping[str, Any]] | None,
+        devices: Sequence[int] = (),
+    ) -> Function:
+        """Export; ``roles`` describes the parameters of an entry.
+
+        ``devices`` run it, where not all of its mesh do.
+        """
+        self.devices = devices
         params: list[int] = []
         for i, param in enumerate(self.fn.params):
             extra = roles[i] if roles is not None else {}
@@ -320,7 +330,7 @@ class FunctionExporter:
         out = self.declare(ty, name)
         outputs = tuple(_leaves(out))
         value = self.values[outputs[0]]
-        elements = _crossing_elements(decode_transfer(call), kind)
+        elements = _crossing_elements(decode_transfer(call), kind, self.devices)
         crossing = size_bytes((elements,), value.dtype)
         self.ops.append(
             Op(
@@ -340,11 +350,11 @@ def _leaves(tree: Tree) -> list[int]:
     return [] if tree is None else [tree]
 
 
-def _crossing_elements(transfer: Transfer, kind: str) -> int:
-    """The most elements that one device of this end sends or receives."""
+def _crossing_elements(transfer: Transfer, kind: str, devices: Sequence[int]) -> int:
+    """The most elements that one device of this end, of ``devices`` if any, sends or receives."""
     sums: dict[int, int] = {}
     for tile in transfer.tiles():
-        if tile.src != tile.dst:
-            here = tile.src if kind == "send" else tile.dst
+        here = tile.src if kind == "send" else tile.dst
+        if tile.src != tile.dst and (not devices or here in devices):
             sums[here] = sums.get(here, 0) + tile.elements
     return max(sums.values(), default=0)

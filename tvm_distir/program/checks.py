@@ -104,7 +104,13 @@ def _check_entries(program: Program, place: str) -> None:
             raise _broken(where, f"there is no function {entry.function!r}", known)
         if entry.mesh >= len(program.meshes):
             raise _broken(where, f"mesh {entry.mesh} of {len(program.meshes)}")
-        for device in program.meshes[entry.mesh].device_ids:
+        devices = program.devices_of(entry)
+        if len(set(devices)) != len(devices):
+            raise _broken(where, "a device id stands twice")
+        own = program.meshes[entry.mesh].device_ids
+        for device in devices:
+            if device not in own:
+                raise _broken(where, f"device {device} is not among those of its mesh")
             if device in owner:
                 raise _broken(where, f"device {device} runs {owner[device].function} already")
             owner[device] = entry
@@ -134,6 +140,9 @@ def _check_function(program: Program, fn: Function, place: str) -> None:
 
     for index in fn.params:
         define(index, f"{place}/params")
+        mesh = fn.values[index].mesh
+        if mesh is not None and mesh >= len(program.meshes):
+            raise _broken(f"{place}/params", f"mesh {mesh} of {len(program.meshes)}")
     for i, op in enumerate(fn.ops):
         where = f"{place}/ops[{i}]"
         for index in op.inputs:

@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
 
 from ..errors import SimulationError
-from ..ir import mesh_axes, mesh_devices, mesh_names, mesh_shape, meshes
+from ..ir import mesh_axes, mesh_devices, mesh_key, mesh_names, mesh_shape, meshes
 from ..ir.attributes import IO_ATTR, NUM_INPUT_ATTR
 from .body import FunctionExporter
 from .checks import check_program
@@ -55,10 +55,16 @@ def export(mod: ir.IRModule) -> Program:
     program = Program(
         meshes=tuple(found),
         functions=functions,
-        entries=tuple(Entry(int(fn.attrs[IO_ATTR]["mesh"]), name) for name, fn in entries.items()),
+        entries=tuple(_entry(name, fn) for name, fn in entries.items()),
     )
     check_program(program, "export")
     return program
+
+
+def _entry(name: str, fn: relax.Function) -> Entry:
+    io = fn.attrs[IO_ATTR]
+    devices = tuple(int(d) for d in io["devices"]) if "devices" in io else ()
+    return Entry(int(io["mesh"]), name, devices)
 
 
 def _entry_functions(mod: ir.IRModule) -> dict[str, relax.Function]:
@@ -87,22 +93,24 @@ def _reachable(mod: ir.IRModule, entries: Mapping[str, relax.Function]) -> dict[
     out: dict[str, Function] = {}
     branches: dict[str, relax.Function] = {}
     for name, fn in entries.items():
-        mesh = int(fn.attrs[IO_ATTR]["mesh"])
-        todo = [name]
+        entry, todo = _entry(name, fn), [name]
         while todo:
             here = todo.pop()
             if here in out:
                 continue
             body = branches[here] if here in branches else mod[here]
             exporter = FunctionExporter(mod, here, body)
-            out[here] = exporter.run(mesh, _roles(fn) if here == name else None)
+            if here == name:
+                out[here] = exporter.run(entry.mesh, _roles(mod, fn), entry.device_ids)
+            else:
+                out[here] = exporter.run(entry.mesh, None)
             branches.update(exporter.branches)
             todo.extend(reversed(exporter.callees))
     return out
 
 
-def _roles(fn: relax.Function) -> list[dict[str, Any]]:
-    """Role, whole shape and placement of each parameter of an entry."""
+def _roles(mod: ir.IRModule, fn: relax.Function) -> list[dict[str, Any]]:
+    """Role, whole shape, placement and mesh of each parameter of an entry."""
     items = list(fn.attrs[IO_ATTR]["inputs"])
     if len(items) != len(fn.params):
         raise SimulationError(
@@ -112,13 +120,14 @@ def _roles(fn: relax.Function) -> list[dict[str, Any]]:
             remedy="Lower the module with LowerDistIR first.",
         )
     data_count = int(fn.attrs[NUM_INPUT_ATTR]) if NUM_INPUT_ATTR in fn.attrs else None
+    known = [mesh_key(mesh) for mesh in meshes(mod)]
     out = []
-    for item in items:
+    for position, item in enumerate(items):
         index, dtype = int(item["index"]), str(item["dtype"])
         if "role" in item:
             weight = str(item["role"]) == "weight"
         elif data_count is not None:
-            weight = index >= data_count
+            weight = position >= data_count
         else:
             weight = index > 0 and dtype.startswith(("float", "bfloat"))
         out.append(
@@ -126,6 +135,20 @@ def _roles(fn: relax.Function) -> list[dict[str, Any]]:
                 "role": "weight" if weight else "input",
                 "whole_shape": tuple(int(n) for n in item["shape"]),
                 "placement": str(item["placement"]),
+                "mesh": _mesh_number(known, item["mesh"]) if "mesh" in item else None,
             }
         )
     return out
+
+
+def _mesh_number(known: Sequence[Any], mesh: Mapping[str, Any]) -> int:
+    """Number of a mesh that an item of ``dist.io`` describes."""
+    key = tuple(tuple(int(n) for n in mesh[part]) for part in ("shape", "devices"))
+    if key not in known:
+        raise SimulationError(
+            "DIST0714",
+            f"{IO_ATTR} names a mesh of shape {key[0]} that the module does not have",
+            place="entry",
+            remedy="Lower the module with LowerDistIR first.",
+        )
+    return known.index(key)

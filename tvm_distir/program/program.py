@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +60,8 @@ class Value:
         Of an entry's parameters: the shape over all devices of the mesh.
     placement : str, optional
         Of an entry's parameters.
+    mesh : int, optional
+        Of an entry's parameters: the mesh it lies on, where that is not the entry's own.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Value:
     role: str = "activation"
     whole_shape: tuple[int, ...] | None = None
     placement: str | None = None
+    mesh: int | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ class Op:
     payload_bytes : int
         Of a collective: size of one device's result. Of a transfer: size of one device's tensor.
     wire_bytes : int
-        Of a transfer: the most that one device of this side sends or receives.
+        Of a transfer: the most that one device of this end sends or receives; in an entry, one
+        device that runs it. What stays on its device is not counted.
     tag, peer_mesh : int
         Of a transfer: what joins its ends, and the mesh at the other end.
     """
@@ -178,10 +181,20 @@ class Function:
 
 @dataclass(frozen=True)
 class Entry:
-    """What all devices of a mesh run."""
+    """What all devices that belong to the same meshes run.
+
+    Attributes
+    ----------
+    mesh : int
+        The first mesh it works on.
+    function : str
+    device_ids : tuple of int
+        The devices that run it, where others of the mesh run another entry; empty: all.
+    """
 
     mesh: int
     function: str
+    device_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -193,7 +206,8 @@ class Program:
     meshes : tuple of Mesh
     functions : mapping of str to Function
     entries : tuple of Entry
-        One per mesh that runs something.
+        One per mesh that runs something; where meshes share devices, one for all devices that
+        belong to the same meshes.
     """
 
     meshes: tuple[Mesh, ...]
@@ -214,7 +228,7 @@ class Program:
                 for mesh in self.meshes
             ],
             "functions": {name: _function_dict(fn) for name, fn in self.functions.items()},
-            "entries": [{"mesh": one.mesh, "function": one.function} for one in self.entries],
+            "entries": [_entry_dict(one) for one in self.entries],
         }
 
     def to_json(self) -> str:
@@ -256,7 +270,30 @@ class Program:
 
     def device_count(self) -> int:
         """Number of devices that run something."""
-        return sum(math.prod(self.meshes[entry.mesh].shape) for entry in self.entries)
+        return sum(len(self.devices_of(entry)) for entry in self.entries)
+
+    def devices_of(self, entry: Entry) -> tuple[int, ...]:
+        """Devices that run an entry."""
+        return entry.device_ids or self.meshes[entry.mesh].device_ids
+
+    def leads(self, entry: Entry, mesh: int) -> bool:
+        """Whether an entry runs on the first device of a mesh: what entries share counts there."""
+        return self.meshes[mesh].device_ids[0] in self.devices_of(entry)
+
+    def place_of(self, entry: Entry) -> str:
+        """Names of the meshes that an entry works on, ``mesh0+mesh1``."""
+        fn = self.functions[entry.function]
+        values = [fn.values[i] for i in fn.params]
+        found = {entry.mesh, *(value.mesh for value in values if value.mesh is not None)}
+        found.update(op.mesh for op in fn.ops if op.kind in ("collective", "transfer"))
+        return "+".join(self.meshes[number].name for number in sorted(found))
+
+
+def _entry_dict(entry: Entry) -> dict[str, Any]:
+    out: dict[str, Any] = {"mesh": entry.mesh, "function": entry.function}
+    if entry.device_ids:
+        out["device_ids"] = list(entry.device_ids)
+    return out
 
 
 def _function_dict(fn: Function) -> dict[str, Any]:
@@ -282,6 +319,8 @@ def _value_dict(value: Value) -> dict[str, Any]:
         out["whole_shape"] = list(value.whole_shape)
     if value.placement is not None:
         out["placement"] = value.placement
+    if value.mesh is not None:
+        out["mesh"] = value.mesh
     return out
 
 

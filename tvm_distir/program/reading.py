@@ -114,8 +114,12 @@ def _mesh(data: Any, place: str) -> Mesh:
 
 
 def _entry(data: Any, place: str) -> Entry:
-    found = _object(data, ("mesh", "function"), place)
-    return Entry(_int(found, "mesh", place), _text(found, "function", place))
+    found = _object(data, ("mesh", "function", "device_ids"), place, ("device_ids",))
+    return Entry(
+        _int(found, "mesh", place),
+        _text(found, "function", place),
+        _ints(found, "device_ids", place) if "device_ids" in found else (),
+    )
 
 
 def _function(data: Any, place: str) -> Function:
@@ -133,7 +137,7 @@ def _function(data: Any, place: str) -> Function:
 
 
 def _value(data: Any, place: str) -> Value:
-    optional = ("role", "whole_shape", "placement")
+    optional = ("role", "whole_shape", "placement", "mesh")
     found = _object(data, ("name", "shape", "dtype", "bytes", *optional), place, optional)
     role = found.get("role", "activation")
     if role not in ROLES:
@@ -149,6 +153,7 @@ def _value(data: Any, place: str) -> Value:
         role=role,
         whole_shape=_ints(found, "whole_shape", place) if "whole_shape" in found else None,
         placement=_text(found, "placement", place) if "placement" in found else None,
+        mesh=_int(found, "mesh", place) if "mesh" in found else None,
     )
 
 

@@ -198,6 +198,9 @@ def parameters_of(program: Program) -> tuple[Parameter, ...]:
         function = program.functions[entry.function]
         for index in function.params:
             value = function.values[index]
+            number = entry.mesh if value.mesh is None else value.mesh
+            if not program.leads(entry, number):
+                continue  # another entry on this mesh has it too
             whole = value.whole_shape if value.whole_shape is not None else value.shape
             local = math.prod(value.shape)
             item_bytes = value.bytes // local if local else 0
@@ -206,7 +209,7 @@ def parameters_of(program: Program) -> tuple[Parameter, ...]:
                     name=value.name,
                     shape=tuple(whole),
                     dtype=value.dtype,
-                    mesh=program.meshes[entry.mesh].name,
+                    mesh=program.meshes[number].name,
                     placement=value.placement or "",
                     whole_bytes=math.prod(whole) * item_bytes,
                     device_bytes=value.bytes,

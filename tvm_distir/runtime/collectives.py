@@ -264,6 +264,14 @@ def apply(call: Collective, xs: Sequence[Array], count: int | None = None) -> li
     raise _refuse(f'unknown collective "{call.name}"', "This is a bug of the lowering.")
 
 
+def apply_groups(call: Collective, xs: Mapping[int, Array]) -> dict[int, Array]:
+    """Results of a collective on all its groups, by rank."""
+    out: dict[int, Array] = {}
+    for group in call.groups:
+        out.update(zip(group, apply(call, [xs[rank] for rank in group])))
+    return out
+
+
 def apply_local(call: Collective, x: Array | None, position: int, count: int) -> Array:
     """Result of one of :data:`LOCAL` at one position of its group."""
     args: dict[str, Any] = dict(call.args)

@@ -12,9 +12,9 @@ from .layout import Entry, check_entries, read_port, wrong_module
 
 
 def _family(name: str) -> str:
-    """Name of the original function: ``main`` of ``main_mesh1``."""
-    head, mesh, number = name.rpartition("_mesh")
-    return head if mesh and number.isdigit() else name
+    """Name of the original function: ``main`` of ``main_mesh1`` and of ``main_mesh0_2``."""
+    head, mesh, numbers = name.rpartition("_mesh")
+    return head if mesh and all(n.isdigit() for n in numbers.split("_")) else name
 
 
 def _only_family(mod: ir.IRModule) -> str:
@@ -42,8 +42,9 @@ def _entry(mod: ir.IRModule, name: str, fn: relax.Function) -> Entry:
     outs = tuple(read_port(item, name, shape) for item in io["outputs"])
     if len(ins) != len(fn.params):
         raise wrong_module(name, f"dist.io lists {len(ins)} inputs, there are {len(fn.params)}")
-    ranks = tuple(int(d) for d in mesh_devices(known[number]).ravel())
-    return Entry(name, number, shape, ranks, ins, outs)
+    devices = tuple(int(d) for d in mesh_devices(known[number]).ravel())
+    ranks = tuple(int(d) for d in io["devices"]) if "devices" in io else devices
+    return Entry(name, number, shape, ranks, ins, outs, devices)
 
 
 def entries(mod: ir.IRModule, only: str | None = None) -> tuple[Entry, ...]:

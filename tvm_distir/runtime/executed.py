@@ -16,6 +16,8 @@ from .layout import Entry
 from .tiles import Transfer
 
 Groups = tuple[tuple[int, ...], ...]
+MeshKey = tuple[tuple[int, ...], tuple[int, ...]]
+"""Shape and device ids of a mesh."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +29,24 @@ class AxisTable:
     mesh_names : tuple of str
     axes : mapping of (mesh number, groups) to str
         Axis names, joined by ``","``.
+    meshes : tuple of (shape, device ids)
     """
 
     mesh_names: tuple[str, ...]
     axes: Mapping[tuple[int, Groups], str]
+    meshes: tuple[MeshKey, ...] = ()
 
-    def name(self, mesh: int, groups: Groups) -> str:
-        """Words for the axes of rank groups."""
-        return self.axes.get((mesh, groups), f"groups {[list(g) for g in groups]}")
+    def name(self, groups: Groups) -> str:
+        """Words for the axes of rank groups: of the first mesh that has such groups."""
+        for number in range(len(self.mesh_names)):
+            if (number, groups) in self.axes:
+                return self.axes[number, groups]
+        return f"groups {[list(g) for g in groups]}"
+
+    def transfer_name(self, transfer: Transfer) -> str:
+        """``"mesh0->mesh1"``."""
+        names = dict(zip(self.meshes, self.mesh_names))
+        return "->".join(names.get(side[:2], "?") for side in (transfer.src, transfer.dst))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
@@ -44,6 +56,7 @@ class AxisTable:
                 {"mesh": mesh, "groups": [list(g) for g in groups], "name": name}
                 for (mesh, groups), name in self.axes.items()
             ],
+            "meshes": [{"shape": list(s), "device_ids": list(d)} for s, d in self.meshes],
         }
 
     @classmethod
@@ -53,7 +66,11 @@ class AxisTable:
         for item in data["axes"]:
             groups = tuple(tuple(int(r) for r in g) for g in item["groups"])
             axes[int(item["mesh"]), groups] = str(item["name"])
-        return cls(tuple(str(n) for n in data["mesh_names"]), axes)
+        meshes = tuple(
+            (tuple(int(n) for n in m["shape"]), tuple(int(d) for d in m["device_ids"]))
+            for m in data.get("meshes", [])
+        )
+        return cls(tuple(str(n) for n in data["mesh_names"]), axes, meshes)
 
 
 class Executions(Protocol):
@@ -68,7 +85,8 @@ class Executions(Protocol):
         ...
 
 
-def _count_transfer(counter: Counter, axes: str, transfer: Transfer, element_bytes: int) -> None:
+def count_transfer(counter: Counter, axes: str, transfer: Transfer, element_bytes: int) -> None:
+    """Count one execution of a transfer."""
     part = [int(n) for n in local_shape(transfer.shape, transfer.dst[2], transfer.dst[0])]
     moved = sum(tile.elements for tile in transfer.tiles() if tile.src != tile.dst)
     result_bytes = math.prod(part) * element_bytes
@@ -89,15 +107,17 @@ def count_executed(
         Of the run, which has ended.
     """
     counter = Counter()
-    mesh_of = {tuple(entry.ranks): table.mesh_names[entry.mesh_index] for entry in found}
     for entry in found:
-        number, rank = entry.mesh_index, entry.ranks[0]
+        # Entries may share a mesh: what runs on it is counted by that of its first device.
+        rank = entry.ranks[0]
         for done in fabric.executed(rank):
-            axes = table.name(number, done.groups)
+            if done.groups[0][0] not in entry.ranks:
+                continue
+            axes = table.name(done.groups)
             for _ in range(done.count):
                 counter.collective(done.kind, axes, len(done.groups[0]), done.result_bytes)
         for transfer, element_bytes in fabric.received(rank):
-            ends = (transfer.src[1], transfer.dst[1])
-            axes = "->".join(mesh_of.get(devices, "?") for devices in ends)
-            _count_transfer(counter, axes, transfer, element_bytes)
+            if transfer.dst[1][0] in entry.ranks:
+                axes = table.transfer_name(transfer)
+                count_transfer(counter, axes, transfer, element_bytes)
     return counter.counts()

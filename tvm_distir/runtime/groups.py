@@ -9,7 +9,15 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ..ir import axis_groups, mesh_axes, mesh_index, mesh_names, mesh_shape, meshes
+from ..ir import (
+    axis_groups,
+    mesh_axes,
+    mesh_index,
+    mesh_key,
+    mesh_names,
+    mesh_shape,
+    meshes,
+)
 from ..ir.async_ops import collective_op
 from .calls import call_axes, decode_collective
 from .collectives import TRAFFIC
@@ -48,4 +56,4 @@ def axis_table(mod: ir.IRModule) -> AxisTable:
         (number, groups): ",".join(names[number][a] for a in chosen)
         for (number, groups), chosen in axes_of_groups(mod).items()
     }
-    return AxisTable(tuple(mesh_names(mod)), axes)
+    return AxisTable(tuple(mesh_names(mod)), axes, tuple(mesh_key(m) for m in meshes(mod)))

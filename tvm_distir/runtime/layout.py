@@ -47,8 +47,7 @@ class Port:
     labels : tuple of int
         Placement on its mesh.
     mesh : pair of tuples of int, optional
-        Shape and device ids of a mesh of the same devices as the entry's, where the port lies on
-        another one.
+        Shape and device ids of the mesh it lies on, where that is not the entry's first one.
     """
 
     index: int
@@ -74,17 +73,20 @@ class Port:
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry function: what runs on every device of one mesh.
+    """An entry function: what runs on all devices that belong to the same meshes.
 
     Attributes
     ----------
     function : str
         Name in the module.
     mesh_index : int
+        The first mesh it works on.
     mesh_shape : tuple of int
     ranks : tuple of int
-        Device ids in row-major order of the mesh.
+        Device ids that run it, in row-major order of the first mesh.
     inputs, outputs : tuple of Port
+    mesh_ranks : tuple of int
+        All device ids of the first mesh, in its order; those of ``ranks`` unless given.
     """
 
     function: str
@@ -93,16 +95,21 @@ class Entry:
     ranks: tuple[int, ...]
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
+    mesh_ranks: tuple[int, ...] = ()
+
+    def mesh_of(self, port: Port) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and device ids of the mesh that a port lies on."""
+        return port.mesh or (self.mesh_shape, self.mesh_ranks or self.ranks)
 
     def bounds(self, port: Port, rank: int) -> Bounds:
         """The box of a whole tensor that a rank holds, padding left out."""
-        sizes, ranks = port.mesh or (self.mesh_shape, self.ranks)
+        sizes, ranks = self.mesh_of(port)
         coords = tuple(int(c) for c in np.unravel_index(ranks.index(rank), sizes))
         return tuple(shard_slices(port.shape, port.labels, sizes, coords))
 
     def local_shape(self, port: Port) -> tuple[int, ...]:
         """Shape of every (padded) local array: ``ceil(n / k)`` per dim cut into k shards."""
-        sizes = port.mesh[0] if port.mesh else self.mesh_shape
+        sizes, _ = self.mesh_of(port)
         return tuple(int(n) for n in local_shape(port.shape, port.labels, sizes))
 
     def output_place(self, port: Port) -> str:
@@ -191,10 +198,20 @@ def check_entries(found: Sequence[Entry]) -> tuple[Entry, ...]:
     ordered = sorted(flat_inputs(found), key=lambda e: (e.mesh_index, e.function))
     owner: dict[int, str] = {}
     for entry in ordered:
-        if len(entry.ranks) != math.prod(entry.mesh_shape):
+        devices = entry.mesh_ranks or entry.ranks
+        if len(devices) != math.prod(entry.mesh_shape):
             raise wrong_module(
-                entry.function, f"{len(entry.ranks)} devices for the mesh {entry.mesh_shape}"
+                entry.function, f"{len(devices)} devices for the mesh {entry.mesh_shape}"
             )
+        if not entry.ranks or not set(entry.ranks) <= set(devices):
+            raise wrong_module(
+                entry.function, f"it runs on {list(entry.ranks)}, its mesh has {list(devices)}"
+            )
+        for port in (*entry.inputs, *entry.outputs):
+            if not set(entry.ranks) <= set(entry.mesh_of(port)[1]):
+                raise wrong_module(
+                    f"{entry.function}/{port.name}", "it lies on a mesh without some of the ranks"
+                )
         for rank in entry.ranks:
             if rank in owner:
                 raise wrong_module(
@@ -228,23 +245,33 @@ def different_bits(first: int, rank: int, port: Port, place: str) -> RuntimeErro
     )
 
 
-def _gather(entry: Entry, port: Port, parts: Sequence[Array]) -> Array:
-    """Join the local arrays of all devices of a mesh into the whole array, cutting padding off."""
-    place = entry.output_place(port)
-    whole = np.zeros(port.shape, np_dtype(port.dtype))
-    holder: dict[Bounds, tuple[int, Array]] = {}
-    for rank, part in zip(entry.ranks, parts):
+class _Joined:
+    """A whole output that grows by the parts of the ranks of one mesh, padding cut off."""
+
+    def __init__(self, port: Port, missing: Sequence[int]) -> None:
+        self.whole = np.zeros(port.shape, np_dtype(port.dtype))
+        self._missing = dict.fromkeys(missing)
+        self._holder: dict[Bounds, tuple[int, Array]] = {}
+
+    def add(self, entry: Entry, port: Port, rank: int, part: Array) -> None:
+        """Take a rank's local array."""
+        place = entry.output_place(port)
         check_local(part, port, entry, rank, place)
+        del self._missing[rank]
         bounds = entry.bounds(port, rank)
         kept = part[tuple(slice(0, b - a) for a, b in bounds)]
-        if bounds in holder:
-            first, other = holder[bounds]
+        if bounds in self._holder:
+            first, other = self._holder[bounds]
             if not same_bits(kept, other):
                 raise different_bits(first, rank, port, place)
-            continue
-        holder[bounds] = (rank, kept)
-        whole[tuple(slice(a, b) for a, b in bounds)] = kept
-    return whole
+            return
+        self._holder[bounds] = (rank, kept)
+        self.whole[tuple(slice(a, b) for a, b in bounds)] = kept
+
+    def check(self, place: str) -> None:
+        """Refuse (DIST0603) a mesh of which some ranks give nothing."""
+        if self._missing:
+            raise wrong_module(place, f"the ranks {list(self._missing)} of its mesh do not give it")
 
 
 def same_bits(a: Array, b: Array) -> bool:
@@ -290,17 +317,29 @@ def gather_outputs(found: Sequence[Entry], results: Mapping[int, Sequence[Array]
         output is missing or has a wrong shape or type.
     """
     check_results(found, results)
-    whole: dict[int, tuple[str, Array]] = {}
+    joined: dict[int, dict[Any, tuple[str, _Joined]]] = {}
     for entry in found:
         for k, port in enumerate(entry.outputs):
-            value = _gather(entry, port, [results[rank][k] for rank in entry.ranks])
-            if port.index not in whole:
-                whole[port.index] = (entry.function, value)
-            elif not same_bits(whole[port.index][1], value):
-                raise RuntimeError_(
-                    "DIST0604",
-                    f"{whole[port.index][0]} and {entry.function} give different bits",
-                    place=entry.output_place(port),
-                    remedy="Return it from one mesh, or complete it before it leaves.",
-                )
-    return [whole[i][1] for i in range(len(whole))]
+            mesh = entry.mesh_of(port)
+            place = entry.output_place(port)
+            made = joined.setdefault(port.index, {})
+            _, whole = made.setdefault(mesh, (place, _Joined(port, mesh[1])))
+            for rank in entry.ranks:
+                whole.add(entry, port, rank, results[rank][k])
+    return [_agreed(joined[i]) for i in range(len(joined))]
+
+
+def _agreed(made: Mapping[Any, tuple[str, _Joined]]) -> Array:
+    """The output itself, which all meshes that give it must hold alike."""
+    (first, whole), *others = made.values()
+    for place, other in made.values():
+        other.check(place)
+    for place, other in others:
+        if not same_bits(whole.whole, other.whole):
+            raise RuntimeError_(
+                "DIST0604",
+                f"it differs from {first}",
+                place=place,
+                remedy="Return it from one mesh, or complete it before it leaves.",
+            )
+    return whole.whole

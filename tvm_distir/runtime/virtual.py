@@ -2,27 +2,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine ``virtual``: all ranks in one process, step by step.
 
-The ranks of a mesh run the same function, so each step is done for all of them before the next:
-compute segments with kernels TVM compiled (each distinct one once), collectives in NumPy. Meshes
-take turns: one that waits for a transfer yields to the others until the transfer is there.
+The ranks of an entry run the same function, so each step is done for all of them before the next:
+compute segments with kernels TVM compiled (each distinct one once), collectives in NumPy. Entries
+take turns: one that waits for a transfer, or for the other entries of a mesh that they share,
+yields to the others until it can go on.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import tvm_ffi
 from tvm import ir, relax
 
 from ..errors import InternalError, RuntimeError_
-from ..ir import local_shape, mesh_axes, mesh_index, mesh_names, meshes
 from .base import Engine, LocalResults
-from .collectives import apply, counted_bytes
+from .collectives import LOCAL, Collective, apply_groups, apply_local, counted_bytes
 from .counts import Counter
+from .executed import AxisTable, count_transfer
 from .inputs import LocalInputs
 from .kernels import KernelCache
 from .layout import Entry, np_dtype
@@ -41,14 +40,12 @@ from .segments import (
     make_program,
 )
 from .tensors import flat_tensors, to_array, to_tensor
-from .tiles import Transfer
+from .virtual_mail import Mailbox, Meetings
 
 Array = npt.NDArray[Any]
 Value = Any
 """A tvm Tensor, or a (nested) tuple of them."""
 PerRank = list[Value]
-
-MailKey = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 _KERNELS = KernelCache()
 
@@ -60,25 +57,19 @@ def _tuples(value: Any) -> Value:
     return value
 
 
-def _mail_key(transfer: Transfer) -> MailKey:
-    return transfer.tag, transfer.src[1], transfer.dst[1]
-
-
 class _Run:
-    """State of one run: mailboxes between meshes and counters."""
+    """State of one run: where entries meet, and counters."""
 
-    def __init__(self, mod: ir.IRModule, found: Sequence[Entry], kernels: KernelCache) -> None:
-        self.entries = found
+    def __init__(self, mod: ir.IRModule, axes: AxisTable, kernels: KernelCache) -> None:
         self.mod = relax.transform.ToNonDataflow()(mod)
+        self.axes = axes
         self.kernels = kernels
         self.counter = Counter()
         self.programs: dict[str, Program] = {}
         self.machines: dict[Segment, Any] = {}
-        self.mail: dict[MailKey, deque[tuple[Transfer, dict[int, Array]]]] = {}
-        self.waiting: dict[int, str] = {}
-        self.meshes = meshes(mod)
-        self.axis_names = mesh_axes(mod)
-        self.mesh_names = mesh_names(mod)
+        self.mail = Mailbox()
+        self.meetings = Meetings()
+        self.waiting: dict[str, str] = {}
         self.progress = 0
 
     def program(self, name: str) -> Program:
@@ -105,7 +96,7 @@ class _Run:
     def function(
         self, name: str, args: Sequence[PerRank], entry: Entry
     ) -> Generator[None, None, PerRank]:
-        """Run a function on all ranks of an entry's mesh; yields while a transfer is missing."""
+        """Run a function on all ranks of an entry; yields while others must go on first."""
         program = self.program(name)
         return (yield from self.execute(program, dict(zip(program.params, args)), entry))
 
@@ -121,7 +112,7 @@ class _Run:
             elif isinstance(step, AliasStep):
                 env[step.target] = self.evaluate(step.value, env, count)
             elif isinstance(step, CollectiveStep):
-                env[step.target] = self.collective(step, env, entry)
+                env[step.target] = yield from self.collective(step, env, entry)
             elif isinstance(step, CallStep):
                 values = [self.evaluate(a, env, count) for a in step.args]
                 env[step.target] = yield from self.function(step.callee, values, entry)
@@ -163,73 +154,82 @@ class _Run:
 
     def collective(
         self, step: CollectiveStep, env: Mapping[relax.Var, PerRank], entry: Entry
-    ) -> PerRank:
-        call, count = step.collective, len(entry.ranks)
-        place = {rank: i for i, rank in enumerate(entry.ranks)}
-        operands: list[Array] = []
+    ) -> Generator[None, None, PerRank]:
+        call, ranks = step.collective, entry.ranks
+        groups = {rank: self.group_of(call, rank, entry, step.place) for rank in ranks}
+        operands: dict[int, Array] = {}
         if step.operand is not None:
-            operands = [to_array(v) for v in self.evaluate(step.operand, env, count)]
-        out: list[Value] = [None] * count
-        nbytes = 0
+            values = self.evaluate(step.operand, env, len(ranks))
+            operands = {rank: to_array(v) for rank, v in zip(ranks, values)}
+        results: Mapping[int, Array]
+        if call.name in LOCAL:
+            results = {
+                rank: apply_local(call, operands.get(rank), group.index(rank), len(group))
+                for rank, group in groups.items()
+            }
+        elif all(rank in groups for group in call.groups for rank in group):
+            results = apply_groups(call, operands)
+        else:
+            results = yield from self.meet(call, operands, entry, step.place)
+        if call.groups[0][0] in groups:
+            nbytes = counted_bytes(call, results[ranks[0]])
+            axes = self.axes.name(call.groups)
+            self.counter.collective(call.name, axes, len(call.groups[0]), nbytes)
+        shared: dict[int, Any] = {}
+        for result in (results[rank] for rank in ranks):
+            if id(result) not in shared:
+                shared[id(result)] = to_tensor(result)
+        return [shared[id(results[rank])] for rank in ranks]
+
+    @staticmethod
+    def group_of(call: Collective, rank: int, entry: Entry, place: str) -> tuple[int, ...]:
+        """Group of a rank."""
         for group in call.groups:
-            if any(rank not in place for rank in group):
-                raise RuntimeError_(
-                    "DIST0611",
-                    f"ranks {list(group)} of another mesh than that of {entry.function}",
-                    place=step.place,
-                    remedy="A collective works on the mesh its function runs on.",
-                )
-            xs = [operands[place[r]] for r in group] if operands else []
-            results = apply(call, xs, len(group))
-            shared: dict[int, Any] = {}
-            for rank, result in zip(group, results):
-                if id(result) not in shared:
-                    shared[id(result)] = to_tensor(result)
-                out[place[rank]] = shared[id(result)]
-            nbytes = counted_bytes(call, results[0])
-        names = self.axis_names[mesh_index(self.mod, step.mesh)]
-        axes = ",".join(names[a] for a in step.axes)
-        self.counter.collective(call.name, axes, len(call.groups[0]), nbytes)
-        return out
+            if rank in group:
+                return group
+        raise RuntimeError_(
+            "DIST0611",
+            f"ranks {list(call.groups[0])} of another mesh than those of {entry.function}",
+            place=place,
+            remedy="A collective works on a mesh its function runs on.",
+        )
+
+    def meet(
+        self, call: Collective, operands: Mapping[int, Array], entry: Entry, place: str
+    ) -> Generator[None, None, Mapping[int, Array]]:
+        """Results of a collective with ranks of other entries; yields until they are there."""
+        meeting = self.meetings.join(call, operands, place)
+        while not meeting.results:
+            yield from self.wait(entry, place)
+        self.go_on(entry)
+        return meeting.results
+
+    def wait(self, entry: Entry, place: str) -> Generator[None, None, None]:
+        """Let the other entries go on."""
+        self.waiting[entry.function] = f"ranks {list(entry.ranks)} in {place}"
+        yield
+
+    def go_on(self, entry: Entry) -> None:
+        """Note that an entry waits no longer."""
+        self.waiting.pop(entry.function, None)
+        self.progress += 1
 
     def send(self, step: TransferStep, env: Mapping[relax.Var, PerRank], entry: Entry) -> PerRank:
         values = self.evaluate(step.operand, env, len(entry.ranks))
-        sent = {rank: to_array(v) for rank, v in zip(entry.ranks, values)}
-        self.mail.setdefault(_mail_key(step.transfer), deque()).append((step.transfer, sent))
+        self.mail.post(step.transfer, {r: to_array(v) for r, v in zip(entry.ranks, values)})
         return values
 
     def receive(self, step: TransferStep, entry: Entry) -> Generator[None, None, PerRank]:
         transfer = step.transfer
-        box = self.mail.setdefault(_mail_key(transfer), deque())
-        while not box:
-            self.waiting[entry.mesh_index] = f"ranks {list(entry.ranks)} in {step.place}"
-            yield
-        self.waiting.pop(entry.mesh_index, None)
-        self.progress += 1
-        promised, sent = box.popleft()
-        if promised != transfer:
-            raise RuntimeError_(
-                "DIST0611",
-                f"{transfer.text()}: the send has shape {promised.shape}, the receive "
-                f"{transfer.shape}, or their placements differ",
-                place=step.place,
-                remedy="Give every transfer its own tag.",
-            )
+        while not self.mail.is_there(transfer, entry.ranks):
+            yield from self.wait(entry, step.place)
+        self.go_on(entry)
         dtype = np_dtype(step.dtype)
-        size = [int(n) for n in local_shape(transfer.shape, transfer.dst[2], transfer.dst[0])]
-        out = {rank: np.zeros(size, dtype) for rank in entry.ranks}
-        moved = 0
-        for tile in transfer.tiles():
-            out[tile.dst][tile.dst_slices()] = sent[tile.src][tile.src_slices()]
-            moved += tile.elements * dtype.itemsize * (tile.src != tile.dst)
-        nbytes = next(iter(out.values())).nbytes
-        self.counter.transfer(self.transfer_axes(transfer), len(out), nbytes, moved)
+        out = self.mail.take(transfer, entry.ranks, dtype, step.place)
+        if transfer.dst[1][0] in out:
+            axes = self.axes.transfer_name(transfer)
+            count_transfer(self.counter, axes, transfer, dtype.itemsize)
         return [to_tensor(out[rank]) for rank in entry.ranks]
-
-    def transfer_axes(self, transfer: Transfer) -> str:
-        """``"mesh0->mesh1"``."""
-        ids = {tuple(e.ranks): self.mesh_names[e.mesh_index] for e in self.entries}
-        return "->".join(ids.get(side[1], "?") for side in (transfer.src, transfer.dst))
 
 
 class VirtualEngine(Engine):
@@ -255,7 +255,7 @@ class VirtualEngine(Engine):
         Raises
         ------
         RuntimeError_
-            DIST0605 for a construct it cannot run, DIST0610 when meshes wait for each other
+            DIST0605 for a construct it cannot run, DIST0610 when entries wait for each other
             forever.
         """
         if not isinstance(program, Lowered):
@@ -264,7 +264,7 @@ class VirtualEngine(Engine):
             self.collectives = plain.collectives
             return given
         found = program.entries
-        state = _Run(program.mod, found, self._kernels)
+        state = _Run(program.mod, program.axes, self._kernels)
         tasks = {
             i: state.function(entry.function, _columns(entry, local), entry)
             for i, entry in enumerate(found)

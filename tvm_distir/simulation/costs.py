@@ -100,23 +100,34 @@ class OpCosts:
         return self._collectives[key]
 
     def _transfer_ps(self, op: Op, place: str) -> int:
-        """Duration of a transfer, every device paired with one of the other mesh."""
+        """Duration of a transfer, every device paired with another one of the other mesh."""
+        if not op.wire_bytes:
+            return 0
         here = self.program.meshes[op.mesh].device_ids
         there = self.program.meshes[op.peer_mesh].device_ids
         pairs = pair_up(here, there)
         sharing = self.system.nic_sharing(pairs)
-        return max(
-            picoseconds(
-                self.system.collective_time_s(op.collective, op.wire_bytes, pair, sharing), place
-            )
+        times_s = [
+            self.system.collective_time_s(op.collective, op.wire_bytes, pair, sharing)
             for pair in pairs
-        )
+        ]
+        return picoseconds(max(times_s, default=0.0), place)
 
 
 def pair_up(here: Sequence[int], there: Sequence[int]) -> list[tuple[int, int]]:
-    """Pairs of devices of two meshes, the shorter side repeated in blocks."""
+    """Pairs of devices of two meshes, the shorter side repeated in blocks.
+
+    A device that belongs to both is paired with the next of the others.
+    """
     count = max(len(here), len(there))
-    return [(here[i * len(here) // count], there[i * len(there) // count]) for i in range(count)]
+    pairs: list[tuple[int, int]] = []
+    for i in range(count):
+        one, start = here[i * len(here) // count], i * len(there) // count
+        turned = (there[(start + k) % len(there)] for k in range(len(there)))
+        other = next((device for device in turned if device != one), None)
+        if other is not None:
+            pairs.append((one, other))
+    return pairs
 
 
 def picoseconds(time_s: float, place: str) -> int:

@@ -15,8 +15,9 @@ from ..program import Mesh, Program
 from ..system import System
 from .costs import COMPUTE, SEND, OpCosts, OpRow
 from .flat import Flat, Flattener
-from .graph import Graph, Part, build_graph
+from .graph import Graph, build_graph
 from .intervals import measure, overlap, union
+from .meetings import Part
 from .memory import lifetimes, live_memory
 from .result import Collective, DeviceResult, Lane, Result
 from .timeline import Timeline, seconds
@@ -124,7 +125,7 @@ class _TaskNames(Sequence[str]):
         part = next(p for p in reversed(self._graph.parts) if p.first <= task)
         entry = self._program.entries[part.entry]
         row = self._rows[self._flats[entry.function].row[task - part.first]]
-        mesh = self._program.meshes[entry.mesh].name
+        mesh = self._program.place_of(entry)
         return f"{mesh} device {part.devices[0]} {row.function}/{row.op.name} ({row.op.op})"
 
 
@@ -133,7 +134,7 @@ def _account(
 ) -> tuple[Lane, list[DeviceResult]]:
     """Sum up what the devices of a part did."""
     entry = program.entries[part.entry]
-    mesh, flat = program.meshes[entry.mesh], timeline.flat
+    place, flat = program.place_of(entry), timeline.flat
     compute = timeline.streams() == COMPUTE
     busy = union(timeline.start[compute], timeline.end[compute])
     talking = union(timeline.start[~compute], timeline.end[~compute])
@@ -152,7 +153,7 @@ def _account(
     when, live = live_memory(resident, flat.buffer_bytes, alloc, free)
     peak = int(live.max())
     lane = Lane(
-        mesh.name,
+        place,
         part.devices,
         tuple((seconds(time_ps), size) for time_ps, size in zip(when.tolist(), live.tolist())),
         timeline.op_times(),
@@ -163,7 +164,7 @@ def _account(
     return lane, [
         DeviceResult(
             device,
-            mesh.name,
+            place,
             seconds(compute_ps),
             seconds(comm_ps),
             seconds(exposed_ps),
@@ -201,23 +202,29 @@ def _resident_bytes(program: Program, root: str) -> tuple[int, int]:
 def _collectives(
     program: Program, graph: Graph, flats: Mapping[str, Flat], rows: Sequence[OpRow]
 ) -> tuple[Collective, ...]:
-    """Collectives and transfers summed by kind, axes and group size, per mesh."""
-    sums: dict[tuple[str, str, str, int], list[int]] = {}
+    """Collectives and transfers summed by kind, axes and group size, per mesh.
+
+    Of entries that share a mesh, whose transfers may differ, the most of each.
+    """
+    most: dict[tuple[str, str, str, int], list[int]] = {}
     for number in sorted({part.entry for part in graph.parts}):
         entry = program.entries[number]
         counts = np.bincount(flats[entry.function].row, minlength=len(rows)).tolist()
+        sums: dict[tuple[str, str, str, int], list[int]] = {}
         for row, count in zip(rows, counts, strict=True):
             op = row.op
             if not count or row.stream in (COMPUTE, SEND):
                 continue
-            mesh = program.meshes[entry.mesh]
+            mesh = program.meshes[op.mesh]
             kind, axes, size = _traffic(program, mesh, row)
             table = sums.setdefault((mesh.name, kind, axes, size), [0, 0, 0, 0])
             for i, value in enumerate((1, op.payload_bytes, row.wire_bytes, row.duration_ps)):
                 table[i] += value * count
+        for key, table in sums.items():
+            most[key] = [max(pair) for pair in zip(most.get(key, table), table, strict=True)]
     return tuple(
         Collective(kind, mesh_name, axes, size, count, payload, wire, seconds(spent))
-        for (mesh_name, kind, axes, size), (count, payload, wire, spent) in sorted(sums.items())
+        for (mesh_name, kind, axes, size), (count, payload, wire, spent) in sorted(most.items())
     )
 
 

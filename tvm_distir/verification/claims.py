@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..program.program import Mesh, Op, Program
+from ..program.program import Entry, Mesh, Op, Program
 from ..runtime.counts import CollectiveCount
 
 Key = tuple[str, str, int]
@@ -58,12 +59,25 @@ class _Totals:
         return out
 
 
-def _key(program: Program, mesh: Mesh, op: Op) -> Key:
+def _key(program: Program, op: Op) -> Key:
+    here = program.meshes[op.mesh]
     if op.kind == "collective":
-        here = program.meshes[op.mesh]
-        return op.collective, ",".join(here.axes[a] for a in op.mesh_axes), op.group_size
+        return op.collective, _axes_name(program, here, op.mesh_axes), op.group_size
     peer = program.meshes[op.peer_mesh]
-    return "send", f"{peer.name}->{mesh.name}", len(mesh.device_ids)
+    return "send", f"{peer.name}->{here.name}", len(here.device_ids)
+
+
+def _axes_name(program: Program, mesh: Mesh, axes: tuple[int, ...]) -> str:
+    """Names of mesh axes: of the first mesh that has the same groups, as runs count them."""
+    groups = mesh.groups(axes)
+    for other in program.meshes[: program.meshes.index(mesh)]:
+        if set(other.device_ids) != set(mesh.device_ids):
+            continue
+        for size in range(1, len(other.axes) + 1):
+            for chosen in itertools.combinations(range(len(other.axes)), size):
+                if other.groups(chosen) == groups:
+                    return ",".join(other.axes[a] for a in chosen)
+    return ",".join(mesh.axes[a] for a in axes)
 
 
 class _Summing:
@@ -71,20 +85,24 @@ class _Summing:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.known: dict[tuple[str, int], _Totals] = {}
+        self.known: dict[tuple[str, Entry], _Totals] = {}
 
-    def of(self, name: str, mesh: int) -> _Totals:
-        if (name, mesh) not in self.known:
+    def of(self, name: str, entry: Entry) -> _Totals:
+        """Totals of a function as an entry calls it; entries may share a mesh."""
+        if (name, entry) not in self.known:
             totals = _Totals()
             for op in self.program.functions[name].ops:
                 if op.kind in ("call", "branch"):
-                    callees = [self.of(callee, mesh) for callee in _callees(op)]
+                    callees = [self.of(callee, entry) for callee in _callees(op)]
                     totals.include(callees[0] if op.kind == "call" else _Totals.either(*callees))
-                elif op.kind == "collective" or op.collective == "recv":
-                    key = _key(self.program, self.program.meshes[mesh], op)
-                    totals.add(key, op.payload_bytes)
-            self.known[name, mesh] = totals
-        return self.known[name, mesh]
+                elif _has_traffic(op) and self.program.leads(entry, op.mesh):
+                    totals.add(_key(self.program, op), op.payload_bytes)
+            self.known[name, entry] = totals
+        return self.known[name, entry]
+
+
+def _has_traffic(op: Op) -> bool:
+    return op.kind == "collective" or op.collective == "recv"
 
 
 def _callees(op: Op) -> tuple[str, ...]:
@@ -101,7 +119,7 @@ def claimed_collectives(program: Program) -> tuple[Claim, ...]:
     """
     summing, totals = _Summing(program), _Totals()
     for entry in program.entries:
-        totals.include(summing.of(entry.function, entry.mesh))
+        totals.include(summing.of(entry.function, entry))
     low, high = totals.low, totals.high
     return tuple(
         Claim(

@@ -381,11 +381,22 @@ def test_meshes_of_the_same_devices_share_an_entry(ids, engine):
     np.testing.assert_array_equal(n, x @ v)
 
 
-def test_meshes_that_share_some_devices_are_refused():
+def test_meshes_that_share_some_devices_have_an_entry_per_class_of_devices():
+    """Those of the first mesh alone, of both, of the second alone."""
+    x, v = draw((8, 6), (6, 7))
     mod = tvm.script.from_source(SAME.replace("IDS", "I.Range(2, 6)"))
-    with pytest.raises(LoweringError) as caught:
-        LowerDistIR()(LegalizeRedistribute()(mod))
-    assert (caught.value.code, caught.value.place) == ("DIST0511", "main")
+    local = LowerDistIR()(LegalizeRedistribute()(mod))
+    h.check_module(local)
+    devices = {
+        str(g.name_hint): [int(d) for d in fn.attrs["dist.io"]["devices"]]
+        for g, fn in local.functions.items()
+    }
+    assert devices == {"main_mesh0": [0, 1], "main_mesh0_1": [2, 3], "main_mesh1": [4, 5]}
+    ports = local["main_mesh0_1"].attrs["dist.io"]["inputs"]
+    assert [int(d) for d in ports[1]["mesh"]["devices"]] == [2, 3, 4, 5]
+    n, z = td.run(local, [x, v], engine="threads")
+    np.testing.assert_array_equal(z, -x @ v)
+    np.testing.assert_array_equal(n, x @ v)
 
 
 def test_callers_of_transferring_functions_become_impure():

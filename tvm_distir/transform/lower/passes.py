@@ -30,7 +30,7 @@ from . import combining, shaping, sliding  # noqa: F401 (they register their han
 from .function import LocalFunction
 from .inlining import inline_functions
 from .local_view import lower_local_view
-from .sharing import merged, shared_devices, transfer_order
+from .sharing import device_classes, entry_names, merged, transfer_order
 from .values import Context
 
 
@@ -38,9 +38,9 @@ def LowerDistIR() -> Any:
     """Give every device its own program: level 4 to level 5.
 
     Each DTensor becomes a Tensor of the shape of one (padded) shard, each public function one
-    entry function per mesh it works on (meshes of the same devices share one), with the attribute
-    ``dist.io``. Private functions stay,
-    unless they work on several meshes: those are inlined first.
+    entry function per mesh it works on, with the attribute ``dist.io``; where meshes share
+    devices, one for all devices that belong to the same meshes (:mod:`.sharing`). Private
+    functions stay, unless they work on several meshes: those are inlined first.
 
     A module in TVM's local view (``call_tir_local_view``, 1-D meshes) is lowered as TVM's pass
     of this name does: inputs are scattered or broadcast from worker 0.
@@ -54,7 +54,7 @@ def LowerDistIR() -> Any:
     LevelError
         DIST0451 when the module is not at level 4.
     LoweringError
-        DIST0502 to DIST0508 and DIST0511, see :data:`tvm_distir.errors.CODES`.
+        DIST0502 to DIST0508, see :data:`tvm_distir.errors.CODES`.
     """
 
     @tvm.transform.module_pass(  # type: ignore[untyped-decorator]
@@ -164,16 +164,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
             context.callees[gv] = retyped(gv, _function_type(new))
             result[context.callees[gv]] = new
             continue
-        together = shared_devices(infos, where, name)
-        for numbers in together:
-            entry = name if len(together) == 1 else f"{name}_mesh{numbers[0]}"
-            made = [_entry(context, name, entry, fn, n, infos[n]) for n in numbers]
-            if len(made) > 1:
-                parts = [part for _, part in made]
-                here = [infos[n] for n in numbers]
-                new = merged(parts, here, transfer_order(fn, name), entry)
-                made = [(retyped(made[0][0], _function_type(new)), new)]
-            result.update(made)
+        result.update(_entries(context, name, fn, where, infos))
     for gv, fn in mod.functions.items():
         if not isinstance(fn, relax.Function):
             result[gv] = fn
@@ -190,9 +181,26 @@ def _function_type(fn: relax.Function) -> Any:
     return relax.FuncType([p.ty for p in fn.params], fn.ret_ty, bool(fn.is_pure))
 
 
-def _entry(
-    context: Context, name: str, entry: str, fn: relax.Function, number: int, mesh: Any
-) -> tuple[Any, relax.Function]:
+def _entries(
+    context: Context, name: str, fn: relax.Function, where: Sequence[int], infos: Sequence[Any]
+) -> dict[Any, relax.Function]:
+    """Entries of a public function, one for each class of devices."""
+    parts = {number: _part(context, name, fn, number, infos[number]) for number in where}
+    classes = device_classes(infos, where)
+    order = transfer_order(fn, name)
+    found = {}
+    for one, entry in zip(classes, entry_names(name, infos, classes)):
+        new = merged([parts[n] for n in one.meshes], infos, one, order, entry)
+        gv = ir.GlobalVar(entry)
+        relax.expr._update_type(gv, _function_type(new))
+        found[gv] = new
+    return found
+
+
+def _part(
+    context: Context, name: str, fn: relax.Function, number: int, mesh: Any
+) -> relax.Function:
+    """What a public function does on one mesh, with ``dist.io``."""
     lowered = LocalFunction(context, name, fn, number, entry=True)
     new = lowered.run(mesh)
     attrs = {k: v for k, v in (fn.attrs or {}).items() if k not in ("global_symbol", "num_input")}
@@ -207,13 +215,10 @@ def _entry(
     if "num_input" in (fn.attrs or {}):
         first = int(fn.attrs["num_input"])
         attrs["num_input"] = sum(1 for position, _, _ in lowered.param_leaves if position < first)
-    attrs["global_symbol"] = entry
+    attrs["global_symbol"] = name
     attrs[IO_ATTR] = {"mesh": number, "inputs": inputs, "outputs": outputs}
     dictionary = ir.make_node("ir.DictAttrs", **attrs)
-    new = relax.Function(list(new.params), new.body, new.ret_ty, bool(new.is_pure), dictionary)
-    gv = ir.GlobalVar(entry)
-    relax.expr._update_type(gv, _function_type(new))
-    return gv, new
+    return relax.Function(list(new.params), new.body, new.ret_ty, bool(new.is_pure), dictionary)
 
 
 def _described(ty: Any) -> dict[str, Any]:

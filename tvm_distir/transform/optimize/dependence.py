@@ -43,7 +43,8 @@ class Node:
     done_of : int or None
         The start whose collective it waits for.
     fixed : bool
-        Whether it has effects: such bindings keep their order.
+        Whether it has effects, or must keep its place among those: such bindings keep their
+        order.
     """
 
     deps: list[int] = field(default_factory=list)
@@ -57,7 +58,9 @@ class Node:
     fixed: bool = False
 
 
-def block_nodes(rows: Sequence[Any], readers: Mapping[Any, Sequence[Any]]) -> list[Node]:
+def block_nodes(
+    rows: Sequence[Any], readers: Mapping[Any, Sequence[Any]], meets_in_order: bool = False
+) -> list[Node]:
     """Nodes of a block.
 
     Parameters
@@ -66,6 +69,8 @@ def block_nodes(rows: Sequence[Any], readers: Mapping[Any, Sequence[Any]]) -> li
         As a ``Scan`` holds them.
     readers : mapping
         Variables bound to what reads each variable, None for the result.
+    meets_in_order : bool
+        Whether collectives, and calls of functions that may hold some, keep their order too.
     """
     at = {row[1]: i for i, row in enumerate(rows)}
     nodes: list[Node] = []
@@ -83,7 +88,7 @@ def block_nodes(rows: Sequence[Any], readers: Mapping[Any, Sequence[Any]]) -> li
             node.reads += nodes[node.done_of].reads  # in flight until here
         node.memory_of = tuple(node.reads[: len(inside)]) if shares else (i,)
         node.size_bytes = 0 if shares else sum(local_bytes(t) for t in flat_types(var.ty))
-        if not is_pure(value):
+        if not is_pure(value) or (meets_in_order and _may_meet(value, kind)):
             node.fixed = True
             if last_fixed is not None and last_fixed not in used:
                 node.deps.append(last_fixed)
@@ -92,6 +97,13 @@ def block_nodes(rows: Sequence[Any], readers: Mapping[Any, Sequence[Any]]) -> li
         for dep in node.deps:
             nodes[dep].readers.append(i)
     return nodes
+
+
+def _may_meet(value: Any, kind: str | None) -> bool:
+    """Whether other devices may have to take part."""
+    if kind is not None:
+        return kind in _STARTS or kind in STARTED
+    return isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
 
 
 def _is_view(value: Any, kind: str | None) -> bool:

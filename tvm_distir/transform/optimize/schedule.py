@@ -11,6 +11,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ...ir.async_ops import DONE, STARTED, start_name
+from ...ir.attributes import IO_ATTR
 from ...system import System
 from ..legalize.emit import with_body
 from .costs import BindingCosts
@@ -29,7 +30,8 @@ def ScheduleCollectives(
     Orders the bindings of every block by a simulated clock: a start is issued as soon as its
     operand is there, a done when its collective has ended, or when nothing else can run; between
     them goes what is due next. What only prepares the operand of a start is due as soon as its
-    own operands are there. Effects keep their order. Collectives of called functions stay in
+    own operands are there. Effects keep their order; where entries share a mesh, collectives do
+    too, as all of its devices must meet in one order. Collectives of called functions stay in
     them.
 
     Parameters
@@ -64,12 +66,13 @@ class _Schedule(Editor):
         super().__init__(mod, name, fn, scan)
         self.costs = BindingCosts(mod, system)
         self.limit_bytes = limit_bytes
+        self.shares_meshes = bool(fn.attrs) and "devices" in fn.attrs.get(IO_ATTR, {})
 
     def run(self) -> relax.Function:
         """Return the function with its blocks in another order."""
         blocks = []
         for block, rows in zip(self.fn.body.blocks, self.scan.blocks, strict=True):
-            nodes = block_nodes(rows, self.scan.readers)
+            nodes = block_nodes(rows, self.scan.readers, self.shares_meshes)
             order = self._best(nodes, rows)
             kind = (
                 relax.DataflowBlock
