@@ -143,12 +143,13 @@ class Surveyor {
   }
 
   // Notes the operands of a binding's call of an op, and the first call like it: the same op on
-  // operands of the same types. What cannot be told in one sweep is like no other.
+  // operands of the same types. What cannot be told in one sweep is like no other; annotations
+  // are known as such already.
   void AddCall(const Object* binding) {
     const int64_t number = static_cast<int64_t>(like_.size());
     const size_t before = operands_.size();
     Ints key;
-    if (DescribeCall(binding, &key)) {
+    if (sources_.back() == kNone && DescribeCall(binding, &key)) {
       like_.push_back(calls_.emplace(std::move(key), number).first->second);
     } else {
       like_.push_back(kNone);

@@ -90,7 +90,7 @@ class Extractor:
         self._tensors: dict[int, Tensor] = {}
         self._by_handle: dict[int, Tensor] = {}
         self._starts: dict[int, list[int]] = {}
-        self.pins: dict[tuple[int, int, Sequence[Any]], Pin] = {}
+        self.pins: dict[tuple[int, int, Sequence[Any], int], Pin] = {}
 
     def graph(self, name: str) -> Graph:
         """Graph of the function called ``name``."""
@@ -395,20 +395,23 @@ class _Function:
         if len(values) == 1:
             value = self.g.values[values[0]]
             shape = () if value.ty is None else value.shape
-        mesh, placement = attrs.device_mesh, attrs.placement
-        key = (handle(mesh), handle(placement), shape)
-        known = self.owner.pins.get(key)
-        if known is None:
-            known = self.owner.pins[key] = self._pin_of(var.name, mesh, placement, shape)
+        mesh, placement, stationary = attrs.device_mesh, attrs.placement, self.survey.named[number]
+        key = (handle(mesh), handle(placement), shape, stationary)
+        pin = self.owner.pins.get(key)
+        if pin is None:
+            labels, at = self._labels(var.name, mesh, placement, shape)
+            pin = self.owner.pins[key] = Pin(labels, at, bool(stationary))
         opened = self.open.get(var.name) if self.open else None
-        if not opened and not self.survey.named[number]:
-            return known
-        labels: PinLabels | None = known.labels
-        if opened and labels is not None:
-            labels = tuple([None if a in opened else x for a, x in enumerate(labels)])
-        return Pin(labels, known.mesh, bool(self.survey.named[number]))
+        if opened and pin.labels is not None:
+            return pin._replace(
+                labels=tuple([None if a in opened else x for a, x in enumerate(pin.labels)])
+            )
+        return pin
 
-    def _pin_of(self, name: str, mesh: Any, placement: Any, shape: Sequence[Any]) -> Pin:
+    def _labels(
+        self, name: str, mesh: Any, placement: Any, shape: Sequence[Any]
+    ) -> tuple[tuple[int, ...], int]:
+        """Labels that an annotation asks for, and the number of its mesh."""
         number = self.owner.mesh_number(mesh)
         if number is None:
             raise self._error(
@@ -418,7 +421,7 @@ class _Function:
                 'Add it: mod.update_global_info("mesh", meshes).',
             )
         place = f"{self.g.name}/{name} (annotate_sharding)"
-        return Pin(self.owner.labels(placement, shape, number, place), number, False)
+        return self.owner.labels(placement, shape, number, place), number
 
     def _annotation(self, number: int, var: Any, call: ir.Call) -> None:
         source = self._flat(argument(call, 0), var.name)

@@ -93,7 +93,7 @@ class Node(NamedTuple):
 
 @dataclass
 class Graph:
-    """A function: values, nodes in program order, and where Relax variables went.
+    """A function: values, nodes in program order, parameters first, and where variables went.
 
     Relax variables go by their :func:`~tvm_distir.ir.handle`: ``env`` maps each to its flat value
     numbers, ``node_of`` those bound to a node to that node, ``variables`` has them themselves,

@@ -93,7 +93,6 @@ class Builder:
         self.summary_of = summary_of
         self.forced = None if forced is None else forced[a]
         self.model = Model()
-        self._given: dict[int, tuple[End, ...]] = {}
         siblings = [b for b, axis in enumerate(shop.axes) if axis.mesh == self.axis.mesh and b != a]
         self.decided = [(shop.axes[b].size, inst.choice[b]) for b in siblings if b in inst.choice]
         self.known = tuple([b in inst.choice for b in siblings])
@@ -102,20 +101,20 @@ class Builder:
         ]
 
     def run(self) -> Model:
-        """Nodes first, then the edges between them."""
+        """Nodes first, parameters before all others, then the edges between them."""
         build = {
             "op": self._op,
-            "param": self._param,
             "ret": self._ret,
             "call": self._call,
             "pin": self._pin,
             "move": self._move,
         }
-        for k, node in enumerate(self.g.nodes):
+        self._params()
+        for k in range(len(self.g.params), len(self.g.nodes)):
+            node = self.g.nodes[k]
             build[node.kind](k, node)
-        for v, value in enumerate(self.g.values):
-            if value.mesh == self.mesh:
-                self._edges(v)
+        for v in self._open_values():
+            self._edges(v)
         return self.model
 
     def _put(self, scope: Scope, table: tuple[int, int]) -> None:
@@ -260,24 +259,33 @@ class Builder:
         ]
         return [*found, R] + [P] * partial
 
-    def _param(self, k: int, node: Node) -> None:
+    def _params(self) -> None:
+        """Most have one label only: they are many, and cost a few lookups each."""
+        g, m, mesh, index = self.g, self.model, self.mesh, self.axis.index
+        forced = None if self.forced is None else self.forced[0]
+        fixed = self.reach.fixed[self.a]
+        given: dict[int, tuple[End, ...]] = {}
+        for i, k in enumerate(g.params):
+            node = g.nodes[k]
+            label: int | None = R
+            if g.values[node.results[0]].mesh == mesh:
+                if forced is not None:
+                    label = forced[i]
+                elif g.public and node.pin is not None:
+                    label = node.pin[index]
+                else:
+                    label = fixed.get(k)
+            if label is None:
+                self._free_param(node)
+                continue
+            end = given.get(label)
+            if end is None:
+                end = given[label] = ((self.shop.forms.ends([label], needs=False), -1),)
+            m.producers.append(end)
+            m.consumers.append(())
+
+    def _free_param(self, node: Node) -> None:
         v = node.results[0]
-        label: int | None = R
-        if self.g.values[v].mesh == self.mesh:
-            if self.forced is not None:
-                label = self.forced[0][self.g.params.index(k)]
-            elif self.g.public and node.pin is not None:
-                label = node.pin[self.axis.index]
-            else:
-                label = self.reach.fixed[self.a].get(k)
-        if label is not None:
-            given = self._given.get(label)
-            if given is None:
-                only = self.shop.forms.ends([label], needs=False)
-                given = self._given[label] = ((only, -1),)
-            self.model.producers.append(given)
-            self.model.consumers.append(())
-            return
         labels = self._labels(v, self._may_be_partial(v) and not self.g.public)
         alternatives = self.shop.forms.ends(labels, needs=False)
         variable = self._add(alternatives, node)
@@ -308,6 +316,18 @@ class Builder:
         for ends, outside in ((m.producers, summary.rets), (m.consumers, summary.params)):
             ends.append(tuple([(alts, base[u]) if u >= 0 else (alts, u) for alts, u in outside]))
 
+    def _open_values(self) -> list[int]:
+        """Values that some consumer may want in another form than they are given in."""
+        g, producers, spliced = self.g, self.model.producers, self.model.spliced
+        found = []
+        for v, (value, uses, (k, j)) in enumerate(zip(g.values, g.uses, g.producer)):
+            if not uses or value.mesh != self.mesh:
+                continue
+            giver, variable = producers[k][j]
+            if variable >= 0 or not self._as_given(giver.gives[0][0 if k in spliced else j], uses):
+                found.append(v)
+        return found
+
     def _as_given(self, have: int, uses: Sequence[tuple[int, tuple[int, ...]]]) -> bool:
         """Whether each consumer can only want the one form that a value is given in."""
         consumers, spliced = self.model.consumers, self.model.spliced
@@ -321,14 +341,10 @@ class Builder:
     def _edges(self, v: int) -> None:
         """What it costs to hand value v to its consumers."""
         g, m, uses = self.g, self.model, self.g.uses[v]
-        if not uses:
-            return
         k, j = g.producer[v]
         giver, variable = m.producers[k][j]
         if k in m.spliced:
             j = 0
-        if variable < 0 and self._as_given(giver.gives[0][j], uses):
-            return
         takers: list[tuple[Alternatives, int, tuple[int, ...]]] = []
         for kc, positions in uses:
             if kc in m.spliced:
