@@ -1,37 +1,23 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Relax functions to graphs: flat values, one node per call, annotations as pins."""
+"""A Relax function to a graph: flat values, one node per call, annotations as pins."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import tvm_ffi
-from tvm import DataType, ir, relax
+from tvm import ir, relax
 
 from ..errors import InternalError, PropagationError
-from ..ir import (
-    argument,
-    ceil_div,
-    check_placement,
-    handle,
-    is_private,
-    labels_of,
-    mesh_key,
-    mesh_shape,
-    meshes,
-    shard_counts,
-    tensor_type,
-)
+from ..ir import argument, handle, is_private, tensor_type
 from ..ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR
-from ..ir.types import static_shape, value_types
+from ..ir.types import value_types
 from ..native import survey
 from ..rules import Rule, rule_of
-from ..rules.dims import nominal
-from .graph import CONST, Graph, Node, PinLabels, Value, divisible
+from .facts import Facts, Pin, Tensor, leaf_types
+from .graph import CONST, Graph, Node, Value
 from .packed import PACKED_HANDLES, cache_rule
 
 ANNOTATE = ir.Op.get("relax.dist.annotate_sharding")
@@ -40,127 +26,31 @@ OPAQUE_BYTES = 1 << 14
 """Per element that an object holds: it cannot be moved, so that what it holds decides."""
 
 
-class Pin(NamedTuple):
-    """What an annotation asks for: a label per axis (None where open) of a mesh."""
-
-    labels: PinLabels | None
-    mesh: int
-    stationary: bool
+def is_annotation(expr: Any) -> bool:
+    """Whether an expression is an ``annotate_sharding`` call."""
+    return type(expr) is ir.Call and bool(ANNOTATE.same_as(expr.op))
 
 
 NO_PIN = Pin(None, -1, False)
 """What is asked of a parameter without an annotation."""
 
 
-class Tensor(NamedTuple):
-    """Of a tensor type: dims (None: unknown), bytes per element, bytes of the whole."""
+def extract(facts: Facts, name: str) -> Graph:
+    """Graph of the module's function called ``name``.
 
-    shape: tuple[Any, ...] | None
-    item_bytes: int
-    size_bytes: int
-
-
-def item_bytes(ty: Any) -> int:
-    """Bytes of one element of a tensor type."""
-    return max(1, (int(DataType(str(ty.dtype)).bits) + 7) // 8)
-
-
-def leaf_types(ty: Any) -> Sequence[Any]:
-    """Leaves of a type that carry values."""
-    return (ty,) if type(ty) is relax.TensorType else value_types(ty)
-
-
-def is_annotation(expr: Any) -> bool:
-    """Whether an expression is an ``annotate_sharding`` call."""
-    return type(expr) is ir.Call and bool(ANNOTATE.same_as(expr.op))
-
-
-class Extractor:
-    """Turns the module's Relax functions into graphs.
-
-    With one mesh all values live on it; with several the graphs are yet to be placed.
+    Raises
+    ------
+    PropagationError
+        DIST0402, DIST0407, DIST0412 to DIST0416, naming the binding; and as the rules of the ops.
     """
-
-    def __init__(self, mod: ir.IRModule) -> None:
-        self.mod = mod
-        self.mesh_shapes = [mesh_shape(m) for m in meshes(mod)]
-        self.mesh_numbers = {mesh_key(m): i for i, m in enumerate(meshes(mod))}
-        self.home = 0 if len(self.mesh_shapes) == 1 else -1
-        self.op_names: dict[int, str] = {}
-        self._tensors: dict[int, Tensor] = {}
-        self._by_handle: dict[int, Tensor] = {}
-        self._starts: dict[int, list[int]] = {}
-        self.pins: dict[tuple[int, int, Sequence[Any], int], Pin] = {}
-
-    def graph(self, name: str) -> Graph:
-        """Graph of the function called ``name``."""
-        return _Function(self, name).run()
-
-    def mesh_number(self, mesh: Any) -> int | None:
-        """Number of a mesh among the module's, None for a foreign one."""
-        return self.mesh_numbers.get(mesh_key(mesh))
-
-    def tensor(self, ty: Any) -> Tensor:
-        """Dims and bytes of a tensor type, read once per distinct type."""
-        found = self._by_handle.get(handle(ty))
-        if found is None:
-            key = tvm_ffi.structural_hash(ty)
-            found = self._tensors.get(key)
-            if found is None:
-                shape, item = static_shape(ty), item_bytes(ty)
-                found = Tensor(shape, item, math.prod(map(nominal, shape or ())) * item)
-                self._tensors[key] = found
-            self._by_handle[handle(ty)] = found
-        return found
-
-    def starts(self, ty: Any) -> list[int]:
-        """First flat number of each field of a tuple type, and the number of all."""
-        found = self._starts.get(handle(ty))
-        if found is None:
-            sizes = [len(leaf_types(field)) for field in ty.fields[:]]
-            found = self._starts[handle(ty)] = [0, *itertools.accumulate(sizes)]
-        return found
-
-    def op_name(self, op: Any) -> str:
-        """Name of an op, read once."""
-        key = handle(op)
-        name = self.op_names.get(key)
-        if name is None:
-            name = self.op_names[key] = str(op.name)
-        return name
-
-    def labels(
-        self, placement: Any, shape: Sequence[Any], mesh: int, place: str
-    ) -> tuple[int, ...]:
-        """Labels an annotation asks for, checked against the mesh and the tensor.
-
-        Raises
-        ------
-        MeshError
-            DIST0204, DIST0205 when they do not fit.
-        PropagationError
-            DIST0416 for a dim cut by several axes into more parts than it has.
-        """
-        labels = labels_of(placement)
-        check_placement(labels, self.mesh_shapes[mesh], len(shape), place)
-        counts = shard_counts(labels, self.mesh_shapes[mesh], len(shape))
-        for d, (size, count) in enumerate(zip(shape, counts)):
-            if labels.count(d) > 1 and not divisible(size, count) and size <= count:
-                raise PropagationError(
-                    "DIST0416",
-                    f"dim {d} of size {size} is cut by several mesh axes into {count} parts, "
-                    "more than it has",
-                    place=place,
-                    remedy=f"Shard it over one axis, or pad it to {ceil_div(size, count) * count}.",
-                )
-        return labels
+    return _Function(facts, name).run()
 
 
 class _Function:
     """Extraction of one function."""
 
-    def __init__(self, owner: Extractor, name: str) -> None:
-        self.owner, self.fn = owner, owner.mod[name]
+    def __init__(self, facts: Facts, name: str) -> None:
+        self.facts, self.fn = facts, facts.mod[name]
         self.g = Graph(name, name, public=not is_private(self.fn))
         opened = self._attr(OPEN_AXES_ATTR) or {}
         self.open = {str(k): {int(a) for a in v} for k, v in opened.items()}
@@ -248,18 +138,18 @@ class _Function:
             return tuple([self._value(var.name, ty) for ty in leaf_types(var.ty)])
         found = self.of_class.get(first)
         if found is None:
-            found = self.of_class[first] = self.owner.tensor(var.ty), var.ty
+            found = self.of_class[first] = self.facts.tensor(var.ty), var.ty
         (shape, item, size), ty = found
         values = self.g.values
-        values.append(Value(var.name, shape or (), item, size, self.owner.home, ty))
+        values.append(Value(var.name, shape or (), item, size, self.facts.home, ty))
         return (len(values) - 1,)
 
     def _value(self, name: str, ty: Any) -> int:
-        g, home = self.g, self.owner.home
+        g, home = self.g, self.facts.home
         tensor = ty if type(ty) is relax.TensorType else tensor_type(ty)
         if tensor is None:
             return g.add_value(name, (), 0, home)
-        shape, item, size = self.owner.tensor(tensor)
+        shape, item, size = self.facts.tensor(tensor)
         if shape is None:
             if isinstance(ty, relax.TensorType) and int(ty.ndim) == 0:
                 g.values.append(Value(name, (), item, item, home, tensor))
@@ -283,7 +173,7 @@ class _Function:
         if type(expr) is relax.Tuple:
             return tuple([v for field in expr.fields[:] for v in self._flat(field, label)])
         if type(expr) is relax.TupleGetItem:
-            starts = self.owner.starts(expr.tuple_value.ty)
+            starts = self.facts.starts(expr.tuple_value.ty)
             whole = self._flat(expr.tuple_value, label)
             return whole[starts[expr.index] : starts[expr.index + 1]]
         if isinstance(expr, ir.GenericConst):
@@ -329,13 +219,13 @@ class _Function:
             return
         if isinstance(op, ir.GlobalVar):
             callee = str(op.name_hint)
-            if not isinstance(self.owner.mod[op], relax.Function):
+            if not isinstance(self.facts.mod[op], relax.Function):
                 raise self._error(
                     "DIST0414", label, f"a direct call of the kernel {callee}", "Use call_tir."
                 )
             results = self._values(len(self.params) + number, var)
             node = Node(
-                "call", operands, results, None, self.owner.home, callee=callee, label=label
+                "call", operands, results, None, self.facts.home, callee=callee, label=label
             )
             self._bind(var, results, g.add_node(node))
             return
@@ -343,7 +233,7 @@ class _Function:
             raise self._error(
                 "DIST0412", label, f"a call of a {type(op).__name__}", "Lift it to the module."
             )
-        rule = rule_of(expr, self.owner.mod, var.ty)
+        rule = rule_of(expr, self.facts.mod, var.ty)
         if len(rule.in_bytes) != len(operands):
             raise InternalError(
                 "DIST0901",
@@ -351,7 +241,7 @@ class _Function:
                 place=f"{g.name}/{label}",
                 remedy="Report it.",
             )
-        title = self.owner.op_name(op).removeprefix("relax.")
+        title = self.facts.op_name(op).removeprefix("relax.")
         if like >= 0:
             self.of_calls[like] = rule, title
         self._emit_op(number, var, operands, rule, title)
@@ -373,11 +263,11 @@ class _Function:
     ) -> None:
         results = self._values(len(self.params) + number, var)
         label = f"{var.name} ({title})"
-        node = Node("op", operands, results, rule, self.owner.home, label=label)
+        node = Node("op", operands, results, rule, self.facts.home, label=label)
         self._bind(var, results, self.g.add_node(node))
 
     def _packed(self, var: Any, call: ir.Call, operands: tuple[int, ...]) -> None:
-        g, home = self.g, self.owner.home
+        g, home = self.g, self.facts.home
         rule, shapes = cache_rule(call, [g.values[v] if v >= 0 else None for v in operands])
         held = []
         for ty, shape in zip(value_types(var.ty), shapes):
@@ -397,10 +287,10 @@ class _Function:
             shape = () if value.ty is None else value.shape
         mesh, placement, stationary = attrs.device_mesh, attrs.placement, self.survey.named[number]
         key = (handle(mesh), handle(placement), shape, stationary)
-        pin = self.owner.pins.get(key)
+        pin = self.facts.pins.get(key)
         if pin is None:
             labels, at = self._labels(var.name, mesh, placement, shape)
-            pin = self.owner.pins[key] = Pin(labels, at, bool(stationary))
+            pin = self.facts.pins[key] = Pin(labels, at, bool(stationary))
         opened = self.open.get(var.name) if self.open else None
         if opened and pin.labels is not None:
             return pin._replace(
@@ -412,7 +302,7 @@ class _Function:
         self, name: str, mesh: Any, placement: Any, shape: Sequence[Any]
     ) -> tuple[tuple[int, ...], int]:
         """Labels that an annotation asks for, and the number of its mesh."""
-        number = self.owner.mesh_number(mesh)
+        number = self.facts.mesh_number(mesh)
         if number is None:
             raise self._error(
                 "DIST0415",
@@ -421,7 +311,7 @@ class _Function:
                 'Add it: mod.update_global_info("mesh", meshes).',
             )
         place = f"{self.g.name}/{name} (annotate_sharding)"
-        return self.owner.labels(placement, shape, number, place), number
+        return self.facts.labels(placement, shape, number, place), number
 
     def _annotation(self, number: int, var: Any, call: ir.Call) -> None:
         source = self._flat(argument(call, 0), var.name)

@@ -11,7 +11,8 @@ is placed once per tuple of meshes its arguments come from.
 from __future__ import annotations
 
 from ..errors import PropagationError
-from .extract import Extractor
+from .extract import extract
+from .facts import Facts
 from .graph import Graph, Node
 
 Where = tuple[int, ...]
@@ -21,8 +22,8 @@ UNKNOWN = -1
 class Placer:
     """Placed graphs of a module, callees first in :attr:`order`."""
 
-    def __init__(self, extractor: Extractor, default: int = 0) -> None:
-        self.extractor, self.default = extractor, default
+    def __init__(self, facts: Facts, default: int = 0) -> None:
+        self.facts, self.default = facts, default
         self.graphs: dict[str, Graph] = {}
         self.order: list[str] = []
         self._raw: dict[str, Graph] = {}
@@ -64,13 +65,13 @@ class Placer:
                 remedy="Recursive functions cannot be distributed: unroll the recursion.",
             )
         if name not in self._raw:
-            self._raw[name] = self.extractor.graph(name)
+            self._raw[name] = extract(self.facts, name)
         raw = self._raw[name]
         where = params if params is not None else (UNKNOWN,) * len(raw.params)
         key = (name, where, want)
         if key not in self._keys:
             inside = (*path, name)
-            if self.extractor.home >= 0:
+            if self.facts.home >= 0:
                 graph = self._at_home(raw, inside)
             else:
                 graph = _Placing(self, raw, where, want, inside).run()

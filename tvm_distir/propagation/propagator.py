@@ -17,7 +17,7 @@ from .collector import collector_paused
 from .cost import Costs
 from .decision import Decision, Instance, Signature
 from .evaluate import Evaluator, Price
-from .extract import Extractor
+from .facts import Facts
 from .forms import Alternative
 from .graph import Axis, Graph
 from .memory import within
@@ -94,7 +94,7 @@ class Propagator:
 
     def __init__(self, mod: ir.IRModule, costs: Costs, axes: Sequence[Axis] | None = None) -> None:
         self.axes = module_axes(mod) if axes is None else tuple(axes)
-        placer = Placer(Extractor(mod))
+        placer = Placer(Facts(mod))
         self.entries = {
             str(gv.name_hint): placer.place(str(gv.name_hint))
             for gv, fn in relax_functions(mod)
