@@ -3,15 +3,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prove the planner of redistributions by execution: every pair of placements, on every device.
 
-Usage: scripts/prove_redistribute.py [--every N] [--whole N] [--transfers N]
+Usage: scripts/prove_redistribute.py [--every N] [--whole N] [--pairs N]
 All pairs of placements, shards, replicas and partial sums (also max, min, prod) to shards and
 replicas, of tensors of 1 to 3 dims on meshes of 2 to 8 devices, of even and uneven sizes, with
 device ids in order and permuted, in eight types: planned, run by the engines' own definition of
 the collectives on NumPy shards with junk in their padding, and every device's shard compared bit
-for bit. --every runs one case of N. --whole sends N more cases through the passes, the lowering,
-TVM's compiler and the engines virtual and threads (default 12). --transfers moves N tensors
-between meshes: disjoint, overlapping, part of one another, or of the same devices in another
-shape and order (default 2000).
+for bit. Then transfers between meshes that are disjoint, overlap, are part of one another, or are
+the same devices in another shape and order: all pairs of placements on all pairs of meshes, each
+element that a device lacks received once. --every runs one case of N. --whole sends N modules of
+redistributions, --pairs modules of transfers between N pairs of meshes, through the passes, the
+lowering, TVM's compiler and the engines virtual and threads (default 12 and 24).
 Prints "N cases ... W wrong"; exits 1 when something is wrong.
 """
 
@@ -52,7 +53,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--every", type=int, default=1, metavar="N")
     parser.add_argument("--whole", type=int, default=12, metavar="N")
-    parser.add_argument("--transfers", type=int, default=2000, metavar="N")
+    parser.add_argument("--pairs", type=int, default=24, metavar="N")
     options = parser.parse_args()
     sys.path.insert(0, str(TESTS))
     import redistribute_whole
@@ -62,16 +63,22 @@ def main() -> int:
     count, wrong = prove_plans(options.every)
     seconds = time.perf_counter() - start
     print(f"{count} cases planned and run on NumPy shards, {len(wrong)} wrong ({seconds:.0f} s)")
-    moved, bad = transfer_cases.prove(options.transfers)
+    moved, bad = transfer_cases.prove(options.every)
     print(f"{moved} transfers between meshes, {len(bad)} wrong")
+    pairs, ran, failed = redistribute_whole.prove_transfers(options.pairs)
+    print(
+        f"{ran} transfers between {pairs} pairs of meshes through passes, compiler and engines, "
+        f"{len(failed)} wrong"
+    )
     modules, cases, worse = redistribute_whole.prove(options.whole)
     print(
         f"{cases} cases in {modules} modules through passes, compiler and engines, "
         f"{len(worse)} wrong"
     )
-    for text in [*wrong, *bad, *worse][:50]:
+    faults = [*wrong, *bad, *failed, *worse]
+    for text in faults[:50]:
         print(f"wrong: {text}", file=sys.stderr)
-    return 1 if wrong or bad or worse else 0
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import itertools
 
 import numpy as np
 import redistribute_harness as h
+import transfer_cases as transfers
 from tvm import relax
 
 from tvm_distir.analysis import check_level
@@ -88,6 +89,55 @@ def faults(cases, engines=ENGINES):
             if x.dtype != y.dtype or not np.array_equal(x, y):
                 found.append(f"{name}: {case.text()}")
     return found
+
+
+def pairs_of_meshes(count):
+    """Ordered pairs of the meshes of the transfers, those that share devices first."""
+    pairs = list(itertools.permutations(transfers.MESHES, 2))
+    order = np.random.default_rng(3).permutation(len(pairs))
+    shuffled = [pairs[i] for i in order]
+    yield from sorted(shuffled, key=lambda p: not set(p[0][1]) & set(p[1][1]))[:count]
+
+
+def transfer_faults(src, dst, engines=ENGINES):
+    """Send tensors from a mesh to another in one module on engines; what is wrong."""
+    rng = np.random.default_rng(len(src[1]) + 10 * len(dst[1]))
+    cases = []
+    for shape in transfers.SHAPES:
+        for _ in range(PER_MODULE // len(transfers.SHAPES)):
+            ends = [tuple(rng.choice([R, *range(len(shape))], len(m))) for m, _ in (src, dst)]
+            cases.append((shape, *ends))
+    meshes = [h.mesh_of(*side) for side in (src, dst)]
+    builder = relax.BlockBuilder()
+    params = [
+        relax.Var(f"x{i}", as_dtensor(relax.TensorType(shape, "float32"), meshes[0], before))
+        for i, (shape, before, _) in enumerate(cases)
+    ]
+    with builder.function("main", params):
+        with builder.dataflow():
+            outs = []
+            for x, (_, _, after) in zip(params, cases):
+                outs.append(builder.emit_output(redistribute(x, meshes[1], after)))
+        builder.emit_func_output(relax.Tuple(outs))
+    mod = builder.get()
+    mod.update_global_info("mesh", meshes)
+    names = [[f"a{i}" for i in range(len(mesh))] for mesh, _ in (src, dst)]
+    local = lowered(mod.with_attr("mesh_axes", names))
+    inputs = [h.draw(shape, "float32", rng) for shape, _, _ in cases]
+    found = []
+    for name in engines:
+        for case, x, y in zip(cases, inputs, engine(name).run(local, inputs), strict=True):
+            if not np.array_equal(x, y):
+                found.append(f"{name}: {case} from {src} to {dst}")
+    return found
+
+
+def prove_transfers(count):
+    """Run modules of transfers; (modules, cases times engines, what is wrong)."""
+    pairs = list(pairs_of_meshes(count))
+    wrong = [text for pair in pairs for text in transfer_faults(*pair)]
+    per_module = PER_MODULE // len(transfers.SHAPES) * len(transfers.SHAPES)
+    return len(pairs), len(pairs) * per_module * len(ENGINES), wrong
 
 
 def prove(count):

@@ -23,9 +23,9 @@ import transfer_cases as transfers
 
 def test_transfers_move_each_lacking_element_once():
     """Also between meshes that share devices: what a device holds does not travel."""
-    count, wrong = transfers.prove(300)
+    count, wrong = transfers.prove(149)
     assert not wrong
-    assert count == 300
+    assert count > 200
 
 
 def test_a_tile_too_much_is_found(monkeypatch):
@@ -37,14 +37,16 @@ def test_a_tile_too_much_is_found(monkeypatch):
         return (*found, found[0])
 
     monkeypatch.setattr(transfers, "transfer_tiles", twice)
-    assert len(transfers.prove(20)[1]) == 20
+    count, wrong = transfers.prove(1999)
+    assert len(wrong) == count > 15
 
     def from_another(shape, src, dst):
         found = plain(shape, src, dst)
-        return tuple(replace(t, src=next(d for d in src[1] if d != t.src)) for t in found)
+        others = {d: next((e for e in src[1] if e != d), d) for d in src[1]}
+        return tuple(replace(t, src=others[t.src]) for t in found)
 
     monkeypatch.setattr(transfers, "transfer_tiles", from_another)
-    assert transfers.prove(40)[1]
+    assert transfers.prove(999)[1]
 
 
 def test_counted_bytes_of_an_exchange_are_those_of_its_tiles():
@@ -61,6 +63,12 @@ def test_counted_bytes_of_an_exchange_are_those_of_its_tiles():
         assert crossing_elements(call) == max(sums.values(), default=0)
         seen += 1
     assert seen == 27 * 26
+
+
+@pytest.mark.parametrize("ends", list(whole.pairs_of_meshes(3)), ids=str)
+def test_modules_of_transfers_on_two_engines(ends):
+    """From one mesh to another that shares some of its devices, all of them, or none."""
+    assert not whole.transfer_faults(*ends)
 
 
 @pytest.mark.parametrize("cases", list(whole.modules(3)), ids=lambda c: str(c[0].mesh))

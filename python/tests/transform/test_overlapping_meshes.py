@@ -21,9 +21,20 @@ from tvm_distir.program import Program
 from tvm_distir.runtime import engine
 from tvm_distir.runtime.dist_io import entries
 from tvm_distir.runtime.layout import gather_outputs
-from tvm_distir.transform import LegalizeRedistribute, LowerDistIR, OptimizeCollectives
+from tvm_distir.transform import (
+    AnnotateSharding,
+    LegalizeRedistribute,
+    LowerDistIR,
+    OptimizeCollectives,
+    PropagateSharding,
+)
 from tvm_distir.transform.lower.sharing import device_classes, entry_names
-from tvm_distir.transform.optimize import BucketReductions, ScheduleCollectives, SplitCollectives
+from tvm_distir.transform.optimize import (
+    BucketReductions,
+    ScheduleCollectives,
+    SplitCollectives,
+    traffic,
+)
 from tvm_distir.verification.claims import claimed_collectives, differences
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -235,6 +246,16 @@ def test_prediction_of_the_encoder_and_the_head():
     sends = [c for c in result.collectives if c.kind == "send"]
     assert [(c.mesh_axis, c.wire_bytes_per_device) for c in sends] == [("all->some", 0)]
     assert sends[0].time_s == 0
+
+
+@pytest.mark.parametrize("name", sorted(PLANS))
+def test_traffic_counts_what_entries_share_once(name):
+    """As at level 4, where there is one function."""
+    mod, plan = planned(name)
+    road = [AnnotateSharding(plan), PropagateSharding(), LegalizeRedistribute()]
+    legal = tvm.transform.Sequential(road)(mod)
+    assert traffic(legal).counts
+    assert traffic(LowerDistIR()(legal)).counts == traffic(legal).counts
 
 
 REPLICATED = """

@@ -18,12 +18,14 @@ from ...ir import (
     is_private,
     local_shape,
     mesh_axes,
+    mesh_devices,
     mesh_index,
     mesh_shape,
     parse_placement,
 )
 from ...ir import labels_of as labels
 from ...ir.async_ops import collective_op
+from ...ir.attributes import IO_ATTR
 from ...ir.ops import call_axes
 from ...ir.types import relax_functions, static_shape, tensor_type
 from ...rules.dims import size_bytes
@@ -128,28 +130,45 @@ def traffic(mod: ir.IRModule) -> Traffic:
     Parameters
     ----------
     mod : IRModule
-        At level 4 or 5. Functions that call each other in a circle count once.
+        At level 4 or 5. Functions that call each other in a circle count once; so does what the
+        entries of a shared mesh do together.
 
     Returns
     -------
     Traffic
     """
     functions = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
-    own: dict[str, Traffic] = {}
+    own: dict[str, dict[int, Traffic]] = {}
     calls: dict[str, Counter[str]] = {}
     for name, fn in functions.items():
         own[name], calls[name] = _own_traffic(mod, fn)
     total = Traffic()
-    times = Counter(name for name, fn in functions.items() if not is_private(fn))
-    for name in _callers_first(calls):
-        total.include(own[name], times[name])
-        for callee, number in calls[name].items():
-            times[callee] += number * times[name]
+    order = _callers_first(calls)
+    for devices, roots in _roots(functions).items():
+        times = Counter(roots)
+        for name in order:
+            for first, found in own[name].items():
+                if not devices or first in devices:
+                    total.include(found, times[name])
+            for callee, number in calls[name].items():
+                times[callee] += number * times[name]
     return total
 
 
-def _own_traffic(mod: ir.IRModule, fn: relax.Function) -> tuple[Traffic, Counter[str]]:
-    found, callees = Traffic(), Counter[str]()
+def _roots(functions: dict[str, relax.Function]) -> dict[tuple[int, ...], list[str]]:
+    """Public functions, those that share meshes with others by the devices that run them."""
+    found: dict[tuple[int, ...], list[str]] = {}
+    for name, fn in functions.items():
+        if not is_private(fn):
+            io: Any = fn.attrs.get(IO_ATTR, {}) if fn.attrs else {}
+            found.setdefault(tuple(int(d) for d in io.get("devices", ())), []).append(name)
+    return found
+
+
+def _own_traffic(mod: ir.IRModule, fn: relax.Function) -> tuple[dict[int, Traffic], Counter[str]]:
+    """What a function does itself, by the first device of the mesh, and what it calls."""
+    found: dict[int, Traffic] = {}
+    callees = Counter[str]()
     for binding in (b for block in fn.body.blocks for b in block.bindings):
         value = getattr(binding, "value", None)
         if not isinstance(value, ir.Call):
@@ -159,7 +178,9 @@ def _own_traffic(mod: ir.IRModule, fn: relax.Function) -> tuple[Traffic, Counter
                 callees[str(value.op.name_hint)] += 1
             continue
         for kind in _kinds(mod, value):
-            found.add(kind, payload_bytes(kind.op, value, binding.var.ty))
+            first = int(mesh_devices(value.attrs["device_mesh"]).flat[0])
+            size = payload_bytes(kind.op, value, binding.var.ty)
+            found.setdefault(first, Traffic()).add(kind, size)
     return found, callees
 
 
