@@ -8,28 +8,20 @@ from .html import render as to_html
 from .json_ import to_dict, to_json
 from .model import (
     Analysis,
-    Collective,
-    Device,
     Event,
-    FunctionTime,
     Hardware,
     Lane,
     Mesh,
-    OpTime,
     Parameter,
 )
 from .text import render as to_text
 
 __all__ = [
     "Analysis",
-    "Collective",
-    "Device",
     "Event",
-    "FunctionTime",
     "Hardware",
     "Lane",
     "Mesh",
-    "OpTime",
     "Parameter",
     "to_dict",
     "to_html",

@@ -14,15 +14,10 @@ from ..system import System
 from . import units
 from .model import (
     Analysis,
-    Branch,
-    Collective,
-    Device,
     Event,
-    FunctionTime,
     Hardware,
     Lane,
     Mesh,
-    OpTime,
     Parameter,
 )
 from .text import ranges
@@ -78,8 +73,7 @@ def analysis_of(
         Ops and functions are those of the busiest device.
     """
     lanes = tuple(_lane(one) for one in result.lanes)
-    devices = tuple(Device(**device.to_dict()) for device in result.devices)
-    busiest = max(devices, key=lambda d: d.compute_s + d.exposed_comm_s, default=None)
+    busiest = max(result.devices, key=lambda d: d.compute_s + d.exposed_comm_s, default=None)
     shown = next((one for one in result.lanes if busiest and busiest.id in one.devices), None)
     return Analysis(
         model=model,
@@ -89,13 +83,13 @@ def analysis_of(
         peak_memory_bytes=result.peak_memory_bytes,
         hardware=hardware_of(system, main_dtype(program)),
         meshes=tuple(Mesh(m.name, m.axes, m.shape, m.device_ids) for m in program.meshes),
-        devices=devices,
-        collectives=tuple(Collective(**vars(one)) for one in result.collectives),
+        devices=result.devices,
+        collectives=result.collectives,
         unmodelled_ops=tuple(result.unmodelled_ops),
-        branches=tuple(Branch(**one.to_dict()) for one in result.branches),
+        branches=result.branches,
         lanes=lanes,
-        ops=tuple(OpTime(**vars(one)) for one in shown.ops) if shown else (),
-        functions=tuple(FunctionTime(**vars(one)) for one in shown.functions) if shown else (),
+        ops=shown.ops if shown else (),
+        functions=shown.functions if shown else (),
         focus=f"devices {ranges(shown.devices)} of {shown.mesh}" if shown else "",
         parameters=parameters_of(program),
         plan=plan,

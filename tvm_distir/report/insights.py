@@ -67,10 +67,7 @@ def _communication(analysis: Analysis) -> list[str]:
     if not analysis.collectives or device.comm_s <= 0:
         return ["No device waits for a collective: the program has none."]
     exposed = units.share(device.exposed_comm_s, device.comm_s)
-    first = max(
-        analysis.collectives,
-        key=lambda c: c.time_s if c.time_s is not None else c.wire_bytes_per_device,
-    )
+    first = max(analysis.collectives, key=lambda c: c.time_s)
     return [
         f"{units.share(device.exposed_comm_s, analysis.time_s)} of the step is communication "
         f"that nothing hides ({exposed} of all communication); the heaviest is "

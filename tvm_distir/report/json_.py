@@ -41,32 +41,8 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
             }
             for mesh in analysis.meshes
         ],
-        "devices": [
-            {
-                "id": device.id,
-                "mesh": device.mesh,
-                "compute_s": device.compute_s,
-                "comm_s": device.comm_s,
-                "exposed_comm_s": device.exposed_comm_s,
-                "idle_s": device.idle_s,
-                "peak_memory_bytes": device.peak_memory_bytes,
-                "param_bytes": device.param_bytes,
-                "flops": device.flops,
-            }
-            for device in analysis.devices
-        ],
-        "collectives": [
-            {
-                "kind": one.kind,
-                "mesh": one.mesh,
-                "mesh_axis": one.mesh_axis,
-                "group_size": one.group_size,
-                "count": one.count,
-                "bytes_per_device": one.bytes_per_device,
-                "wire_bytes_per_device": one.wire_bytes_per_device,
-            }
-            for one in analysis.collectives
-        ],
+        "devices": [device.to_dict() for device in analysis.devices],
+        "collectives": [one.to_dict() for one in analysis.collectives],
         "unmodelled_ops": list(analysis.unmodelled_ops),
         "branches": [dict(vars(one)) for one in analysis.branches],
         "engine": analysis.engine,

@@ -5,8 +5,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+
+from ..simulation import Branch, Collective, DeviceResult, FunctionTime, OpTime
 
 SCHEMA_VERSION = 1
 
@@ -19,44 +21,6 @@ class Mesh:
     axes: tuple[str, ...]
     shape: tuple[int, ...]
     device_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Device:
-    """What one device did in a step. Times are seconds, sizes bytes."""
-
-    id: int
-    mesh: str
-    compute_s: float
-    comm_s: float
-    exposed_comm_s: float
-    idle_s: float
-    peak_memory_bytes: int
-    param_bytes: int
-    flops: int
-
-
-@dataclass(frozen=True)
-class Collective:
-    """All executions of one kind of collective along one mesh axis, per device.
-
-    ``bytes_per_device`` are those of the results, ``wire_bytes_per_device`` those sent by the
-    ring algorithm, both summed over ``count``. ``time_s`` is None where nobody timed it.
-    """
-
-    kind: str
-    mesh: str
-    mesh_axis: str
-    group_size: int
-    count: int
-    bytes_per_device: int
-    wire_bytes_per_device: int
-    time_s: float | None = None
-
-    def axis_words(self, several_meshes: bool) -> str:
-        """The axis, with its mesh where there are several; of a transfer, both its ends."""
-        alone = not several_meshes or "->" in self.mesh_axis
-        return self.mesh_axis if alone else f"{self.mesh}: {self.mesh_axis}"
 
 
 @dataclass(frozen=True)
@@ -85,42 +49,6 @@ class Lane:
     events: tuple[Event, ...]
     memory: tuple[tuple[float, int], ...]
     events_total: int = 0
-
-
-@dataclass(frozen=True)
-class OpTime:
-    """Time of one op kind on one device, summed over its executions."""
-
-    op: str
-    count: int
-    time_s: float
-    flops: int
-    bytes_moved: int
-    bound_by: str = ""
-
-
-@dataclass(frozen=True)
-class FunctionTime:
-    """Time of one function on one device, over all its calls, callees included."""
-
-    name: str
-    depth: int
-    calls: int
-    compute_s: float
-    comm_s: float
-    flops: int
-    param_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Branch:
-    """An ``If`` of the program, and which of its branches was simulated."""
-
-    place: str
-    taken: str
-    other: str
-    taken_s: float
-    other_s: float
 
 
 @dataclass(frozen=True)
@@ -161,7 +89,7 @@ class Analysis:
     peak_memory_bytes: int
     hardware: Hardware
     meshes: tuple[Mesh, ...]
-    devices: tuple[Device, ...]
+    devices: tuple[DeviceResult, ...]
     collectives: tuple[Collective, ...]
     unmodelled_ops: tuple[str, ...] = ()
     branches: tuple[Branch, ...] = ()
@@ -194,7 +122,20 @@ class Analysis:
         return self.peak_memory_bytes <= self.capacity_bytes
 
     @property
-    def slowest(self) -> Device:
+    def device_groups(self) -> list[tuple[list[int], DeviceResult]]:
+        """Ids of devices with equal figures, and these; in order of their first id."""
+        found: dict[DeviceResult, list[int]] = {}
+        for device in self.devices:
+            found.setdefault(replace(device, id=0), []).append(device.id)
+        return [(ids, same) for same, ids in found.items()]
+
+    def axis_words(self, one: Collective) -> str:
+        """Axis of a collective, with its mesh where there are several; of a transfer, its ends."""
+        alone = len(self.meshes) == 1 or "->" in one.mesh_axis
+        return one.mesh_axis if alone else f"{one.mesh}: {one.mesh_axis}"
+
+    @property
+    def slowest(self) -> DeviceResult:
         """The device that is busy the longest (the first of several)."""
         return max(self.devices, key=lambda d: d.compute_s + d.exposed_comm_s)
 

@@ -8,9 +8,10 @@ import html
 import json
 from collections.abc import Sequence
 
+from ..simulation import Collective, FunctionTime
 from . import units
 from .insights import ParameterGroup, findings, parameter_groups
-from .model import Analysis, Collective, Device, FunctionTime, Lane
+from .model import Analysis, Lane
 from .text import branch_words, mesh_words, ranges, work
 
 PALETTE = 10
@@ -164,19 +165,11 @@ def _kpis(analysis: Analysis) -> str:
     return "".join(cards)
 
 
-def _device_groups(analysis: Analysis) -> list[tuple[list[int], Device]]:
-    found: dict[tuple[object, ...], list[Device]] = {}
-    for d in analysis.devices:
-        key = (d.mesh, d.compute_s, d.comm_s, d.exposed_comm_s, d.idle_s, d.peak_memory_bytes)
-        found.setdefault(key, []).append(d)
-    return [([d.id for d in same], same[0]) for same in found.values()]
-
-
 def time_split(analysis: Analysis) -> str:
     """Where the step goes, one stacked bar per group of equal devices."""
     whole = analysis.time_s
     rows = []
-    for ids, d in _device_groups(analysis):
+    for ids, d in analysis.device_groups:
         pieces = (
             ("compute", d.compute_s, "--compute"),
             ("exposed communication", d.exposed_comm_s, "--comm"),
@@ -250,35 +243,30 @@ def collectives(analysis: Analysis) -> str:
     colours = op_colours(analysis)
     ordered = sorted(analysis.collectives, key=_weight, reverse=True)
     most = max(one.wire_bytes_per_device for one in ordered)
-    timed = any(one.time_s is not None for one in ordered)
-    longest = max((one.time_s or 0.0) for one in ordered)
-    head = ["kind", "axis", "group", "count", "bytes", "wire bytes", ""]
-    kinds = "llrrrrl"
-    if timed:
-        head, kinds = [*head, "time", ""], kinds + "rl"
-    many = len(analysis.meshes) > 1
+    longest = max(one.time_s for one in ordered)
+    head = ["kind", "axis", "group", "count", "bytes", "wire bytes", "", "time", ""]
+    kinds = "llrrrrlrl"
     rows = []
     for one in ordered:
         colour = colours[one.kind]
         cells = [
             f"{swatch(colour)}{esc(one.kind)}",
-            esc(one.axis_words(many)),
+            esc(analysis.axis_words(one)),
             str(one.group_size),
             str(one.count),
             units.size(one.bytes_per_device),
             units.size(one.wire_bytes_per_device),
             bar(one.wire_bytes_per_device, most, f"--c{colour - 100}"),
         ]
-        if timed:
-            cells.append(units.duration(one.time_s or 0.0))
-            cells.append(bar(one.time_s or 0.0, longest, f"--c{colour - 100}"))
+        cells.append(units.duration(one.time_s))
+        cells.append(bar(one.time_s, longest, f"--c{colour - 100}"))
         rows.append(row(cells, kinds))
     note = "Per device and step. Bytes are those of the results, wire bytes what a ring sends."
     return section("Collectives", "collectives", table(head, rows, kinds), note)
 
 
 def _weight(one: Collective) -> tuple[float, int]:
-    return (one.time_s or 0.0, one.wire_bytes_per_device)
+    return (one.time_s, one.wire_bytes_per_device)
 
 
 def _on(analysis: Analysis) -> str:

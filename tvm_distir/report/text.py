@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from . import units
-from .model import Analysis, Device
+from .model import Analysis
 
 _WIDTH = 40
 _ROWS = 12
@@ -157,15 +157,6 @@ def branch_words(analysis: Analysis) -> list[str]:
     ]
 
 
-def _groups(analysis: Analysis) -> list[tuple[list[int], Device]]:
-    """Devices with equal figures, in order of their first id."""
-    found: dict[tuple[object, ...], list[Device]] = {}
-    for d in analysis.devices:
-        figures = (d.mesh, d.compute_s, d.comm_s, d.exposed_comm_s, d.idle_s)
-        found.setdefault((*figures, d.peak_memory_bytes, d.param_bytes, d.flops), []).append(d)
-    return [([d.id for d in same], same[0]) for same in found.values()]
-
-
 def ranges(ids: Sequence[int]) -> str:
     """``0-3, 8`` for 0, 1, 2, 3, 8."""
     parts: list[list[int]] = []
@@ -180,7 +171,7 @@ def ranges(ids: Sequence[int]) -> str:
 def _time(analysis: Analysis, paint: Painter) -> list[str]:
     whole = analysis.time_s
     rows = []
-    for ids, d in _groups(analysis):
+    for ids, d in analysis.device_groups:
         rows.append(
             [
                 ranges(ids),
@@ -197,7 +188,7 @@ def _time(analysis: Analysis, paint: Painter) -> list[str]:
 
 def _memory(analysis: Analysis, paint: Painter) -> list[str]:
     lines = ["", paint("bold", "Memory per device, at its peak")]
-    for ids, d in _groups(analysis):
+    for ids, d in analysis.device_groups:
         sizes = f"{units.size(d.peak_memory_bytes)}, of it parameters {units.size(d.param_bytes)}"
         capacity = analysis.capacity_bytes
         if not capacity:
@@ -214,20 +205,20 @@ def _collectives(analysis: Analysis, paint: Painter) -> list[str]:
     lines = ["", paint("bold", "Collectives, per device")]
     if not analysis.collectives:
         return [*lines, "  none"]
-    timed = any(one.time_s is not None for one in analysis.collectives)
-    rows = []
-    for one in analysis.collectives:
-        row = [
+    rows = [
+        [
             one.kind,
-            one.axis_words(len(analysis.meshes) > 1),
+            analysis.axis_words(one),
             str(one.group_size),
             str(one.count),
             units.size(one.bytes_per_device),
             units.size(one.wire_bytes_per_device),
+            units.duration(one.time_s),
         ]
-        rows.append([*row, units.duration(one.time_s or 0.0)] if timed else row)
-    head = ["kind", "axis", "group", "count", "bytes", "wire bytes"]
-    return [*lines, *table([*head, "time"] if timed else head, rows, "llrrrrr")]
+        for one in analysis.collectives
+    ]
+    head = ["kind", "axis", "group", "count", "bytes", "wire bytes", "time"]
+    return [*lines, *table(head, rows, "llrrrrr")]
 
 
 def _on(analysis: Analysis) -> str:

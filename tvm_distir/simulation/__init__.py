@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
-from .result import Collective, DeviceResult, Event, FunctionTime, Lane, OpTime, Result
+from .result import Branch, Collective, DeviceResult, Event, FunctionTime, Lane, OpTime, Result
 from .simulator import simulate
 
 __all__ = [
+    "Branch",
     "Collective",
     "DeviceResult",
     "Event",

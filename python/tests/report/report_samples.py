@@ -4,18 +4,8 @@
 
 from __future__ import annotations
 
-from tvm_distir.report import (
-    Analysis,
-    Collective,
-    Device,
-    Event,
-    FunctionTime,
-    Hardware,
-    Lane,
-    Mesh,
-    OpTime,
-    Parameter,
-)
+from tvm_distir.report import Analysis, Event, Hardware, Lane, Mesh, Parameter
+from tvm_distir.simulation import Collective, DeviceResult, FunctionTime, OpTime
 
 GIB = 2**30
 
@@ -42,7 +32,9 @@ def sample(
 ) -> Analysis:
     """Two by two devices; each layer computes 4 ms and communicates 1 ms, nothing overlaps."""
     devices = tuple(
-        Device(i, "mesh0", 4e-3 * layers, 1e-3 * layers, 1e-3 * layers, 0.0, peak_bytes, GIB, 10**9)
+        DeviceResult(
+            i, "mesh0", 4e-3 * layers, 1e-3 * layers, 1e-3 * layers, 0.0, peak_bytes, GIB, 10**9
+        )
         for i in range(4)
     )
     return Analysis(

@@ -13,8 +13,9 @@ import pytest
 from report_samples import GIB, sample
 
 from tvm_distir.errors import InternalError
-from tvm_distir.report import Device, to_dict, to_json, to_text, units
+from tvm_distir.report import to_dict, to_json, to_text, units
 from tvm_distir.report.text import ranges, table
+from tvm_distir.simulation import DeviceResult
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_equal_devices_share_a_row_and_others_do_not() -> None:
 def test_json_is_the_contract() -> None:
     data = json.loads(to_json(to_dict(sample())))
     assert data["schema_version"] == 1 and data["time_s"] == 20e-3
-    assert list(data["devices"][0]) == [field for field in Device.__dataclass_fields__]
+    assert list(data["devices"][0]) == [field for field in DeviceResult.__dataclass_fields__]
     assert set(data["collectives"][0]) >= {
         "kind",
         "mesh_axis",
