@@ -241,8 +241,8 @@ class EngineRows:
 
 
 ENGINES: dict[str, EngineRows] = {
-    # It starts its processes for every run. MPICH does not tell which process has exited.
-    "mpi": EngineRows(tuple(f.name for f in FAULTS if f.name != "exits"), slack_s=30.0),
+    # It starts its processes for every run.
+    "mpi": EngineRows(tuple(f.name for f in FAULTS), slack_s=30.0),
     "threads": EngineRows(_ANY_WORKER),
     "processes": EngineRows(tuple(f.name for f in FAULTS)),
 }

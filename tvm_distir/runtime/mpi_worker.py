@@ -17,7 +17,9 @@ from ..errors import DistIRError, EnvironmentError_
 from .executed import AxisTable
 from .layout import Entry
 from .mpi_fabric import worker_failed
-from .mpi_launch import COUNTS, JOB, START_S, Job, failure_file, process_file, result_file
+from .mpi_job import COUNTS, JOB, Job, failure_file, process_file, result_file, write_whole
+from .mpi_launch import START_S
+from .mpi_obituary import fork_worker
 from .mpi_world import load_mpi, world
 from .runnable import load_saved
 
@@ -46,22 +48,15 @@ class _Saved:
         return Path(self._job.libraries[entry.function])
 
 
-def _write(path: Path, value: Any) -> None:
-    """Write a file that is either whole or not there."""
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_bytes(pickle.dumps(value))
-    part.rename(path)
-
-
 def _run(job: Job, rank: int, folder: Path) -> None:
     from .mpi import MpiEngine
 
     engine = MpiEngine(job.timeout_s)
     outputs = engine.join(_Saved(job), [], "sharded")
     entry = next(e for e in job.entries if rank in e.ranks)
-    _write(result_file(folder, rank), [outputs[p.index].parts[rank] for p in entry.outputs])
+    write_whole(result_file(folder, rank), [outputs[p.index].parts[rank] for p in entry.outputs])
     if rank == job.ranks[0]:
-        _write(folder / COUNTS, engine.collectives)
+        write_whole(folder / COUNTS, engine.collectives)
 
 
 def main(folder: Path) -> int:
@@ -91,10 +86,12 @@ def main(folder: Path) -> int:
         _run(job, rank, folder)
     except BaseException as err:
         told = err if isinstance(err, DistIRError) else worker_failed(err, rank, "engine mpi")
-        _write(failure_file(folder, rank), (time.time(), told))
+        write_whole(failure_file(folder, rank), (time.time(), told))
         mpi.COMM_WORLD.Abort(told.exit_code)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    place = Path(sys.argv[1])
+    ended = fork_worker(place)
+    sys.exit(main(place) if ended is None else ended)

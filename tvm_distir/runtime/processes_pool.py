@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ..errors import RuntimeError_
+from .forked import end_text
 from .processes_wire import Closed, Message, receive, send
 
 _START_S = 120.0
@@ -39,18 +40,6 @@ class Worker:
     rank: int
     pid: int
     channel: socket.socket
-
-
-def end_text(status: int | None) -> str:
-    """How a process ended, from its exit status (below 0: the signal)."""
-    if status is None:
-        return "ended"
-    if status >= 0:
-        return f"ended with exit code {status}"
-    try:
-        return f"was killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"was killed by signal {-status}"
 
 
 class Pool:

@@ -10,7 +10,6 @@ when the controller goes.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import selectors
 import signal
@@ -19,16 +18,15 @@ import sys
 from typing import NoReturn
 
 from . import processes_worker
+from .forked import die_with_parent
 from .processes_wire import Closed, close_all, receive, send
-
-_PR_SET_PDEATHSIG = 1
 
 
 def _worker(channel: socket.socket, rank: int) -> NoReturn:
     """Be a worker until its controller goes."""
     status = 0
     try:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        die_with_parent()
         processes_worker.serve(channel, rank)
     except BaseException as err:
         print(f"worker {rank}: {type(err).__name__}: {err}", file=sys.stderr)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mpi_cases import CASES
@@ -19,8 +21,9 @@ from test_runtime_mpi import needs_mpi, start
 
 import tvm_distir as td
 from tvm_distir.errors import DistIRError, RuntimeError_
-from tvm_distir.runtime import mpi_launch
 from tvm_distir.runtime.mpi import MpiEngine
+from tvm_distir.runtime.mpi_job import LOG, failure_file, process_file
+from tvm_distir.runtime.mpi_obituary import raise_failure
 
 pytestmark = needs_mpi
 SHARED = Path("/dev/shm")
@@ -106,7 +109,7 @@ class Started(threading.Thread):
         """Process ids by rank, once both run."""
         for _ in range(3000):
             for folder in set(Path(tempfile.gettempdir()).glob("tvm-distir-mpi-*")) - self.before:
-                files = [mpi_launch.process_file(folder, rank) for rank in range(2)]
+                files = [process_file(folder, rank) for rank in range(2)]
                 if all(f.exists() and f.read_text() for f in files):
                     return [int(f.read_text()) for f in files]
             time.sleep(0.02)
@@ -120,8 +123,43 @@ def test_a_killed_worker_is_named():
     os.kill(job.processes()[1], signal.SIGKILL)
     job.join(30)
     assert not job.is_alive()
-    assert str(job.error).startswith("DIST0615 engine mpi: worker 1: killed by SIGKILL")
+    assert str(job.error).startswith("DIST0615 engine mpi: worker 1: was killed by SIGKILL")
     assert leftovers() <= before
+
+
+ENDS = {
+    "ctypes.string_at(0)": (-signal.SIGSEGV, "was killed by SIGSEGV"),
+    "os.kill(os.getpid(), signal.SIGKILL)": (-signal.SIGKILL, "was killed by SIGKILL"),
+    "os._exit(3)": (3, "ended with exit code 3"),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_the_guard_of_a_worker_saw_decides_over_the_launchers_report(end, tmp_path):
+    """Rank 1 dies; the launcher names rank 0, which failed because of it."""
+    job = SimpleNamespace(ranks=[0, 1, 2], entries=[SimpleNamespace(function="main")])
+    (tmp_path / LOG).write_text("noticed that process rank 0 [job@1,0] exited on signal 9 (Killed)")
+    with pytest.raises(RuntimeError_, match="worker 0: was killed by SIGKILL"):
+        raise_failure(job, tmp_path, 9)
+    worker = (
+        "import ctypes, os, pathlib, signal\n"
+        "from tvm_distir.runtime.mpi_job import process_file\n"
+        "from tvm_distir.runtime.mpi_obituary import fork_worker\n"
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "code = fork_worker(folder)\n"
+        "if code is None:\n"
+        "    process_file(folder, 1).write_text(str(os.getpid()))\n"
+        f"    {end}\n"
+        "raise SystemExit(code)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or "." for p in sys.path)}
+    done = subprocess.run([sys.executable, "-c", worker], env=environment, check=False)
+    code, text = ENDS[end]
+    assert done.returncode == code
+    later = (time.time() + 1, RuntimeError_("DIST0612", "a broken pipe"))
+    failure_file(tmp_path, 0).write_bytes(pickle.dumps(later))
+    with pytest.raises(RuntimeError_, match=f"DIST0615 main: worker 1: {text}"):
+        raise_failure(job, tmp_path, 9)
 
 
 def test_ranks_that_wait_for_each_other_run_into_the_timeout():
