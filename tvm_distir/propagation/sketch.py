@@ -36,12 +36,19 @@ def structure(summary: Summary) -> Hashable:
     return tuple(summary.domains), scopes, tuple(ends)
 
 
+class _Unkept(dict[Any, Any]):
+    """Remembers nothing, so that every table is asked for as often as it is used."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Forget."""
+
+
 class _Notes:
     """Stands in for a workshop and its tables: numbers the tables that are asked for."""
 
     def __init__(self, shop: Workshop, ranks: int) -> None:
         self.axes, self.forms, self.tables = shop.axes, shop.forms, self
-        self.costs = replace(Costs(), hold=ranks)
+        self.costs, self.ops = replace(Costs(), hold=ranks), _Unkept()
         self.counts: Counter[int] = Counter()
         self.orders: list[Order] = []
         self.looked_at: list[int] = []
