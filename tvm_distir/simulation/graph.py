@@ -6,7 +6,8 @@ Devices of an entry run the same program. *Folded*, one device stands for all of
 does not grow with their number: a collective then takes as long as its slowest group, and both
 ends of a transfer are one device each. *Unfolded*, every device has its own tasks, and the
 members of a collective are tied together: slow, and the check of the folding. Entries that share
-a mesh have its collectives in one order; each is tied together over the entries.
+a mesh have its collectives in one order; folded, each is tied together over the entries whose
+devices meet in it, so that a device may seem to wait for one that only another of its entry meets.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def build_graph(
         if not fold:
             groups.collectives(shared, rows, costs, all_durations)
         elif len(shared.parts) > 1:
-            groups.shared(shared)
+            groups.shared(shared, rows)
     tasks = Tasks.from_pairs(
         all_durations, np.concatenate(stream), np.concatenate(waits), groups.of_task
     )

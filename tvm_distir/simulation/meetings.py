@@ -217,10 +217,26 @@ class Groups:
                 durations[members] = time_ps
                 self.add(members)
 
-    def shared(self, shared: Meetings) -> None:
-        """Tie the tasks of every collective over the entries that take part."""
-        for tasks in shared.tasks.T:
-            self.add(tasks)
+    def shared(self, shared: Meetings, rows: Sequence[OpRow]) -> None:
+        """Tie the tasks of every collective over the entries whose devices form groups."""
+        together: dict[tuple[int, ...], list[list[int]]] = {}
+        for number, tasks in zip(shared.row.tolist(), shared.tasks.T, strict=True):
+            axes = rows[number].op.mesh_axes
+            if axes not in together:
+                together[axes] = _joined_parts(shared, axes)
+            for members in together[axes]:
+                self.add(tasks[members])
+
+
+def _joined_parts(shared: Meetings, axes: tuple[int, ...]) -> list[list[int]]:
+    """Sets of parts of which some group has devices, more than one each."""
+    part_of = {device: i for i, part in enumerate(shared.parts) for device in part.devices}
+    found: list[set[int]] = []
+    for group in shared.mesh.groups(axes):
+        parts = {part_of[device] for device in group}
+        apart = [one for one in found if not one & parts]
+        found = [*apart, parts.union(*(one for one in found if one & parts))]
+    return [sorted(one) for one in found if len(one) > 1]
 
 
 def _transfer_ends(

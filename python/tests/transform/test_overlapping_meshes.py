@@ -94,6 +94,14 @@ def test_passes_after_the_lowering_keep_the_order_in_which_devices_meet(seed):
     assert run_equal(local, inputs, wanted, "threads") == counts
 
 
+@pytest.mark.parametrize("seed", [9, 23, 28])
+def test_schedules_that_would_order_the_collectives_of_a_mesh_otherwise(seed):
+    """Each of these differs between its entries unless the order is kept; the simulator says so."""
+    mod, _, _ = program(seed, steps=25)
+    local = lowered(mod, LowerDistIR(), SplitCollectives(), ScheduleCollectives())
+    assert td.simulate(td.export(local), SYSTEM).time_s > 0
+
+
 @pytest.mark.parametrize("name", ["processes", "mpi"])
 def test_engines_of_processes(name):
     mod, inputs, wanted = program(3)
