@@ -55,8 +55,10 @@ import tvm_ffi
 from ..errors import RuntimeError_
 from ..native import ccl as native
 from .collectives import REDUCE_OPS, Collective
-from .fabric import Fabric, Meetings, NativeFabric, Watched
+from .fabric import Meetings, Watched
 from .layout import np_dtype
+from .native_fabric import NativeFabric
+from .python_fabric import PythonFabric
 from .tensors import to_array, to_tensor
 from .tiles import Transfer
 
@@ -86,7 +88,7 @@ NATIVE_ONLY: tuple[str, ...] = (
 
 FABRICS: dict[str, Callable[[Sequence[int], float], Watched]] = {
     "native": NativeFabric,
-    "python": Fabric,
+    "python": PythonFabric,
 }
 """The two implementations: makers of a fabric from its ranks and the timeout in seconds."""
 
@@ -149,7 +151,7 @@ def _guarded(name: str, body: Callable[..., Any]) -> Callable[..., Any]:
 def _collective(name: str) -> Callable[..., Any]:
     names = ARGS[name]
 
-    def body(fabric: Fabric, rank: int, *args: Any) -> None:
+    def body(fabric: PythonFabric, rank: int, *args: Any) -> None:
         *operand, groups, size = args[: len(args) - len(names) - 1]
         values = [int(v) for v in args[len(args) - len(names) - 1 : -1]]
         given = [(k, REDUCE_OPS[v] if k == "op" else v) for k, v in zip(names, values)]

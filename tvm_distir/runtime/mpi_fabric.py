@@ -26,7 +26,8 @@ import numpy.typing as npt
 from ..errors import DistIRError, RuntimeError_
 from ..native.ccl import Executed
 from .collectives import LOCAL, Collective, all_reduce, apply, apply_local, local_slice
-from .fabric import Aborted, Route, _Mail, _words
+from .fabric import Aborted, call_words
+from .mail import Mail, Route
 from .mpi_world import COLLECTIVE, EAGER_BYTES, LETTERS, Deadline, World, as_bytes
 from .tiles import Transfer
 
@@ -34,7 +35,7 @@ Array = npt.NDArray[Any]
 _EMPTY = np.empty(0, np.uint8)
 
 
-class MpiFabric(_Mail):
+class MpiFabric(Mail):
     """Meeting place of the ranks of one run, of which this process is one.
 
     Parameters
@@ -242,7 +243,7 @@ class MpiFabric(_Mail):
         if key not in self._headers:
             digest = hashlib.sha256(repr((call, x.shape, str(x.dtype))).encode()).digest()
             self._headers[key] = (
-                digest + f"{_words(call, x)} over {list(map(list, call.groups))}"[:500].encode()
+                digest + f"{call_words(call, x)} over {list(map(list, call.groups))}"[:500].encode()
             )
         return self._headers[key]
 

@@ -26,9 +26,9 @@ from ..native.ccl import Executed
 from .base import Engine, LocalResults
 from .ends import NOBODY, EndWatch, raise_failure
 from .executed import count_executed
-from .fabric import NativeFabric
 from .inputs import LocalInputs
 from .layout import Entry, np_dtype
+from .native_fabric import NativeFabric
 from .processes_library import LIBRARIES
 from .processes_memory import Layout, Memory, Place, make_file
 from .processes_pool import POOL, Worker

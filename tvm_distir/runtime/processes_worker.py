@@ -17,7 +17,7 @@ from tvm.runtime.vm import VirtualMachine
 
 from ..errors import RuntimeError_
 from . import ccl
-from .fabric import NativeFabric
+from .native_fabric import NativeFabric
 from .processes_memory import Memory, Place
 from .processes_wire import Closed, Message, close_all, receive, send
 from .runnable import load_saved
