@@ -60,6 +60,9 @@ class Search:
     def size(self, labels):
         return self.held[labels][0].size
 
+    def parts(self, labels):
+        return math.prod(n for n, label in zip(self.mesh, labels) if label >= 0)
+
     def group(self, coord, axes):
         """Positions of the devices that differ from one along some axes, and its place there."""
         ranges = [range(n) if a in axes else [c] for a, (n, c) in enumerate(zip(self.mesh, coord))]
@@ -155,6 +158,7 @@ class Search:
         ``price(kind, elements, fixed, axes)`` is the price of a step.
         """
         limit = bound * max(self.size(before), self.size(after)) * itemsize
+        fewest = min(self.parts(before), self.parts(after))
         finish = [x != P for x in after]
         best, changed = {before: 0}, {before}
         while changed:
@@ -162,7 +166,9 @@ class Search:
             for state in waiting:
                 for move in self.edges[state]:
                     new = move[0]
-                    if new != after and self.size(new) * itemsize > limit:
+                    # Padding may take an eighth more than the bound.
+                    room = limit * 9 // 8 if self.parts(new) * bound >= fewest else limit
+                    if new != after and self.size(new) * itemsize > room:
                         continue
                     # A sum that stays unfinished is kept; another one is not begun.
                     axes = [a for a, (x, y) in enumerate(zip(state, new)) if x != y]

@@ -233,3 +233,15 @@ def test_planning_is_quick_on_many_axes():
     steps = plan_steps((64,) * 6, (0, 0, 1, P), (2, R, 3, 0), (2, 2, 2, 2))
     assert steps
     assert time.process_time() - start < 20
+
+
+def test_padding_alone_does_not_forbid_a_way():
+    """The middle of the way has 250 x 128 elements, the source 125 x 255: as many shards."""
+    steps = plan_steps((250, 509), (P, 1, 0), (0, 1, 1), (2, 2, 2))
+    assert [(s.kind, s.after) for s in steps] == [
+        ("exchange", (P, 1, 1)),
+        ("reduce_scatter", (0, 1, 1)),
+    ]
+    # Ends of 3 x 5 elements; an eighth more where only padding makes it larger.
+    key = planner.Transition((5, 5), "float32", (0, R), (R, 0), (2, 2), (0, 1, 2, 3))
+    assert [Planner().limit_bytes(key, padded) for padded in (False, True)] == [60, 67]

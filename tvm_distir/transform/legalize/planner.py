@@ -35,6 +35,8 @@ MAX_STATES = 2000
 """Up to so many, the dims of the ends and what an axis cuts evenly; else the former only."""
 MAX_PAIRS = 1 << 22
 """From more pairs of placements times devices than this, exchanges lead to the goal only."""
+PADDING_PARTS = 8
+"""Padding alone may make a shard on the way larger than the bound, by one part in so many."""
 MAX_PLANS = 1 << 15
 """Plans that a planner keeps."""
 
@@ -72,6 +74,10 @@ class Transition:
         """Bytes of one (padded) shard."""
         return size_bytes(tuple(local_shape(self.shape, labels, self.mesh)), self.dtype)
 
+    def parts(self, labels: Labels) -> int:
+        """Into how many shards the tensor is cut."""
+        return math.prod(n for n, label in zip(self.mesh, labels) if label >= 0)
+
     def groups(self, axes: Sequence[int]) -> Groups:
         """Device ids of the groups along the product of axes."""
         table = np.array(self.devices).reshape(self.mesh)
@@ -89,8 +95,8 @@ class Planner:
         Prices steps by its bandwidths and latencies. Without one, bytes on the wire count
         (:class:`.costs.RingCosts`).
     memory_bound : float, optional
-        No shard on the way may be larger than this times the larger end (at least 1);
-        None for no bound.
+        No shard on the way may be larger than this times the larger end (at least 1), but for
+        padding that is less than an eighth of it; None for no bound.
     memory_bytes : int, optional
         Nor larger than this, ends apart.
     kinds : sequence of str
@@ -164,12 +170,16 @@ class Planner:
                 self._plans.popitem(last=False)
         return found
 
-    def limit_bytes(self, key: Transition) -> int | None:
-        """Largest shard that may lie between the ends; None: any."""
+    def limit_bytes(self, key: Transition, padded: bool = False) -> int | None:
+        """Largest shard that may lie between the ends; None: any.
+
+        ``padded``: of those that only their padding makes larger than the bound.
+        """
         limits = [] if self.memory_bytes is None else [self.memory_bytes]
         if self.memory_bound is not None:
             ends = max(key.local_bytes(key.before), key.local_bytes(key.after))
-            limits.append(math.floor(self.memory_bound * ends))
+            bound = math.floor(self.memory_bound * ends)
+            limits.append(bound + bound // PADDING_PARTS if padded else bound)
         return min(limits, default=None)
 
 
@@ -211,7 +221,7 @@ class _Search:
         self.space = Space(
             key.shape, key.mesh, _allowed_dims(key), finish, planner.kinds, planner.innermost
         )
-        self.limit = planner.limit_bytes(key)
+        self.limit, self.padded_limit = (planner.limit_bytes(key, x) for x in (False, True))
         self.goal = bounds_of(key.shape, key.after, key.mesh)
         self.groups: dict[tuple[int, ...], Groups] = {}
         self.floors: dict[Labels, int] = {}
@@ -311,8 +321,17 @@ class _Search:
         return self.floors[labels]
 
     def _has_room(self, labels: Labels) -> bool:
-        if self.limit is None or labels in (self.key.before, self.key.after):
+        key = self.key
+        if self.limit is None or self.padded_limit is None or labels in (key.before, key.after):
             return True
         if labels not in self.rooms:
-            self.rooms[labels] = self.key.local_bytes(labels) <= self.limit
+            size = key.local_bytes(labels)
+            fits = size <= self.limit
+            self.rooms[labels] = fits or (size <= self.padded_limit and self._is_padding(labels))
         return self.rooms[labels]
+
+    def _is_padding(self, labels: Labels) -> bool:
+        """Whether shards without padding would stay within the bound."""
+        key, bound = self.key, self.planner.memory_bound
+        fewest = min(key.parts(key.before), key.parts(key.after))
+        return bound is not None and key.parts(labels) * bound >= fewest
