@@ -254,19 +254,26 @@ def logical(w: Writer) -> Item:
 
 
 def branch(w: Writer) -> Item:
-    """An ``If`` on a computed condition: two ops on either side."""
+    """An ``If`` on a computed condition: two or three ops on either side, one result or two."""
     if w.in_dataflow:
         raise Skip
     x = w.pick(lambda i: i.exact and i.bound * math.prod(i.shape) < w.exact_bound)
     y = w.pick(lambda i: i.exact and i.shape == x.shape)
     condition = w.bind(R.greater(w.bind(R.sum(x.var)), w.scalar(w.draw(-1, 1))))
-    value = w.bind(relax.If(condition, _arm(w, x, y), _arm(w, y, x)))
-    bound = 2 * (x.bound + y.bound)
+    count = 2 if w.chance(0.3) else 1
+    (one, high), (other, far) = (_arm(w, a, b, count) for a, b in ((x, y), (y, x)))
+    bound = max(high, far)
     w.guard(x.shape, bound)
-    return w.hold(value, bound, bound < w.exact_bound)
+    value = w.bind(relax.If(condition, one, other))
+    exact = bound < w.exact_bound
+    if count == 1:
+        return w.hold(value, bound, exact)
+    fields = [w.bind(relax.TupleGetItem(value, i)) for i in range(count)]
+    return [w.hold(field, bound, exact) for field in fields][w.draw(0, 1)]
 
 
-def _arm(w: Writer, x: Item, y: Item) -> relax.SeqExpr:
+def _arm(w: Writer, x: Item, y: Item, count: int) -> tuple[relax.SeqExpr, float]:
+    """A branch, and the largest magnitude in it."""
     bindings = []
 
     def bound_to(name: str, value: Any) -> Any:
@@ -275,9 +282,19 @@ def _arm(w: Writer, x: Item, y: Item) -> relax.SeqExpr:
         bindings.append(relax.VarBinding(var, typed))
         return var
 
-    one = bound_to("near", w.one_of([R.nn.relu, R.negative, R.abs])(x.var))
+    one, bound = bound_to("near", w.one_of([R.nn.relu, R.negative, R.abs])(x.var)), x.bound
+    squares = [i for i in w.pool if i.exact and x.shape and i.shape == (x.shape[-1],) * 2]
+    squares = [i for i in squares if i.dtype == w.dtype]
+    if x.shape and w.chance(0.25):
+        d = w.draw(0, len(x.shape) - 1)
+        total, bound = bound_to("all", R.sum(one, axis=[d], keepdims=True)), bound * x.shape[d]
+        one, bound = bound_to("spread", R.subtract(one, total)), bound + x.bound
+    elif squares and w.chance(0.5):
+        z = w.one_of(squares)
+        one, bound = bound_to("turned", R.matmul(one, z.var)), bound * z.bound * x.shape[-1]
     two = bound_to("far", w.one_of([R.add, R.subtract, R.maximum])(one, y.var))
-    return relax.SeqExpr([relax.BindingBlock(bindings)], two)
+    result = two if count == 1 else relax.Tuple([two, one])
+    return relax.SeqExpr([relax.BindingBlock(bindings)], result), bound + y.bound
 
 
 OPS: tuple[tuple[float, Callable[[Writer], Item]], ...] = (
