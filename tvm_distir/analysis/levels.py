@@ -24,6 +24,7 @@ from ..ir import (
 from ..ir.async_ops import DONE, STARTED, is_done, start_name, started_op
 from ..ir.attributes import IO_ATTR
 from ..ir.types import relax_functions
+from .conditions import Differing
 from .partial import PartialState
 
 LEVELS = {1: "global", 2: "annotated", 3: "distributed", 4: "legalized", 5: "local"}
@@ -81,6 +82,16 @@ def check_level(mod: ir.IRModule, level: int | str) -> None:
         )
     for gv, fn in relax_functions(mod):
         _Checker(mod, str(gv.name_hint), fn, level).run()
+    if level == 5:
+        _check_conditions(mod)
+
+
+def _check_conditions(mod: ir.IRModule) -> None:
+    """Devices that meet in a branch take it together."""
+    for name, var, axes in Differing(mod).conditions():
+        numbers = sorted({axis for _, axis in axes})
+        what = f"a condition that differs between devices along mesh axes {numbers}"
+        raise _Checker(mod, name, mod[name], 5).error(f"{var.name} (If)", what)
 
 
 def op_name(expr: Any) -> str:

@@ -15,7 +15,8 @@ from tvm import relax
 
 import tvm_distir as td
 from tvm_distir import strategy
-from tvm_distir.errors import PlanError, PropagationError, RuntimeError_
+from tvm_distir.analysis import check_level
+from tvm_distir.errors import LevelError, PlanError, PropagationError, RuntimeError_
 from tvm_distir.explain import explain
 from tvm_distir.ir import labels_of, ops
 from tvm_distir.ir.branches import lift_branches, outline_branches
@@ -354,6 +355,69 @@ def test_ranks_that_disagree_are_found():
     mod.update_global_info("mesh", [mesh])
     with pytest.raises(RuntimeError_, match=r"DIST0604 main/y: ranks 0 and 1 take different"):
         VirtualEngine().run(mod, [np.ones(2, "float32")])
+
+
+FLAG = """
+@I.ir_module
+class Module:
+    I.module_attrs({{"mesh_axes": [["a", "b"]]}})
+    I.module_global_infos({{"mesh": [R.device_mesh((2, 2), I.Range(0, 4))]}})
+    @R.function(private=True)
+    def flag(x: R.Tensor((4,), "float32")):
+        s = R.sum(x)
+        return (s, x)
+    @R.function
+    def main(x: R.Tensor((4,), "float32"), n: R.Tensor((4,), "float32")):
+        R.func_attr({{"dist.io": {{"mesh": 0, "inputs": [
+            {{"index": 0, "name": "x", "shape": [8], "dtype": "float32", "placement": "S[0], R"}},
+            {{"index": 1, "name": "n", "shape": [4], "dtype": "float32", "placement": "R, R"}}],
+            "outputs": [
+            {{"index": 0, "shape": [8], "dtype": "float32", "placement": "S[0], R"}}]}}}})
+        cls = Module
+{lines}
+        c = R.greater(s, R.const(0.0, "float32"))
+        if c:
+            y = R.negative(x)
+        else:
+            y = x
+        return (y,)
+"""
+FLAGS = {
+    "an input that is whole": ("s = R.sum(n)", None),
+    "of one device": ("s = R.sum(x)", r"\[0\]"),
+    "of all devices": ("t = R.sum(x)\ns = ALL(t, [0])", None),
+    "reduced along another axis": ("t = R.sum(x)\ns = ALL(t, [1])", r"\[0\]"),
+    "gathered": ('g = R.dist.all_gather(x, "mesh[0]", 0, 0)\ns = R.sum(g)', None),
+    "cut again": (
+        'p = R.dist.local_slice(n, "mesh[0]", 1, 0)\nt = R.sum(p)\ns = ALL(t, [0])',
+        r"\[1\]",
+    ),
+    "scattered": (
+        'p = R.dist.reduce_scatter(x, "mesh[0]", 1, 0, "sum")\nt = R.sum(p)\ns = ALL(t, [0])',
+        r"\[1\]",
+    ),
+    "by number": (
+        'i = R.dist.axis_index("mesh[0]", 1)\nt = R.astype(i, "float32")\ns = ALL(t, [0])',
+        r"\[1\]",
+    ),
+    "of a call": ("v = cls.flag(n)\ns = v[0]", None),
+    "the other result of a call": ("v = cls.flag(x)\ns = v[0]", r"\[0\]"),
+    "a field beside a cut one": ("t = R.sum(n)\nv = (x, t)\ns = v[1]", None),
+}
+
+
+@pytest.mark.parametrize("name", sorted(FLAGS))
+def test_a_condition_that_may_differ_is_no_level_5(name):
+    """Where it comes from says along which axes it may differ: refused where it may."""
+    text, axes = FLAGS[name]
+    text = text.replace("ALL(t, ", 'R.dist.all_reduce(t, "mesh[0]", ').replace("])", '], "sum")')
+    lines = "\n".join(f"        {line}" for line in text.splitlines())
+    mod = tvm.script.from_source(FLAG.format(lines=lines))
+    if axes is None:
+        check_level(mod, 5)
+        return
+    with pytest.raises(LevelError, match=rf"DIST0451 main/y \(If\): .* differs .* axes {axes}"):
+        check_level(mod, 5)
 
 
 def test_swapped_branches_are_noticed():

@@ -9,7 +9,16 @@ runs there alone; :func:`restore_branches` writes the ``If``.
 
 from __future__ import annotations
 
-from .restore import restore_branches
-from .sink import sink_conversions
+from .restore import Choice, choices, restore_branches
+from .results import branch_results, is_choice
+from .sink import sink_collectives, sink_conversions
 
-__all__ = ["restore_branches", "sink_conversions"]
+__all__ = [
+    "Choice",
+    "branch_results",
+    "choices",
+    "is_choice",
+    "restore_branches",
+    "sink_collectives",
+    "sink_conversions",
+]

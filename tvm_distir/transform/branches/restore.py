@@ -25,6 +25,7 @@ chooses), both calls and the ``R.where`` stay: both branches are pure, so both m
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,14 +34,15 @@ from tvm import ir, relax
 
 from ...ir.branches import SIDES, branch_of
 from ...ir.types import relax_functions
-from ..blocks import merged_blocks
-from ..legalize.emit import typed, variables
+from ..legalize.emit import typed, variables, with_body
 from .results import BranchResult, branch_results, is_choice
 from .scene import Path
 
+Results = Mapping[Any, BranchResult]
+
 
 @dataclass
-class _Choice:
+class Choice:
     """One ``If``: the calls of its branches, the choices between results, and their paths."""
 
     calls: tuple[Any, ...]
@@ -75,83 +77,84 @@ def restore_branches(mod: ir.IRModule) -> ir.IRModule:
     if not any(branch_of(fn) for fn in functions.values()):
         return mod
     for gv, fn in relax_functions(mod):
-        functions[gv] = _Restorer(mod, fn).run()
+        functions[gv] = _restored(mod, fn)
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
-class _Restorer:
-    """Rewrites one function."""
+def choices(mod: ir.IRModule, fn: relax.Function) -> list[Choice]:
+    """What is, or will be, an ``If``: results of two branches that only their choices read.
 
-    def __init__(self, mod: ir.IRModule, fn: relax.Function) -> None:
-        self.fn = fn
-        self.results = branch_results(mod, fn)
-
-    def run(self) -> relax.Function:
-        """Return the function with its ``If``, or itself where it has none."""
-        choices = self._choices()
-        if not choices:
-            return self.fn
-        of_where = {b.var: choice for choice in choices for b in choice.wheres}
-        calls = {call.var for choice in choices for call in choice.calls}
-        blocks = []
-        for block in self.fn.body.blocks:
-            bindings: list[Any] = []
-            for b in block.bindings:
-                if b.var in of_where:
-                    choice = of_where[b.var]
-                    if b.var.same_as(choice.wheres[0].var):
-                        bindings.extend(_written(choice))
-                elif b.var not in self.results or self.results[b.var].call.var not in calls:
-                    bindings.append(b)
-            blocks.append(type(block)(bindings))
-        body = relax.SeqExpr(merged_blocks(blocks), self.fn.body.body)
-        relax.expr._update_type(body, self.fn.ret_ty)
-        return relax.Function(self.fn.params, body, self.fn.ret_ty, self.fn.is_pure, self.fn.attrs)
-
-    def _choices(self) -> list[_Choice]:
-        """What becomes an ``If``: no result of either branch is read but by its choices."""
-        found: dict[Any, _Choice] = {}
-        kept: set[Any] = set()
-        for block in self.fn.body.blocks:
-            for b in block.bindings:
-                used = [self.results[v].call for v in variables(b.value) if v in self.results]
-                if not used or b.var in self.results:
+    Parameters
+    ----------
+    mod : IRModule
+        At level 4 or 5.
+    fn : Function
+        Of that module.
+    """
+    results = branch_results(mod, fn)
+    found: dict[Any, Choice] = {}
+    kept: set[Any] = set()
+    for block in fn.body.blocks if results else ():
+        for b in block.bindings:
+            used = [results[v].call for v in variables(b.value) if v in results]
+            if not used or b.var in results:
+                continue
+            ends = _ends(b, block, results)
+            if ends is not None:
+                calls = tuple(end.call for end in ends)
+                choice = found.setdefault(calls[0].var, Choice(calls))
+                if choice.fits(b, *ends):
+                    choice.wheres.append(b)
+                    choice.paths.append(ends[0].path)
                     continue
-                ends = self._ends(b, block)
-                if ends is not None:
-                    calls = tuple(end.call for end in ends)
-                    choice = found.setdefault(calls[0].var, _Choice(calls))
-                    if choice.fits(b, *ends):
-                        choice.wheres.append(b)
-                        choice.paths.append(ends[0].path)
-                        continue
-                kept.update(call.var for call in used)
-        kept.update(
-            self.results[v].call.var for v in variables(self.fn.body.body) if v in self.results
-        )
-        return [
-            choice
-            for choice in found.values()
-            if not any(call.var in kept for call in choice.calls) and _alike(choice)
-        ]
-
-    def _ends(self, b: Any, block: Any) -> tuple[BranchResult, BranchResult] | None:
-        """Results of the branches between which a binding chooses, if it does."""
-        if not is_choice(b.value) or isinstance(block, relax.DataflowBlock):
-            return None
-        one, other = (self.results.get(a) for a in b.value.args[1:])
-        if one is None or other is None or not one.faces(other):
-            return None
-        return None if b.value.args[0] in self.results else (one, other)
+            kept.update(call.var for call in used)
+    kept.update(results[v].call.var for v in variables(fn.body.body) if v in results)
+    return [
+        choice
+        for choice in found.values()
+        if not any(call.var in kept for call in choice.calls) and _alike(choice)
+    ]
 
 
-def _alike(choice: _Choice) -> bool:
+def _ends(b: Any, block: Any, results: Results) -> tuple[BranchResult, BranchResult] | None:
+    """Results of the branches between which a binding chooses, if it does."""
+    if not is_choice(b.value) or isinstance(block, relax.DataflowBlock):
+        return None
+    one, other = (results.get(a) for a in b.value.args[1:])
+    if one is None or other is None or not one.faces(other):
+        return None
+    return None if b.value.args[0] in results else (one, other)
+
+
+def _restored(mod: ir.IRModule, fn: relax.Function) -> relax.Function:
+    """Write the ``If`` of a function, or return it where it has none."""
+    found = choices(mod, fn)
+    if not found:
+        return fn
+    results = branch_results(mod, fn)
+    of_where = {b.var: choice for choice in found for b in choice.wheres}
+    calls = {call.var for choice in found for call in choice.calls}
+    blocks = []
+    for block in fn.body.blocks:
+        bindings: list[Any] = []
+        for b in block.bindings:
+            if b.var in of_where:
+                choice = of_where[b.var]
+                if b.var.same_as(choice.wheres[0].var):
+                    bindings.extend(_written(choice))
+            elif b.var not in results or results[b.var].call.var not in calls:
+                bindings.append(b)
+        blocks.append(type(block)(bindings))
+    return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+
+
+def _alike(choice: Choice) -> bool:
     """Whether both branches give the same, in parts that nobody reads too."""
     one, other = (call.value.ty for call in choice.calls)
     return bool(tvm_ffi.structural_equal(one, other))
 
 
-def _written(choice: _Choice) -> list[Any]:
+def _written(choice: Choice) -> list[Any]:
     """The ``If``, and what takes its result apart."""
     first = choice.wheres[0]
     branches = []

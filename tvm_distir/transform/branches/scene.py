@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Who defines and who reads the values of a function at level 3, and what only converts them."""
+"""Who defines and who reads the values of a function, and what only converts them."""
 
 from __future__ import annotations
 
@@ -18,6 +18,17 @@ from ..legalize.rewrite import is_redistribute
 Path = tuple[int, ...]
 """Where a leaf stands in a nested tuple."""
 
+MOVES = (
+    "all_reduce",
+    "all_gather",
+    "reduce_scatter",
+    "all_to_all",
+    "local_slice",
+    "exchange",
+    "collective_permute",
+)
+"""What converts a value at level 4, within its mesh."""
+
 
 class Scene:
     """Who defines and who reads the variables of a function.
@@ -29,9 +40,12 @@ class Scene:
     readers : dict
         Per variable the bindings that read it, None for the function's result; one entry per
         mention.
+    legalized : bool
+        Whether the function is at level 4, where collectives convert; at 3 redistributes do.
     """
 
-    def __init__(self, fn: relax.Function) -> None:
+    def __init__(self, fn: relax.Function, *, legalized: bool = False) -> None:
+        self.legalized = legalized
         self.value: dict[Any, Any] = {}
         self.readers: dict[Any, list[Any]] = {}
         for block in fn.body.blocks:
@@ -45,16 +59,16 @@ class Scene:
     def before(self, arg: Any) -> tuple[Any, list[tuple[Any, Any]]]:
         """Conversions that lead to an argument and to nothing else, first one first.
 
-        A ``partial`` goes along only with the redistribute that it leaves unfinished: alone it
-        may be what keeps an op's own reduction open.
+        At level 3 a ``partial`` goes along only with the redistribute that it leaves unfinished:
+        alone it may be what keeps an op's own reduction open.
         """
         steps: list[tuple[Any, Any]] = []
         here = arg
         while isinstance(here, ir.Var) and len(self.readers.get(here, [])) == 1:
             value: Any = self.value.get(here)
-            if redistributes(value):
+            if self._converts(value):
                 steps.append((here, value))
-            elif dist_op_name(value) == "partial" and redistributes(self.value.get(value.args[0])):
+            elif self._leaves_open(value) and redistributes(self.value.get(value.args[0])):
                 if len(self.readers[value.args[0]]) != 1:
                     break
                 steps.append((here, value))
@@ -71,11 +85,17 @@ class Scene:
             reader = self.readers[here][0]
             if reader is None:
                 break
-            if not redistributes(reader.value) and dist_op_name(reader.value) != "partial":
+            if not self._converts(reader.value) and not self._leaves_open(reader.value):
                 break
             steps.append((reader.var, reader.value))
             here = reader.var
         return steps
+
+    def _converts(self, value: Any) -> bool:
+        return dist_op_name(value) in MOVES if self.legalized else redistributes(value)
+
+    def _leaves_open(self, value: Any) -> bool:
+        return not self.legalized and dist_op_name(value) == "partial"
 
     def leaves(self, var: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         """Variables that hold the leaves of a (nested) tuple variable, each read off once."""

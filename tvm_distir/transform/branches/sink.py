@@ -19,53 +19,26 @@ After::
     y = R.where(c, y_then, y_else)
 
 So a device that takes the other branch does none of it, and no later pass can share or join a
-collective of one branch with something outside.
+collective of one branch with something outside. At level 4 :func:`sink_collectives` does the same
+with the collectives that passes have moved to a branch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax
 
 from ...analysis import PartialState
-from ...ir.attributes import PARTIAL_ATTR
 from ...ir.branches import branch_calls, branch_of
-from ...ir.ops import dist_op_name
-from ...ir.types import relax_functions, value_types
+from ...ir.types import relax_functions
 from ..blocks import merged_blocks
-from ..legalize.emit import substitute, typed
+from ..legalize.emit import substitute
 from ..legalize.passes import retyped
+from .extend import Sunk, extended
 from .homes import choices_at_home
-from .scene import Path, Scene
-
-
-@dataclass
-class Sunk:
-    """What one call of a branch takes into the function.
-
-    Attributes
-    ----------
-    args : dict of int to list of Call
-        Per argument its conversions, first one first.
-    sources : dict of int to Var
-        Per argument what is converted.
-    results : dict of tuple to list of Call
-        Per result leaf its conversions.
-    removed : set of Var
-        Variables whose bindings move.
-    finals : dict of Var to Var
-        The last converted variable of a leaf, and the leaf.
-    """
-
-    args: dict[int, list[Any]] = field(default_factory=dict)
-    sources: dict[int, Any] = field(default_factory=dict)
-    results: dict[Path, list[Any]] = field(default_factory=dict)
-    removed: set[Any] = field(default_factory=set)
-    finals: dict[Any, Any] = field(default_factory=dict)
+from .scene import Scene
 
 
 def sink_conversions(mod: ir.IRModule) -> ir.IRModule:
@@ -81,7 +54,21 @@ def sink_conversions(mod: ir.IRModule) -> ir.IRModule:
     """
     if not any(branch_of(fn) for fn in mod.functions.values()):
         return mod
-    return _Sinker(choices_at_home(mod)).run()
+    return _Sinker(choices_at_home(mod), legalized=False).run()
+
+
+def sink_collectives(mod: ir.IRModule) -> ir.IRModule:
+    """Move collectives into the branches that alone need them.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 4; it is not changed (and returned when nothing moves).
+    """
+    if not any(branch_of(fn) for fn in mod.functions.values()):
+        return mod
+    sinker = _Sinker(mod, legalized=True)
+    return sinker.run() if sinker.finds() else mod
 
 
 class _Sinker:
@@ -95,8 +82,8 @@ class _Sinker:
         Per branch, the functions that take its place: (global variable, function).
     """
 
-    def __init__(self, mod: ir.IRModule) -> None:
-        self.mod = mod
+    def __init__(self, mod: ir.IRModule, *, legalized: bool) -> None:
+        self.mod, self.legalized = mod, legalized
         self.settled: dict[str, Any] = {}
         self.variants: dict[str, list[tuple[Any, Any]]] = {}
         self.taken = {str(gv.name_hint) for gv in mod.functions}
@@ -115,6 +102,12 @@ class _Sinker:
             kept.update({str(gv.name_hint): (gv, fn) for gv, fn in made})
         functions = dict(kept[name] for name in sorted(self._reached(kept)))
         return ir.IRModule(functions, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
+
+    def finds(self) -> bool:
+        """Whether anything is to be moved."""
+        return any(
+            sunk.removed for _, fn in relax_functions(self.mod) for sunk in self._plans(fn).values()
+        )
 
     @staticmethod
     def _reached(kept: dict[str, tuple[Any, Any]]) -> set[str]:
@@ -145,10 +138,9 @@ class _Sinker:
         self.settled[name] = self._caller(name, fn) if inner else fn
 
     def _caller(self, name: str, fn: relax.Function) -> relax.Function:
-        scene = Scene(fn)
-        state = PartialState(self.mod, name, fn, legalized=False)
+        state = PartialState(self.mod, name, fn, legalized=self.legalized)
         state.check()
-        found = {b.var: self._plan(scene, b) for b, _, _ in branch_calls(self.mod, fn)}
+        found = self._plans(fn)
         removed = {var for sunk in found.values() for var in sunk.removed}
         env: dict[Any, Any] = {}
         blocks = []
@@ -190,8 +182,7 @@ class _Sinker:
         callee = str(b.value.op.name_hint)
         fn = self.settled[callee]
         if sunk.args or sunk.results:
-            partial = {i: sorted(state.of(v)[0]) for i, v in sunk.sources.items()}
-            fn = _extended(fn, sunk, partial)
+            fn = extended(fn, sunk, state)
         gv = self._variant(callee, fn)
         call = self.builder.normalize(ir.Call(gv, args))
         var = type(b.var)(b.var.name, call.ty)
@@ -215,12 +206,24 @@ class _Sinker:
 
     # planning --------------------------------------------------------------------------
 
+    def _plans(self, fn: relax.Function) -> dict[Any, Sunk]:
+        """What each call of a branch takes in, by its variable."""
+        calls = [b for b, _, _ in branch_calls(self.mod, fn)]
+        found: dict[Any, Sunk] = {}
+        if calls:
+            scene, taken = Scene(fn, legalized=self.legalized), set[Any]()
+            for b in calls:
+                found[b.var] = self._plan(scene, b, taken)
+                taken |= found[b.var].removed
+        return found
+
     @staticmethod
-    def _plan(scene: Scene, b: Any) -> Sunk:
+    def _plan(scene: Scene, b: Any, taken: set[Any]) -> Sunk:
+        """What a call takes in of what no other one has taken."""
         sunk = Sunk()
         for i, arg in enumerate(b.value.args):
             source, steps = scene.before(arg)
-            if steps:
+            if steps and not taken & {var for var, _ in steps}:
                 sunk.sources[i], sunk.args[i] = source, [call for _, call in steps]
                 sunk.removed.update(var for var, _ in steps)
         for path, leaf in scene.leaves(b.var, ()):
@@ -229,109 +232,5 @@ class _Sinker:
                 sunk.results[path] = [call for _, call in steps]
                 sunk.removed.update(var for var, _ in steps)
                 sunk.finals[steps[-1][0]] = leaf
+                sunk.lasts[path] = steps[-1][0]
         return sunk
-
-
-# functions -----------------------------------------------------------------------------
-
-
-def _extended(fn: relax.Function, sunk: Sunk, partial: dict[int, list[int]]) -> relax.Function:
-    """Copy a branch with conversions before and after its body."""
-    fresh = relax.utils.copy_with_new_vars(fn)
-    params, front = list(fresh.params), []
-    for i, calls in sorted(sunk.args.items()):
-        inner, params[i] = params[i], relax.Var(params[i].name, sunk.sources[i].ty)
-        front += _chain(params[i], calls, inner)
-    back: list[Any] = []
-    result = _converted(fresh.body.body, (), sunk.results, back)
-    blocks = [relax.BindingBlock(front), *fresh.body.blocks, relax.BindingBlock(back)]
-    body = relax.SeqExpr(merged_blocks(blocks), result)
-    relax.expr._update_type(body, result.ty)
-    attrs = dict((fn.attrs or {}).items())
-    attrs[PARTIAL_ATTR] = {
-        "params": _boundary(fn, "params", _first_leaves(fn), partial),
-        "results": _boundary(fn, "results", *_result_changes(fn, sunk)),
-    }
-    if not any(attrs[PARTIAL_ATTR].values()):
-        del attrs[PARTIAL_ATTR]
-    made = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
-    return relax.Function(params, body, result.ty, fn.is_pure, made)
-
-
-def _chain(start: Any, calls: Sequence[Any], last: Any) -> list[Any]:
-    """Bindings that convert ``start`` step by step; the last one binds ``last``."""
-    bindings, here = [], start
-    for number, call in enumerate(calls):
-        new = ir.Call(call.op, [here], call.attrs, list(call.ty_args))
-        relax.expr._update_type(new, call.ty)
-        final = number == len(calls) - 1 and last is not None
-        here = last if final else relax.Var(start.name, call.ty)
-        bindings.append(relax.VarBinding(here, new))
-    return bindings
-
-
-def _converted(expr: Any, path: Path, results: dict[Path, list[Any]], out: list[Any]) -> Any:
-    """The result with its leaves converted; bindings are added to ``out``."""
-    if path in results:
-        if not isinstance(expr, ir.Var):
-            held = relax.Var("result", expr.ty)
-            out.append(relax.VarBinding(held, expr))
-            expr = held
-        out.extend(_chain(expr, results[path], None))
-        return out[-1].var
-    if not isinstance(expr.ty, relax.TupleType) or not any(p[: len(path)] == path for p in results):
-        return expr
-    fields = []
-    for i in range(len(expr.ty.fields)):
-        item = expr.fields[i] if isinstance(expr, relax.Tuple) else relax.TupleGetItem(expr, i)
-        if isinstance(item, relax.TupleGetItem):
-            held = relax.Var("item", expr.ty.fields[i])
-            out.append(relax.VarBinding(held, item))
-            item = held
-        fields.append(_converted(item, (*path, i), results, out))
-    return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
-
-
-def _first_leaves(fn: relax.Function) -> dict[int, int]:
-    """Flat number of each parameter's first leaf."""
-    found, at = {}, 0
-    for i, param in enumerate(fn.params):
-        found[i] = at
-        at += len(value_types(param.ty))
-    return found
-
-
-def _result_changes(
-    fn: relax.Function, sunk: Sunk
-) -> tuple[dict[Path, int], dict[Path, list[int]]]:
-    """Flat numbers of the converted results, and along which axes they are partial now."""
-    numbers = {path: number for number, path in enumerate(_paths(fn.ret_ty, ()))}
-    left: dict[Path, list[int]] = {}
-    for path, calls in sunk.results.items():
-        last = calls[-1]
-        wraps = dist_op_name(last) == "partial"
-        left[path] = sorted(int(a) for a in last.attrs["mesh_axes"]) if wraps else []
-    return numbers, left
-
-
-def _paths(ty: Any, path: Path) -> Iterator[Path]:
-    if not isinstance(ty, relax.TupleType):
-        yield path
-        return
-    for i, item in enumerate(ty.fields):
-        yield from _paths(item, (*path, i))
-
-
-def _boundary(
-    fn: relax.Function, side: str, numbers: dict[Any, int], changed: dict[Any, list[int]]
-) -> dict[str, list[int]]:
-    """Partial parameters or results after the change, by flat number."""
-    found: dict[str, list[int]] = {}
-    if fn.attrs and PARTIAL_ATTR in fn.attrs:
-        for key, axes in fn.attrs[PARTIAL_ATTR][side].items():
-            found[str(key)] = [int(a) for a in axes]
-    for where, axes in changed.items():
-        found.pop(str(numbers[where]), None)
-        if axes:
-            found[str(numbers[where])] = axes
-    return dict(sorted(found.items()))

@@ -88,7 +88,35 @@ def substitute(expr: Any, env: Mapping[Any, Any]) -> Any:
         if op.same_as(expr.op) and all(a.same_as(b) for a, b in zip(args, expr.args)):
             return expr
         return rebuild(expr, op, args, expr.ty)
+    if isinstance(expr, relax.If):
+        return _substituted_if(expr, env)
     return expr
+
+
+def _substituted_if(value: relax.If, env: Mapping[Any, Any]) -> relax.If:
+    """Replace variables in a condition and, where they are free, in the branches."""
+    if not any(used in env for used in variables(value)):
+        return value
+    branches = []
+    for branch in (value.true_branch, value.false_branch):
+        blocks = [
+            type(block)([_substituted_binding(b, env) for b in block.bindings])
+            for block in branch.blocks
+        ]
+        branches.append(relax.SeqExpr(blocks, substitute(branch.body, env)))
+        relax.expr._update_type(branches[-1], branch.ty)
+    new = relax.If(substitute(value.cond, env), *branches)
+    relax.expr._update_type(new, value.ty)
+    return new
+
+
+def _substituted_binding(binding: Any, env: Mapping[Any, Any]) -> Any:
+    value = substitute(binding.value, env)
+    if value.same_as(binding.value):
+        return binding
+    if isinstance(binding, relax.MatchCast):
+        return relax.MatchCast(binding.var, value, binding.ty)
+    return relax.VarBinding(binding.var, value)
 
 
 def typed(expr: Any, ty: Any) -> Any:
@@ -99,7 +127,7 @@ def typed(expr: Any, ty: Any) -> Any:
 
 
 def variables(expr: Any) -> Iterator[Any]:
-    """Variables a value of normal form reads, in order, with repeats."""
+    """Variables a value of normal form reads, in order, with repeats; an ``If`` each once."""
     if isinstance(expr, ir.Var):
         yield expr
     elif isinstance(expr, relax.Tuple):
@@ -110,6 +138,8 @@ def variables(expr: Any) -> Iterator[Any]:
     elif isinstance(expr, ir.Call):
         for arg in expr.args:
             yield from variables(arg)
+    elif isinstance(expr, relax.If):
+        yield from relax.analysis.free_vars(expr)
 
 
 def bindings_of(fn: relax.Function, function: str) -> Iterator[tuple[Any, Any]]:

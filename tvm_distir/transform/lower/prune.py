@@ -14,6 +14,9 @@ from ..legalize.emit import variables
 
 def is_pure(value: Any) -> bool:
     """Whether a bound value can be dropped when nobody reads it."""
+    if isinstance(value, relax.If):
+        bodies = (value.true_branch, value.false_branch)
+        return all(is_pure(b.value) for seq in bodies for k in seq.blocks for b in k.bindings)
     if not isinstance(value, ir.Call):
         return True
     if isinstance(value.op, ir.Op):

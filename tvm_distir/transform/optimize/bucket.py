@@ -178,9 +178,9 @@ def _whole_bytes(var: Any, value: ir.Call) -> int | None:
 
 
 def _is_barrier(value: Any) -> bool:
-    """Whether a binding is not moved: it has effects, or calls a function."""
+    """Whether a binding is not moved: it has effects, calls a function, or is an ``If``."""
     calls = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
-    return calls or not is_pure(value)
+    return calls or isinstance(value, relax.If) or not is_pure(value)
 
 
 class _Emission:

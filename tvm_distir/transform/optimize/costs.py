@@ -15,6 +15,7 @@ from ...ir.ops import call_axes
 from ...rules import work_of
 from ...system import System
 from .dependence import VIEWS
+from .scopes import bindings_in, branches_of
 from .traffic import SENT, local_bytes, payload_bytes
 
 
@@ -34,7 +35,12 @@ class BindingCosts:
         self._functions: dict[str, float] = {}
 
     def seconds(self, var: Any, value: Any) -> float:
-        """Time of a binding; of a collective (or its start), that on the wire."""
+        """Time of a binding; of a collective (or its start), that on the wire.
+
+        Of an ``If``, that of the dearer branch.
+        """
+        if isinstance(value, relax.If):
+            return max(self._body(seq) for seq in branches_of(value))
         if not isinstance(value, ir.Call):
             return 0.0
         if isinstance(value.op, ir.GlobalVar):
@@ -73,11 +79,9 @@ class BindingCosts:
         if name not in self._functions:
             self._functions[name] = 0.0  # of a recursive one, its own calls
             fn = self.mod[gv]
-            rows = fn.body.blocks if isinstance(fn, relax.Function) else ()
-            self._functions[name] = sum(
-                self.seconds(b.var, b.value)
-                for block in rows
-                for b in block.bindings
-                if isinstance(b, relax.VarBinding)
-            )
+            if isinstance(fn, relax.Function):
+                self._functions[name] = self._body(fn.body)
         return self._functions[name]
+
+    def _body(self, seq: relax.SeqExpr) -> float:
+        return sum(self.seconds(var, value) for var, value in bindings_in(seq))

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm import ir
+from tvm import ir, relax
 
 from ...ir import flat_types
 from ...ir.async_ops import DONE, STARTED, start_name
@@ -103,12 +103,13 @@ def _may_meet(value: Any, kind: str | None) -> bool:
     """Whether other devices may have to take part."""
     if kind is not None:
         return kind in _STARTS or kind in STARTED
-    return isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
+    calls = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
+    return calls or isinstance(value, relax.If)
 
 
 def _is_view(value: Any, kind: str | None) -> bool:
     if not isinstance(value, ir.Call):
-        return not isinstance(value, ir.GenericConst)
+        return not isinstance(value, ir.GenericConst | relax.If)
     if kind is not None:
         return kind == DONE
     return isinstance(value.op, ir.Op) and str(value.op.name) in VIEWS

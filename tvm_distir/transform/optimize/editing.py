@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from ...analysis.partial import PartialState
 from ...ir import mesh_key
 from ...ir.ops import PREFIX, call_axes, dist_op_name
 from ...ir.types import relax_functions
+from ..branches import branch_results, sink_collectives
 from ..legalize.emit import (
     BlockWriter,
     leaves_of,
@@ -28,6 +29,7 @@ from ..legalize.emit import (
 )
 from ..legalize.passes import has_dtensor
 from ..lower.prune import is_pure, pruned
+from .scopes import with_branches
 
 
 @dataclass(frozen=True)
@@ -42,30 +44,32 @@ class Scan:
         Per variable the variables bound to what reads it, None for the function's result; one
         entry per mention.
     kinds : frozenset of str
-        The ``R.dist`` ops it holds.
+        The ``R.dist`` ops it holds, those of branches not counted.
     straight : bool
-        Whether it has no branches, casts or functions inside.
+        Whether it has no casts or functions inside.
+    branches : bool
+        Whether it has an ``If``.
     """
 
     blocks: list[list[tuple[Any, Any, Any, str | None]]]
     readers: dict[Any, list[Any]]
     kinds: frozenset[str]
     straight: bool
+    branches: bool
 
     @staticmethod
     def of(fn: relax.Function) -> Scan:
         """Read a function."""
         blocks: list[list[tuple[Any, Any, Any, str | None]]] = []
         readers: dict[Any, list[Any]] = {}
-        straight = True
+        straight, branches = True, False
         for block in fn.body.blocks:
             rows = []
             for binding in block.bindings:
                 var, value = binding.var, binding.value
-                if isinstance(binding, relax.MatchCast) or isinstance(
-                    value, relax.If | relax.Function
-                ):
+                if isinstance(binding, relax.MatchCast) or isinstance(value, relax.Function):
                     straight = False
+                branches = branches or isinstance(value, relax.If)
                 rows.append((binding, var, value, dist_op_name(value)))
                 for used in variables(value):
                     readers.setdefault(used, []).append(var)
@@ -73,7 +77,7 @@ class Scan:
         for used in variables(fn.body.body):
             readers.setdefault(used, []).append(None)
         kinds = frozenset(row[3] for rows in blocks for row in rows if row[3] is not None)
-        return Scan(blocks, readers, kinds, straight)
+        return Scan(blocks, readers, kinds, straight, branches)
 
 
 class FunctionStep:
@@ -92,7 +96,16 @@ class FunctionStep:
         self.editor, self.kinds, self.arguments = editor, frozenset(kinds), arguments
 
     def apply(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> relax.Function:
-        """Return the function rewritten, or itself where nothing changes."""
+        """Return the function rewritten, or itself where nothing changes.
+
+        Every branch of an ``If`` is a scope of its own, in which what stands before the ``If``
+        is known as parameters are: nothing moves into a branch, out of it, or over it to where
+        it would be read before it is there.
+        """
+        if scan.branches:
+            new = with_branches(fn, lambda scope: self.apply(mod, name, scope, Scan.of(scope)))
+            if new is not fn:
+                fn, scan = new, Scan.of(new)
         if not scan.straight or not (scan.kinds & self.kinds if self.kinds else scan.kinds):
             return fn
         return self.editor(mod, name, fn, scan, **self.arguments).run()
@@ -121,11 +134,23 @@ def function_pass(name: str, steps: Sequence[FunctionStep], level: int = 4) -> A
 
 
 def stepped(mod: ir.IRModule, steps: Sequence[FunctionStep], level: int) -> ir.IRModule:
-    """Apply steps to the functions of a module of a level."""
+    """Apply steps to the functions of a module of a level.
+
+    At level 4 the branches of an ``If`` are functions (:mod:`tvm_distir.ir.branches`). What a
+    step has moved to the boundary of one goes inside, and the steps run again.
+    """
+    while True:
+        new = _stepped(mod, steps, level)
+        mod = sink_collectives(new) if level == 4 else new
+        if mod is new:
+            return mod
+
+
+def _stepped(mod: ir.IRModule, steps: Sequence[FunctionStep], level: int) -> ir.IRModule:
     functions = dict(mod.functions.items())
     for gv, fn in relax_functions(mod):
         scan = Scan.of(fn)
-        if not scan.kinds or (level == 4 and not has_dtensor(fn)):
+        if not (scan.kinds or scan.branches) or (level == 4 and not has_dtensor(fn)):
             continue
         for step in steps:
             new = step.apply(mod, str(gv.name_hint), fn, scan)
@@ -200,6 +225,11 @@ class Editor:
         state = PartialState(self.mod, self.name, self.fn, legalized=True)
         state.check()
         return state
+
+    @functools.cached_property
+    def branch_results(self) -> Mapping[Any, Any]:
+        """What lifted branches of an ``If`` give, by variable."""
+        return branch_results(self.mod, self.fn)
 
     def unfinished(self, expr: Any) -> frozenset[int]:
         """Mesh axes along which an operand of a call of the function is a partial sum."""

@@ -16,6 +16,7 @@ from ...errors import PropagationError
 from ...ir import R, as_dtensor, labels_of, mesh_key, mesh_shape, ops, shard_counts
 from ...ir.ops import dist_op_name
 from ...rules import Factor, rule_of
+from ..branches import is_choice
 from ..legalize.emit import rebuild, substitute
 from ..legalize.terms import call_form
 from .editing import Editor, FunctionStep, Scan, axes_dim, function_pass, is_plain_op, operands_of
@@ -202,6 +203,8 @@ class _Gathers(Editor):
             cut = cut_at(self, value, axes, position, dim)
             if cut is None or cut.factor.kind in ("halo", "stat") or not fits(cut, var.ty):
                 continue
+            if is_choice(value) and any(e in self.branch_results for e in cut.operands):
+                continue  # that branch gathers nothing: the device that takes it would have to
             same = {
                 cut.operands[i]: g
                 for i, g in gathers.items()

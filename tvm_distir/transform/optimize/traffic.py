@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,9 @@ from ...ir.ops import call_axes
 from ...ir.types import relax_functions, static_shape, tensor_type
 from ...rules.dims import size_bytes
 from ...system.network import COLLECTIVE_KINDS, wire_bytes
+from ..branches import choices
 from ..legalize.shards import lacking_elements, terms_of
+from .scopes import bindings_in, branches_of
 
 TRANSFERS = ("send", "recv")
 SENT = tuple(kind for kind in COLLECTIVE_KINDS if kind not in TRANSFERS)
@@ -103,20 +105,20 @@ class Traffic:
         """Bytes that each device sends."""
         return sum(self.wire_bytes.values())
 
-    def add(self, kind: Kind, size_bytes: int, times: int = 1) -> None:
+    def add(self, kind: Kind, size_bytes: int) -> None:
         """Count a collective with results of ``size_bytes``."""
-        self.counts[kind] += times
-        self.result_bytes[kind] += times * size_bytes
-        self.wire_bytes[kind] += times * wire_bytes(kind.op, size_bytes, kind.group_size)
+        self.counts[kind] += 1
+        self.result_bytes[kind] += size_bytes
+        self.wire_bytes[kind] += wire_bytes(kind.op, size_bytes, kind.group_size)
 
-    def include(self, other: Traffic, times: int) -> None:
-        """Count all of another, ``times`` times."""
+    def include(self, other: Traffic) -> None:
+        """Count all of another."""
         for mine, theirs in zip(
             (self.counts, self.result_bytes, self.wire_bytes),
             (other.counts, other.result_bytes, other.wire_bytes),
         ):
             for kind, number in theirs.items():
-                mine[kind] += times * number
+                mine[kind] += number
 
     def to_text(self) -> str:
         """One line: counts by kind, and the bytes sent in all."""
@@ -130,28 +132,20 @@ def traffic(mod: ir.IRModule) -> Traffic:
     Parameters
     ----------
     mod : IRModule
-        At level 4 or 5. Functions that call each other in a circle count once; so does what the
-        entries of a shared mesh do together.
+        At level 4 or 5. Of an ``If`` the branch that sends more bytes counts; functions that
+        call each other in a circle count once, and so does what the entries of a shared mesh do
+        together.
 
     Returns
     -------
     Traffic
     """
     functions = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
-    own: dict[str, dict[int, Traffic]] = {}
-    calls: dict[str, Counter[str]] = {}
-    for name, fn in functions.items():
-        own[name], calls[name] = _own_traffic(mod, fn)
     total = Traffic()
-    order = _callers_first(calls)
-    for devices, roots in _roots(functions).items():
-        times = Counter(roots)
-        for name in order:
-            for first, found in own[name].items():
-                if not devices or first in devices:
-                    total.include(found, times[name])
-            for callee, number in calls[name].items():
-                times[callee] += number * times[name]
+    for devices, names in _roots(functions).items():
+        count = _Count(mod, devices)
+        for name in names:
+            total.include(count.function(name, functions[name]))
     return total
 
 
@@ -165,23 +159,62 @@ def _roots(functions: dict[str, relax.Function]) -> dict[tuple[int, ...], list[s
     return found
 
 
-def _own_traffic(mod: ir.IRModule, fn: relax.Function) -> tuple[dict[int, Traffic], Counter[str]]:
-    """What a function does itself, by the first device of the mesh, and what it calls."""
-    found: dict[int, Traffic] = {}
-    callees = Counter[str]()
-    for binding in (b for block in fn.body.blocks for b in block.bindings):
-        value = getattr(binding, "value", None)
+class _Count:
+    """Counts what the functions of a module move, each function once.
+
+    Attributes
+    ----------
+    devices : tuple of int
+        Those that run the entry, where others share its meshes: what such a mesh does counts
+        for its first device. Empty: all counts.
+    """
+
+    def __init__(self, mod: ir.IRModule, devices: tuple[int, ...]) -> None:
+        self.mod, self.devices = mod, devices
+        self.known: dict[str, Traffic] = {}
+
+    def function(self, name: str, fn: relax.Function) -> Traffic:
+        """What a call of a function moves; nothing, while it is being counted."""
+        if name not in self.known:
+            self.known[name] = Traffic()
+            sides = [choice.calls for choice in choices(self.mod, fn)]
+            self.known[name] = self.body(fn.body, sides)
+        return self.known[name]
+
+    def body(self, seq: relax.SeqExpr, sides: Sequence[tuple[Any, Any]] = ()) -> Traffic:
+        """What a body moves; of an ``If``, and of calls that become one, the dearer branch."""
+        found = Traffic()
+        chosen = {call.var for calls in sides for call in calls}
+        for var, value in bindings_in(seq):
+            if isinstance(value, relax.If):
+                found.include(_dearer(*map(self.body, branches_of(value))))
+            elif var not in chosen:
+                found.include(self.value(var, value))
+        for calls in sides:
+            found.include(_dearer(*(self.value(call.var, call.value) for call in calls)))
+        return found
+
+    def value(self, var: Any, value: Any) -> Traffic:
+        """What a binding moves."""
+        found = Traffic()
         if not isinstance(value, ir.Call):
-            continue
+            return found
         if isinstance(value.op, ir.GlobalVar):
-            if isinstance(mod[value.op], relax.Function):
-                callees[str(value.op.name_hint)] += 1
-            continue
-        for kind in _kinds(mod, value):
+            fn = self.mod[value.op]
+            if isinstance(fn, relax.Function):
+                found.include(self.function(str(value.op.name_hint), fn))
+            return found
+        for kind in _kinds(self.mod, value):
             first = int(mesh_devices(value.attrs["device_mesh"]).flat[0])
-            size = payload_bytes(kind.op, value, binding.var.ty)
-            found.setdefault(first, Traffic()).add(kind, size)
-    return found, callees
+            if not self.devices or first in self.devices:
+                found.add(kind, payload_bytes(kind.op, value, var.ty))
+        return found
+
+
+def _dearer(one: Traffic, other: Traffic) -> Traffic:
+    """The one that sends more bytes, or else has more collectives."""
+    sizes = [(t.total_wire_bytes, t.total_count) for t in (one, other)]
+    return one if sizes[0] >= sizes[1] else other
 
 
 def _kinds(mod: ir.IRModule, value: ir.Call) -> Iterator[Kind]:
@@ -197,24 +230,6 @@ def _kinds(mod: ir.IRModule, value: ir.Call) -> Iterator[Kind]:
             names = mesh_axes(mod)[mesh_index(mod, mesh)]
             op = "exchange" if terms_of(value) is not None else op
             yield Kind(op, ",".join(names[a] for a in axes), size)
-
-
-def _callers_first(calls: dict[str, Counter[str]]) -> list[str]:
-    order: list[str] = []
-    state: dict[str, bool] = {}
-    for root in calls:
-        stack = [root]
-        while stack:
-            name = stack[-1]
-            if name not in state:
-                state[name] = False
-                stack.extend(c for c in calls[name] if c in calls and c not in state)
-                continue
-            stack.pop()
-            if not state[name]:
-                state[name] = True
-                order.append(name)
-    return order[::-1]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ def RemoveUnused() -> Any:
     """Remove what nobody reads, through private functions too; level 4 to level 4.
 
     Pure bindings, collectives among them, and the parameters and the fields of the result of
-    private functions that no function or caller reads. No number changes.
+    private functions that no function or caller reads; those of all branches of an ``If`` alike.
+    No number changes.
 
     Returns
     -------
@@ -52,15 +53,15 @@ class Kept:
 def removed(mod: ir.IRModule) -> ir.IRModule:
     """Apply :func:`RemoveUnused`."""
     while True:
-        order = callees_first(mod)
-        reads = _fields_read(order)
+        order = [(gv, _without_dead(fn)) for gv, fn in callees_first(mod)]
+        reads = _alike(order, _fields_read(order))
         kept: dict[str, Kept] = {}
         renamed: dict[Any, Any] = {}
         bodies: dict[str, relax.Function] = {}
         for gv, fn in order:
             name = str(gv.name_hint)
             new = _Calls(fn, name, kept, renamed).run()
-            if name in reads and branch_of(fn) is None:
+            if name in reads:
                 new, kept[name] = _narrowed(new, reads[name])
             if _size(new) != _size(fn):
                 params = [p.ty for p in new.params]
@@ -73,6 +74,34 @@ def removed(mod: ir.IRModule) -> ir.IRModule:
         mod = ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
         if not renamed:
             return mod
+
+
+def _without_dead(fn: relax.Function) -> relax.Function:
+    """A function without the bindings that nobody reads: they may read fields of results."""
+    blocks, _ = pruned(_fields_taken(fn), fn.body.body)
+    count = sum(len(block.bindings) for block in blocks)
+    if count == sum(len(block.bindings) for block in fn.body.blocks):
+        return fn
+    return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+
+
+def _fields_taken(fn: relax.Function) -> list[Any]:
+    """Blocks in which a field of a tuple that was just made is taken from what it was made of."""
+    made: dict[Any, Any] = {}
+    blocks = []
+    for block in fn.body.blocks:
+        bindings = []
+        for b in block.bindings:
+            value = b.value
+            if isinstance(value, relax.Tuple):
+                made[b.var] = value
+            elif isinstance(value, relax.TupleGetItem) and value.tuple_value in made:
+                item = made[value.tuple_value].fields[int(value.index)]
+                if isinstance(item, ir.Var) and not isinstance(item, relax.DataflowVar):
+                    b = relax.VarBinding(b.var, item)
+            bindings.append(b)
+        blocks.append(type(block)(bindings))
+    return blocks
 
 
 def _size(fn: relax.Function) -> tuple[int, int]:
@@ -102,6 +131,25 @@ def _fields_read(order: Sequence[tuple[Any, relax.Function]]) -> dict[str, set[i
     return found
 
 
+def _alike(
+    order: Sequence[tuple[Any, relax.Function]], reads: dict[str, set[int] | None]
+) -> dict[str, set[int] | None]:
+    """Let all branches of an ``If`` keep the same fields: those that anybody reads of any."""
+    groups: dict[str, list[tuple[str, relax.Function]]] = {}
+    for gv, fn in order:
+        found = branch_of(fn)
+        if found is not None:
+            groups.setdefault(found[0], []).append((str(gv.name_hint), fn))
+    for members in groups.values():
+        read: set[int] | None = set()
+        for name, fn in members:
+            fields = reads[name]
+            known = isinstance(_result_value(fn), relax.Tuple)
+            read = read | fields if known and read is not None and fields is not None else None
+        reads.update({name: read for name, _ in members})
+    return reads
+
+
 def _note_whole(expr: Any, calls: dict[Any, str], found: dict[str, set[int] | None]) -> None:
     for used in variables(expr):
         if used in calls:
@@ -129,8 +177,7 @@ def _narrow_result(fn: relax.Function, read: set[int] | None) -> tuple[Any, tupl
         return result, ()
     count = len(fn.ret_ty.fields)
     every = tuple(range(count))
-    values = {b.var: b.value for block in fn.body.blocks for b in block.bindings}
-    whole = values.get(result, result) if isinstance(result, ir.Var) else result
+    whole = _result_value(fn)
     if read is None or len(read) == count or not isinstance(whole, relax.Tuple):
         return result, every
     fields = tuple(sorted(read)) or (0,)
@@ -138,6 +185,13 @@ def _narrow_result(fn: relax.Function, read: set[int] | None) -> tuple[Any, tupl
         return result, every
     items = [whole.fields[i] for i in fields]
     return typed(relax.Tuple(items), relax.TupleType([x.ty for x in items])), fields
+
+
+def _result_value(fn: relax.Function) -> Any:
+    """What a function returns, looked up where it is a variable."""
+    result = fn.body.body
+    values = {b.var: b.value for block in fn.body.blocks for b in block.bindings}
+    return values.get(result, result) if isinstance(result, ir.Var) else result
 
 
 def _attributes(fn: relax.Function, params: Sequence[int], fields: Sequence[int]) -> Any:
