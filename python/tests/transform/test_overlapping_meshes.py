@@ -317,3 +317,53 @@ def test_the_families_of_meshes_share_devices():
     for meshes in MESHES:
         made = [h.mesh_of(shape, devices) for shape, devices in meshes]
         assert any(c.shares for c in device_classes(made, range(len(made))))
+
+
+SUMMED = """
+@I.ir_module
+class Module:
+    I.module_attrs({"mesh_axes": [["a"], ["b"]]})
+    I.module_global_infos({"mesh": [
+        R.device_mesh((4,), I.Range(0, 4)), R.device_mesh((2,), I.Range(START, END))]})
+    @R.function
+    def main(
+        x: R.DTensor((8, 6), "float32", "mesh[0]", "S[1]"),
+        w: R.DTensor((6, 8), "float32", "mesh[0]", "S[0]"),
+    ):
+        with R.dataflow():
+            y: R.DTensor((8, 8), "float32", "mesh[0]", "R") = R.matmul(x, w)
+            m = R.dist.redistribute(y, "mesh[1]", "PLACE")
+            z = R.negative(m)
+            R.output(z)
+        return z
+"""
+
+
+@pytest.mark.parametrize("place", ["R", "S[0]", "S[1]"])
+@pytest.mark.parametrize("start", [0, 3, 4])
+def test_a_sum_for_another_mesh_is_scattered_and_sent_by_parts(start, place):
+    """Unless the receivers hold all of the sum: then reducing it moves all that must move."""
+    text = SUMMED.replace("START", str(start)).replace("END", str(start + 2))
+    mod = tvm.script.from_source(text.replace("PLACE", place))
+    legal = LegalizeRedistribute()(mod)
+    fused = OptimizeCollectives()(legal)
+    check_level(fused, 4)
+    tvm.ir.assert_structural_equal(tvm.script.from_source(fused.script(show_meta=True)), fused)
+    rng = np.random.default_rng(2)
+    x, w = (rng.integers(-2, 3, shape).astype("float32") for shape in ((8, 6), (6, 8)))
+    moved = []
+    for level4 in (legal, fused):
+        local = LowerDistIR()(level4)
+        counts = run_equal(local, [x, w], [-(x @ w)], "virtual")
+        assert run_equal(local, [x, w], [-(x @ w)], "threads") == counts
+        assert differences(claimed_collectives(td.export(local)), counts) == ()
+        devices = {c.kind: 2 if c.kind == "send" else 4 for c in counts}
+        moved.append({c.kind: c.wire_bytes_per_device * devices[c.kind] for c in counts})
+    before, after = moved
+    assert before["all_reduce"] == 4 * 2 * 3 * 256 // 4
+    if (start, place) == (0, "R"):
+        assert after == before
+        return
+    assert after["reduce_scatter"] == before["all_reduce"] // 2
+    assert sum(after.values()) <= sum(before.values())
+    assert after["send"] >= before["send"]

@@ -11,6 +11,7 @@ from tvm import ir
 from ...ir import ops
 from ...ir.ops import call_axes, dist_op_name
 from .editing import Editor, FunctionStep, axes_dim, function_pass
+from .sends import dim_to_scatter
 
 
 def FuseCollectives() -> Any:
@@ -29,11 +30,14 @@ def FuseCollectives() -> Any:
     ``reduce_scatter``, ``all_gather``      ``all_reduce``              the same
     ``all_reduce``, ``all_reduce`` along    ``all_reduce`` along all    fewer
     other axes
+    ``all_reduce``, ``send``                ``reduce_scatter``, and     half; what is sent
+                                            each device sends its part  stays
     ======================================  ==========================  =====================
 
-    Each only where nobody else reads what stands between them. The last changes the order of
-    a sum over two axes: of the whole group instead of one axis after the other. The others
-    change no number.
+    Each only where nobody else reads what stands between them. The last but one changes the
+    order of a sum over two axes: of the whole group instead of one axis after the other. The
+    others change no number. The last is done where no device sends or receives more for it,
+    both meshes seen together.
 
     Returns
     -------
@@ -45,12 +49,43 @@ def FuseCollectives() -> Any:
 class _Fuse(Editor):
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
         """Join a collective with the one that made its operand."""
+        if kind == "send":
+            return self._sent(var, value)
+        if kind == "recv":
+            return self._received(value)
         if kind not in ("local_slice", "all_gather", "all_reduce"):
             return value
         first = self.single(value.args[0])
         make = _PAIRS.get((dist_op_name(first), kind))
         joined = None if make is None else make(self, var, first, value)
         return value if joined is None else self.normalize(joined)
+
+    def _sent(self, var: Any, value: ir.Call) -> Any:
+        """Reduce and send: each device sends the part that it reduces."""
+        first = self.single(value.args[0])
+        if first is None or dist_op_name(first) != "all_reduce":
+            return value
+        dim = dim_to_scatter(first, value)
+        if dim is None:
+            return value
+        mesh, op = first.attrs["device_mesh"], str(first.attrs["op"])
+        part = self.emit(
+            ops.reduce_scatter(first.args[0], mesh, call_axes(first), dim, op),
+            str(value.args[0].name),
+        )
+        attrs = {**dict(value.attrs.items()), "placement": str(part.ty.placement)}
+        return self.emit(ops.send(part, **attrs), str(var.name))
+
+    def _received(self, value: ir.Call) -> Any:
+        """Receive from where the sender is now."""
+        sent = self.known.get(value.args[0]) if len(value.args) else None
+        if sent is None or dist_op_name(sent) != "send":
+            return value
+        placement = str(sent.attrs["placement"])
+        if placement == str(value.attrs["peer_placement"]):
+            return value
+        attrs = {**dict(value.attrs.items()), "peer_placement": placement}
+        return self.normalize(ops.recv(value.args[0], **attrs))
 
 
 def _scattered(edit: _Fuse, var: Any, first: ir.Call, second: ir.Call) -> ir.Call | None:

@@ -62,10 +62,11 @@ def payload_bytes(kind: str, call: ir.Call, ty: Any) -> int:
             parse_placement(str(call.attrs[key])) for key in ("placement", "peer_placement")
         )
     elements = lacking_elements(shape, before, after, mesh_shape(call.attrs["device_mesh"]))
-    return size_bytes((elements,), _dtype(ty))
+    return size_bytes((elements,), element_type(ty))
 
 
-def _dtype(ty: Any) -> str:
+def element_type(ty: Any) -> str:
+    """Element type of a tensor type."""
     tensor: Any = tensor_type(ty)
     return str(tensor.dtype)
 
