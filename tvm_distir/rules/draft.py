@@ -93,6 +93,7 @@ class Draft:
         comm_bytes: int = 0,
         uneven: bool = True,
         rescale: bool = False,
+        apart: bool = False,
     ) -> None:
         """Add a factor: operand dims and result dims that are cut together.
 
@@ -111,6 +112,9 @@ class Draft:
             False forbids padding even where the extents agree.
         rescale : bool
             See :class:`Factor`.
+        apart : bool
+            Rows of neighbours are exchanged: each tied dim is cut into padded blocks of its own
+            extent, whatever the size.
 
         Raises
         ------
@@ -143,7 +147,7 @@ class Draft:
             self._taken.add((side, number, dim))
         where = {(side, number): dim for side, number, dim, _ in kept}
         pads = uneven and even and isinstance(size, int) and kept[0][3] == size
-        pads = pads or (uneven and kind == "halo")
+        pads = pads or (uneven and apart)
         self._factors.append(
             Factor(
                 size,

@@ -93,45 +93,89 @@ class Exchange:
     left, right : int
         Rows fetched of the ranks before and behind.
     span : int
-        Rows the local windows read.
-    drift : int
-        By how much more the first of them lies behind the own shard's start, rank for rank.
-    start : int
-        Where rank 0's first one lies, in the shard extended by ``low + left`` rows in front.
+        Rows the local op reads.
+    start, drift, phase, per : int
+        Rank r's first one lies at ``start + (r drift + phase) // per``, in the shard extended by
+        ``low + left`` rows in front.
     low, high : int
         Rows of filler before and behind what was fetched: no result that counts reads real data
         there.
+    in_front, behind : bool
+        Whether results that count read rows in front of, or behind, the whole operand.
     """
 
     rows: int
     left: int
     right: int
     span: int
-    drift: int
     start: int
+    drift: int
+    phase: int
+    per: int
     low: int
     high: int
+    in_front: bool
+    behind: bool
+
+    @property
+    def extended(self) -> int:
+        """Rows of the shard and of all that is put around it."""
+        return self.low + self.left + self.rows + self.right + self.high
+
+
+def fetching(
+    rows: int,
+    extent: int,
+    span: int,
+    base: int,
+    reads: Sequence[tuple[int, int]],
+    drift: int,
+    phase: int = 0,
+    per: int = 1,
+) -> Exchange:
+    """Plan what each rank fetches so that it has all rows its results read.
+
+    Parameters
+    ----------
+    rows, extent, span : int
+        Rows of a shard, of the whole operand, and those the local op reads.
+    reads : sequence of (int, int)
+        Per rank, the first row that its results read and the end of these rows; equal for a rank
+        without results.
+    base, drift, phase, per : int
+        Rank r's rows start ``base + (r drift + phase) // per`` rows behind its own shard's.
+    """
+    left = right = 0
+    for rank, (first, end) in enumerate(reads):
+        first, end = max(first, 0), min(end, extent)
+        if first < end:
+            left = max(left, rank * rows - first)
+            right = max(right, end - (rank + 1) * rows)
+    offsets = [base + (rank * drift + phase) // per for rank in range(len(reads))]
+    low = max(0, -(min(offsets) + left))
+    high = max(0, max(offsets) + span - rows - right)
+    in_front = any(first < min(end, 0) for first, end in reads)
+    behind = any(end > max(first, extent) for first, end in reads)
+    start = low + left + base
+    return Exchange(rows, left, right, span, start, drift, phase, per, low, high, in_front, behind)
+
+
+def blocks_of(rows: int, ranks: int) -> list[tuple[int, int]]:
+    """First row and end of each rank's block; equal for a rank without rows."""
+    block = -(-rows // ranks)
+    return [(min(r * block, rows), min((r + 1) * block, rows)) for r in range(ranks)]
 
 
 def exchange(window: Window, extent: int, result: int, ranks: int) -> Exchange:
     """Plan the exchange along a dim cut over ``ranks`` devices."""
     rows, out = -(-extent // ranks), -(-result // ranks)
+    reads = []
+    for first, end in blocks_of(result, ranks):
+        begin = first * window.stride - window.before
+        more = (end - first - 1) * window.stride + window.reach
+        reads.append((begin, begin + more if first < end else begin))
     span = (out - 1) * window.stride + window.reach
-    drift = out * window.stride - rows
-    left = right = 0
-    offsets = [rank * drift - window.before for rank in range(ranks)]
-    for rank in range(ranks):
-        if rank * out >= result:
-            continue
-        first = rank * out * window.stride - window.before
-        last = (min((rank + 1) * out, result) - 1) * window.stride - window.before + window.reach
-        first, last = max(first, 0), min(last, extent)
-        if first < last:
-            left = max(left, rank * rows - first)
-            right = max(right, last - (rank + 1) * rows)
-    low = max(0, -(min(offsets) + left))
-    high = max(0, max(offsets) + span - rows - right)
-    return Exchange(rows, left, right, span, drift, left + low - window.before, low, high)
+    return fetching(rows, extent, span, -window.before, reads, out * window.stride - rows)
 
 
 def most_blocks(extent: int, result: int) -> int:
@@ -158,6 +202,14 @@ def blocks_with_borders(window: Window, extent: int, result: int) -> int:
     return max((n for n in range(1, result // least + 1) if result % n == 0), default=1)
 
 
+def rows_bytes(draft: Draft, side: str, number: int, dim: int, rows: int) -> int:
+    """Size of some rows of an operand (``in``) or result (``out``)."""
+    call = draft.call
+    shapes, dtypes = (call.ins, call.in_dtypes) if side == "in" else (call.outs, call.out_dtypes)
+    shape = shapes[number]
+    return size_bytes((*shape[:dim], rows, *shape[dim + 1 :]), dtypes[number])
+
+
 def tie_halo(
     draft: Draft,
     dim: int,
@@ -174,13 +226,12 @@ def tie_halo(
     limits the factor to even blocks.
     """
     plan = exchange(window, extent, result, 2)
-    shape = draft.call.ins[0]
-    rows = (*shape[:dim], plan.left + plan.right, *shape[dim + 1 :])
     draft.tie(
         {0: dim},
         {0: result_dim},
         "halo",
         size=most_blocks(extent, result) if blocks is None else blocks,
-        comm_bytes=size_bytes(rows, draft.call.in_dtypes[0]),
+        comm_bytes=rows_bytes(draft, "in", 0, dim, plan.left + plan.right),
         uneven=blocks is None,
+        apart=True,
     )

@@ -89,6 +89,47 @@ CALLS = {
             rounding_method="floor",
         ),
     ),
+    "pad": ([IMAGE], lambda x: nn.pad(x, [0, 0, 1, 0, 2, 1, 0, 0], pad_value=3.0)),
+    "conv1d": (
+        [var("x", 2, 3, 8), var("w", 4, 3, 3)],
+        lambda x, w: nn.conv1d(x, w, strides=2, padding=[1, 0], dilation=2),
+    ),
+    "conv1d in groups": (
+        [var("x", 2, 4, 6), var("w", 6, 2, 2)],
+        lambda x, w: nn.conv1d(x, w, padding=1, groups=2),
+    ),
+    "conv2d": (
+        [var("x", 2, 3, 6, 5), var("w", 4, 3, 3, 2)],
+        lambda x, w: nn.conv2d(x, w, strides=(2, 1), padding=[1, 0, 1, 2]),
+    ),
+    "conv2d with rows left over": (
+        [var("x", 2, 3, 7, 5), var("w", 2, 3, 2, 1)],
+        lambda x, w: nn.conv2d(x, w, strides=(3, 2)),
+    ),
+    "conv2d in groups": (
+        [var("x", 3, 4, 6, 4), var("w", 6, 2, 3, 3)],
+        lambda x, w: nn.conv2d(x, w, strides=(2, 1), padding=1, dilation=(1, 2), groups=2),
+    ),
+    "conv3d": (
+        [var("x", 2, 2, 4, 3, 4), var("w", 3, 2, 2, 3, 1)],
+        lambda x, w: nn.conv3d(x, w, strides=(2, 1, 3), padding=(0, 1, 0)),
+    ),
+    "conv1d_transpose": (
+        [var("x", 2, 3, 4), var("w", 3, 2, 3)],
+        lambda x, w: nn.conv1d_transpose(x, w, strides=3, padding=[1, 0], output_padding=2),
+    ),
+    "conv2d_transpose": (
+        [var("x", 2, 3, 4, 3), var("w", 3, 2, 4, 2)],
+        lambda x, w: nn.conv2d_transpose(x, w, strides=2, padding=[1, 0], dilation=(1, 2)),
+    ),
+    "conv2d_transpose in groups": (
+        [var("x", 3, 4, 3, 3), var("w", 4, 3, 3, 2)],
+        lambda x, w: nn.conv2d_transpose(x, w, strides=(2, 1), padding=[1, 0], groups=2),
+    ),
+    "conv3d_transpose": (
+        [var("x", 2, 2, 3, 2, 2), var("w", 2, 3, 2, 1, 2)],
+        lambda x, w: nn.conv3d_transpose(x, w, strides=(2, 1, 1)),
+    ),
     "attention": (
         [var(n, 2, 3, 2, 4) for n in "qkv"],
         lambda q, k, v: nn.attention(q, k, v),

@@ -77,6 +77,45 @@ CONVOLUTIONS = [
     case(nn.conv1d_transpose(x(2, 6, 4), var(6, 2, 2))),
     case(nn.conv1d_transpose(x(3, 4, 3), var(4, 3, 2), strides=2, groups=2)),
     case(nn.conv3d_transpose(x(2, 4, 2, 2, 2), var(4, 3, 2, 2, 2), strides=2)),
+    case(nn.conv2d_transpose(x(1, 2, 5, 4), var(2, 6, 4, 3), strides=(2, 1), padding=1)),
+    case(nn.conv2d_transpose(x(1, 6, 7, 5), var(6, 1, 3, 2), dilation=2, padding=1, groups=2)),
+    case(nn.conv2d_transpose(x(1, 2, 4, 5), var(2, 2, 1, 2), strides=3, output_padding=(2, 0))),
+]
+
+
+def weight_gradient(data, grad, groups=1, **more) -> Case:
+    """The convolution that TVM's gradient of a conv2d makes: samples are its channels."""
+    layouts = {"data_layout": "CNHW", "kernel_layout": "IOHW", "out_layout": "CNHW"}
+    return case(nn.conv2d(var(*data), var(*grad), groups=groups, **layouts, **more))
+
+
+WEIGHT_GRADIENTS = [
+    weight_gradient((4, 3, 6, 5), (4, 2, 6, 5), padding=1),
+    weight_gradient((3, 2, 8, 8), (3, 4, 4, 4), dilation=2, padding=[1, 1, 0, 0]),
+    weight_gradient((2, 3, 7, 6), (2, 2, 3, 4), strides=(2, 1), dilation=(1, 1)),
+    weight_gradient((4, 3, 5, 4), (2, 4, 5, 4), groups=2),
+    case(
+        nn.conv3d(
+            var(4, 2, 3, 5, 4),
+            var(4, 6, 1, 5, 4),
+            groups=2,
+            padding=(0, 1, 1),
+            data_layout="DCNHW",
+            kernel_layout="DOIHW",
+            out_layout="DCNHW",
+        )
+    ),
+    case(
+        nn.conv1d(
+            var(3, 2, 9),
+            var(3, 4, 4),
+            padding=1,
+            dilation=2,
+            data_layout="CNW",
+            kernel_layout="IOW",
+            out_layout="CNW",
+        )
+    ),
 ]
 
 
@@ -133,7 +172,14 @@ def pool_backward(name: str, size: int, stride: int, pad: int, shape=(2, 6, 4, 4
 BACKWARD = [
     pool_backward(name, *args)
     for name in ("max_pool2d_backward", "avg_pool2d_backward")
-    for args in ((2, 2, 0), (3, 1, 1), (3, 2, 1, (3, 5, 7, 7)), (1, 1, 0, (1, 7, 2, 3)))
+    for args in (
+        (2, 2, 0),
+        (3, 1, 1),
+        (3, 2, 1, (3, 5, 7, 7)),
+        (1, 1, 0, (1, 7, 2, 3)),
+        (2, 3, 0, (1, 2, 9, 6)),
+        (4, 2, 1, (1, 1, 12, 10)),
+    )
 ]
 
 
@@ -206,6 +252,7 @@ PRECISION = [case(op.matmul(var(4, 6, dtype="float16"), var(6, 3, dtype="float16
 CASES = [
     *CONTRACTIONS,
     *CONVOLUTIONS,
+    *WEIGHT_GRADIENTS,
     *POOLS,
     *BACKWARD,
     *IMAGES,

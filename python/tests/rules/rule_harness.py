@@ -151,7 +151,15 @@ def only_lowered(case: Case, factor: Factor) -> bool:
     rows = SELECTING.get(case.op)
     others = [d for i, d in enumerate(factor.ins) if i != rows]
     selected = rows is not None and factor.ins[rows] is not None
-    return factor.kind in INSIDE or (selected and all(d is None for d in others))
+    inside = factor.kind in INSIDE or _is_of_windows(case, factor)
+    return inside or (selected and all(d is None for d in others))
+
+
+def _is_of_windows(case: Case, factor: Factor) -> bool:
+    """Whether the factor sums over the places of a convolution's windows."""
+    if factor.kind != "sum" or not case.op.startswith("relax.nn.conv"):
+        return False
+    return factor.ins[0] is not None and str(case.call.attrs.data_layout)[factor.ins[0]] not in "NC"
 
 
 def share(extent: int, count: int) -> int:

@@ -44,7 +44,9 @@ GRADIENTS: dict[str, Gradient] = {}
 """By op name."""
 
 
-def _gradient(*names: str) -> Callable[[Gradient], Gradient]:
+def register_gradient(*names: str) -> Callable[[Gradient], Gradient]:
+    """Register the gradient of some ops, named without ``relax.``."""
+
     def keep(function: Gradient) -> Gradient:
         for name in names:
             GRADIENTS[f"relax.{name}"] = function
@@ -57,11 +59,13 @@ def _const(value: float, like: Any) -> Any:
     return relax.const(value, str(like.ty.dtype))
 
 
-def _shape(expr: Any) -> tuple[Any, ...]:
+def shape_of(expr: Any) -> tuple[Any, ...]:
+    """Shape of a tensor; ``()`` where it is not known."""
     return static_shape(expr.ty) or ()
 
 
-def _refuse(call: ir.Call, what: str) -> ModelError:
+def refuse(call: ir.Call, what: str) -> ModelError:
+    """Error about an op whose gradient is not known."""
     return ModelError(
         "DIST0350",
         what,
@@ -73,7 +77,7 @@ def _refuse(call: ir.Call, what: str) -> ModelError:
 def _fitted(builder: relax.BlockBuilder, gradient: Any, like: Any) -> Any:
     """Sum a gradient over the dims along which its value was broadcast."""
     gradient = builder.normalize(gradient)
-    if _shape(gradient) == _shape(like):
+    if shape_of(gradient) == shape_of(like):
         return gradient
     return collapse_sum_to(builder.emit(gradient), like.ty.shape)
 
@@ -81,16 +85,16 @@ def _fitted(builder: relax.BlockBuilder, gradient: Any, like: Any) -> Any:
 # -- contractions
 
 
-@_gradient("matmul")
+@register_gradient("matmul")
 def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """``x @ w``; of a weight matrix the sum over all leading dims is one contraction.
 
     TVM sums the products of every leading index afterwards, which needs them all in memory.
     """
     x, w = call.args
-    if len(_shape(w)) != 2 or len(_shape(x)) < 3:
+    if len(shape_of(w)) != 2 or len(shape_of(x)) < 3:
         return list(call.op.get_attr("FPrimalGradient")(_, call, grad, builder))
-    lead = "abcdefgh"[: len(_shape(x)) - 1]
+    lead = "abcdefgh"[: len(shape_of(x)) - 1]
     through = matmul(grad, builder.emit(permute_dims(w)))
     return [through, einsum((x, grad), f"{lead}x,{lead}y->xy")]
 
@@ -98,20 +102,20 @@ def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 # -- elementwise
 
 
-@_gradient("rsqrt")
+@register_gradient("rsqrt")
 def _rsqrt(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """``-y^3 / 2``."""
     cube = multiply(y, builder.emit(multiply(y, y)))
     return [multiply(grad, builder.emit(multiply(_const(-0.5, y), builder.emit(cube))))]
 
 
-@_gradient("square")
+@register_gradient("square")
 def _square(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     x = call.args[0]
     return [multiply(grad, builder.emit(multiply(_const(2.0, x), x)))]
 
 
-@_gradient("erf")
+@register_gradient("erf")
 def _erf(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """``2 / sqrt(pi) exp(-x^2)``."""
     x = call.args[0]
@@ -119,7 +123,7 @@ def _erf(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[
     return [multiply(grad, builder.emit(multiply(_const(2 / math.sqrt(math.pi), x), bell)))]
 
 
-@_gradient("nn.gelu")
+@register_gradient("nn.gelu")
 def _gelu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """``Phi(x) + x phi(x)``, the normal distribution and its density."""
     x = call.args[0]
@@ -130,7 +134,7 @@ def _gelu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
     return [multiply(grad, builder.emit(add(below, builder.emit(multiply(x, density)))))]
 
 
-@_gradient("nn.gelu_tanh")
+@register_gradient("nn.gelu_tanh")
 def _gelu_tanh(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Of ``x/2 (1 + t)``, ``t = tanh u``, ``u = k (x + c x^3)``.
 
@@ -154,19 +158,19 @@ def _gelu_tanh(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
 # -- layout
 
 
-@_gradient("squeeze", "flatten", "nn.batch_flatten")
+@register_gradient("squeeze", "flatten", "nn.batch_flatten")
 def _squeeze(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     return [reshape(grad, call.args[0].ty.shape)]
 
 
-@_gradient("strided_slice")
+@register_gradient("strided_slice")
 def _strided_slice(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Zeros around the slice."""
-    shape = _shape(call.args[0])
+    shape = shape_of(call.args[0])
     axes, begin, end = ([int(n) for n in call.args[i].fields] for i in (1, 2, 3))
     steps = [int(n) for n in call.args[4].fields] if len(call.args) > 4 else [1] * len(axes)
     if any(step != 1 for step in steps):
-        raise _refuse(call, f"the gradient of a slice with the steps {steps} is not known")
+        raise refuse(call, f"the gradient of a slice with the steps {steps} is not known")
     widths = [0] * (2 * len(shape))
     for axis, low, high in zip(axes, begin, end, strict=True):
         d = axis % len(shape)
@@ -177,39 +181,39 @@ def _strided_slice(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder
     return [relax.op.nn.pad(grad, widths, pad_value=0.0), *[None] * (len(call.args) - 1)]
 
 
-@_gradient("repeat")
+@register_gradient("repeat")
 def _repeat(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Sum over the copies."""
-    shape = list(_shape(call.args[0]))
+    shape = list(shape_of(call.args[0]))
     if call.attrs.axis is None:
-        raise _refuse(call, "the gradient of a repeat of all elements is not known")
+        raise refuse(call, "the gradient of a repeat of all elements is not known")
     axis, times = int(call.attrs.axis) % len(shape), int(call.attrs.repeats)
     copies = builder.emit(reshape(grad, [*shape[: axis + 1], times, *shape[axis + 1 :]]))
     return [sum_op(copies, axis + 1)]
 
 
-@_gradient("nn.dropout")
+@register_gradient("nn.dropout")
 def _dropout(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    raise _refuse(call, "a training step with dropout is not offered: its stream is not defined")
+    raise refuse(call, "a training step with dropout is not offered: its stream is not defined")
 
 
-@_gradient("topk")
+@register_gradient("topk")
 def _topk(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """The values' gradients go back to where the values came from."""
     x = call.args[0]
     if str(call.attrs.ret_type) != "both":
-        raise _refuse(call, "the gradient of a topk needs its indices")
+        raise refuse(call, "the gradient of a topk needs its indices")
     places = builder.emit(astype(builder.emit(relax.TupleGetItem(y, 1)), "int64"))
     values = builder.emit(relax.TupleGetItem(grad, 0))
     empty = builder.emit(zeros(x.ty.shape, str(x.ty.dtype)))
-    axis = int(call.attrs.axis) % len(_shape(x))
+    axis = int(call.attrs.axis) % len(shape_of(x))
     return [scatter_elements(empty, places, values, axis=axis, reduction="add")]
 
 
 # -- look-ups
 
 
-@_gradient("take")
+@register_gradient("take")
 def _take(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Rows of the gradient, summed where they were looked up.
 
@@ -217,9 +221,9 @@ def _take(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
     a table that lies elsewhere need not come.
     """
     table, index = call.args
-    shape, places = list(_shape(table)), _shape(index)
+    shape, places = list(shape_of(table)), shape_of(index)
     if call.attrs.axis is None and len(shape) != 1:
-        raise _refuse(call, "the gradient of a look-up in a flattened table is not known")
+        raise refuse(call, "the gradient of a look-up in a flattened table is not known")
     axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
     count: Any = 1
     for n in places:
@@ -254,11 +258,11 @@ def _through_norm(
     return multiply(scale, rest)
 
 
-@_gradient("nn.layer_norm")
+@register_gradient("nn.layer_norm")
 def _layer_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """TVM's kernel scales and shifts whatever the attributes say."""
     x, gamma, beta = call.args
-    axes = [int(a) % len(_shape(x)) for a in call.attrs.axes]
+    axes = [int(a) % len(shape_of(x)) for a in call.attrs.axes]
     normed, scale = _normed(x, axes, float(call.attrs.epsilon), builder)
     inner = builder.emit(multiply(grad, gamma))
     through = _through_norm(normed, scale, inner, axes, True, builder)
@@ -266,10 +270,10 @@ def _layer_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -
     return [through, by_gamma, _fitted(builder, grad, beta)]
 
 
-@_gradient("nn.rms_norm")
+@register_gradient("nn.rms_norm")
 def _rms_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     x, gamma = call.args
-    axes = [int(a) % len(_shape(x)) for a in call.attrs.axes]
+    axes = [int(a) % len(shape_of(x)) for a in call.attrs.axes]
     squares = builder.emit(mean(builder.emit(multiply(x, x)), axes, keepdims=True))
     scale = builder.emit(rsqrt(builder.emit(add(squares, _const(float(call.attrs.epsilon), x)))))
     normed = builder.emit(multiply(x, scale))
@@ -278,11 +282,11 @@ def _rms_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> 
     return [through, _fitted(builder, multiply(grad, normed), gamma)]
 
 
-@_gradient("nn.group_norm", "nn.instance_norm")
+@register_gradient("nn.group_norm", "nn.instance_norm")
 def _group_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Channels of a group, and the dims in ``axes``, are normalized together."""
     x, gamma = call.args[:2]
-    shape = list(_shape(x))
+    shape = list(shape_of(x))
     channel = int(call.attrs.channel_axis) % len(shape)
     axes = [int(a) % len(shape) for a in call.attrs.axes]
     single = str(call.op.name) == "relax.nn.instance_norm"
@@ -301,11 +305,11 @@ def _group_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -
     return [reshape(through, shape), by_gamma, sum_op(grad, others)]
 
 
-@_gradient("nn.batch_norm")
+@register_gradient("nn.batch_norm")
 def _batch_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Of the normalised data of a training batch; the running statistics have no gradient."""
     x, gamma = call.args[:2]
-    shape = _shape(x)
+    shape = shape_of(x)
     channel = int(call.attrs.axis) % len(shape)
     others = [d for d in range(len(shape)) if d != channel]
     per_channel = [n if d == channel else 1 for d, n in enumerate(shape)]
@@ -329,26 +333,26 @@ def _batch_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -
 # -- pools, attention
 
 
-@_gradient("nn.adaptive_avg_pool2d")
+@register_gradient("nn.adaptive_avg_pool2d")
 def _global_pool(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Of a global mean: each pixel gets its share."""
     x = call.args[0]
-    shape, layout = _shape(x), str(call.attrs.layout)
+    shape, layout = shape_of(x), str(call.attrs.layout)
     if any(int(n) != 1 for n in call.attrs.output_size or ()):
-        raise _refuse(call, "the gradient of an adaptive pool to more than one pixel is not known")
+        raise refuse(call, "the gradient of an adaptive pool to more than one pixel is not known")
     pixels = math.prod(int(shape[layout.index(c)]) for c in "HW")
     share = builder.emit(multiply(grad, _const(1 / pixels, x)))
     return [broadcast_to(share, x.ty.shape)]
 
 
-@_gradient("image.resize2d")
+@register_gradient("image.resize2d")
 def _resize(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Of a nearest-neighbour enlargement by whole factors: the sum over the copies of a pixel."""
     x = call.args[0]
-    shape, out, layout = list(_shape(x)), list(_shape(grad)), str(call.attrs.layout)
+    shape, out, layout = list(shape_of(x)), list(shape_of(grad)), str(call.attrs.layout)
     whole = all(out[d] % shape[d] == 0 for d in range(len(shape)))
     if str(call.attrs.method) != "nearest_neighbor" or not whole:
-        raise _refuse(call, "the gradient of a resize is known for whole factors and nearest only")
+        raise refuse(call, "the gradient of a resize is known for whole factors and nearest only")
     split: list[Any] = []
     copies = []
     for d, axis in enumerate(layout):
@@ -359,15 +363,15 @@ def _resize(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
     return [sum_op(builder.emit(reshape(grad, split)), copies), *[None] * (len(call.args) - 1)]
 
 
-@_gradient("nn.attention", "nn.attention_bias")
+@register_gradient("nn.attention", "nn.attention_bias")
 def _attention(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Operands ``(batch, seq, heads, width)``: softmax(q k^T scale + bias) v, differentiated."""
     query, key, value = call.args[:3]
     bias = call.args[3] if len(call.args) > 3 else None
     if call.attrs.causal_mask is not None or call.attrs.window_size is not None:
-        raise _refuse(call, "the gradient of an attention with a built-in mask is not known")
+        raise refuse(call, "the gradient of an attention with a built-in mask is not known")
     given = call.attrs.scale
-    scale = float(given) if given is not None else 1 / math.sqrt(int(_shape(query)[3]))
+    scale = float(given) if given is not None else 1 / math.sqrt(int(shape_of(query)[3]))
 
     def heads_first(tensor: Any) -> Any:
         return builder.emit(permute_dims(tensor, [0, 2, 1, 3]))

@@ -19,6 +19,7 @@ from tvm.relax.op import add, ones, zeros
 from ...errors import ModelError
 from ...ir import tensor_type
 from ...transform.legalize.emit import substitute
+from . import convolutions  # noqa: F401 (registers its gradients)
 from .gradients import GRADIENTS, Gradient
 
 GRAD_SUFFIX = "_grad"

@@ -18,6 +18,7 @@ from . import (
     reductions,
     vision,
     windows,
+    windows_back,
 )
 
 __all__ = [
@@ -34,4 +35,5 @@ __all__ = [
     "reductions",
     "vision",
     "windows",
+    "windows_back",
 ]

@@ -211,7 +211,7 @@ def pad(call: CallShape) -> Draft:
             draft.tie({0: d}, {0: d})
             continue
         known = isinstance(extent, int) and isinstance(result, int)
-        if constant and known and min(before, after) >= 0 and extent > 1:
+        if constant and known and min(extent, result) > 1:
             tie_halo(draft, d, d, Window(1, 1, 1, before, after), extent, result)
     draft.default_why = "it is padded, not by a constant or not on known rows"
     if not constant or float(call.attrs.pad_value) == 0:

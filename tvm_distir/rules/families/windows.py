@@ -9,20 +9,28 @@ from typing import Any
 from ..dims import elements, nominal
 from ..draft import CallShape, Draft
 from ..halo import Window, blocks_with_borders, tie_halo, windows
+from ..halo_back import tie_contracted
 from ..registry import register_sharding_rule
 
 
-def _letters(layout: str) -> str | None:
+def letters(layout: str) -> str | None:
     """Dim names of a layout without split dims (NCHW4c has one)."""
     return layout if layout.isalpha() and layout.isupper() else None
 
 
-def _obstacle(call: CallShape, window: Window, extent: Any, result: Any) -> str | None:
-    """Why blocks of a spatial dim cannot be had with rows of the neighbours."""
+def no_blocks(extent: Any, result: Any) -> str | None:
+    """Why a spatial dim has no blocks: its extent is not known, or it is too short."""
     if not isinstance(extent, int) or not isinstance(result, int):
         return "spatial dim of unknown extent: how many neighbour rows it needs is not known"
     if extent < 2 or result < 2:
         return f"{extent} rows give {result}: there are no blocks"
+    return None
+
+
+def _obstacle(call: CallShape, window: Window, extent: Any, result: Any) -> str | None:
+    """Why blocks of a spatial dim cannot be had with rows of the neighbours."""
+    if (why := no_blocks(extent, result)) is not None:
+        return why
     if _counts_apart(call, window, extent, result):
         if bool(call.attrs.ceil_mode):
             return "with ceil_mode, windows at the border average fewer rows"
@@ -41,12 +49,22 @@ def _counts_apart(call: CallShape, window: Window, extent: int, result: int) -> 
     return bool(window.before) or over > 0
 
 
+def suits_map(window: Window, result: Any) -> bool:
+    """Whether blocks of separate windows are best cut evenly: nothing is ever exchanged.
+
+    Where few devices divide the rows, uneven blocks (which exchange rows) are offered instead.
+    """
+    if window.stride == 1 or not isinstance(result, int):
+        return True
+    return result <= 2 or result % 4 == 0
+
+
 def _tie_spatial(draft: Draft, data: str, out: str, sliding: list[Window], what: str) -> None:
     names = [c for c in data if c not in "NC"]
     for name, window in zip(names, sliding):
         d, o = data.index(name), out.index(name)
         extent, result = draft.call.ins[0][d], draft.call.outs[0][o]
-        if window.separate(extent, result):
+        if window.separate(extent, result) and suits_map(window, result):
             draft.tie({0: d}, {0: o}, size=result, uneven=window.stride == 1)
             continue
         why = _obstacle(draft.call, window, extent, result)
@@ -60,7 +78,24 @@ def _tie_spatial(draft: Draft, data: str, out: str, sliding: list[Window], what:
             tie_halo(draft, d, o, window, extent, result)
 
 
-def _unsupported(draft: Draft) -> Draft:
+def _tie_contracted(draft: Draft, data: str, weight: str, out: str, sliding: list[Window]) -> None:
+    """Spatial dims of the convolution that is a weight's gradient, in which all rows are summed.
+
+    Such a convolution has the samples as its input channels: its data layout names them first.
+    """
+    names = [c for c in data if c not in "NC"]
+    for name, window in zip(names, sliding):
+        d, k, o = data.index(name), weight.index(name), out.index(name)
+        why = no_blocks(draft.call.ins[0][d], draft.call.ins[1][k])
+        if why is None and isinstance(draft.call.outs[0][o], int):
+            tie_contracted(draft, d, k, window, draft.call.outs[0][o])
+        draft.whole("out", 0, o, "positions of the kernel whose gradient it is")
+        for number, dim in ((0, d), (1, k)):
+            draft.whole("in", number, dim, f"spatial dim of a weight's gradient: {why}")
+
+
+def unsupported(draft: Draft) -> Draft:
+    """Nothing may be cut."""
     draft.default_why = "the layout has split dims"
     return draft
 
@@ -69,14 +104,15 @@ def _unsupported(draft: Draft) -> Draft:
 def convolution(call: CallShape) -> Draft:
     """Batch and output channels are kept, input channels summed; groups are cut as a whole.
 
+    Spatial dims need neighbour rows; those of a weight's gradient are summed, too.
     FLOPs: 2 x results x (input channels per group) x kernel.
     """
     draft = Draft(call)
-    data = _letters(str(call.attrs.data_layout))
-    weight = _letters(str(call.attrs.kernel_layout))
-    out = _letters(str(call.attrs.out_layout) or str(call.attrs.data_layout))
+    data = letters(str(call.attrs.data_layout))
+    weight = letters(str(call.attrs.kernel_layout))
+    out = letters(str(call.attrs.out_layout) or str(call.attrs.data_layout))
     if data is None or weight is None or out is None:
-        return _unsupported(draft)
+        return unsupported(draft)
     groups = int(call.attrs.groups)
     w = call.ins[1]
     kernel = tuple(nominal(w[weight.index(c)]) for c in data if c not in "NC")
@@ -95,49 +131,16 @@ def convolution(call: CallShape) -> Draft:
     for c in data:
         if c not in "NC":
             draft.whole("in", 1, weight.index(c), "kernel positions move together")
-    _tie_spatial(draft, data, out, windows(call.attrs, kernel), "convolution")
+    sliding = windows(call.attrs, kernel)
+    if data.index("C") < data.index("N"):
+        _tie_contracted(draft, data, weight, out, sliding)
+    else:
+        _tie_spatial(draft, data, out, sliding, "convolution")
     draft.linear((0,), (1,))
     taps = nominal(w[weight.index("I")])
     for n in kernel:
         taps *= n
     draft.work(2 * elements(call.outs[0]) * taps, "conv")
-    return draft
-
-
-@register_sharding_rule(
-    "relax.nn.conv1d_transpose", "relax.nn.conv2d_transpose", "relax.nn.conv3d_transpose"
-)
-def transposed_convolution(call: CallShape) -> Draft:
-    """As a convolution; spatial dims are whole. The kernel's O counts one group's channels.
-
-    FLOPs: 2 x operand elements x (output channels per group) x kernel.
-    """
-    draft = Draft(call)
-    data = _letters(str(call.attrs.data_layout))
-    weight = _letters(str(call.attrs.kernel_layout))
-    out = _letters(str(call.attrs.out_layout) or str(call.attrs.data_layout))
-    if data is None or weight is None or out is None:
-        return _unsupported(draft)
-    w = call.ins[1]
-    draft.tie({0: data.index("N")}, {0: out.index("N")})
-    if int(call.attrs.groups) == 1:
-        draft.tie({1: weight.index("O")}, {0: out.index("C")})
-        draft.tie({0: data.index("C"), 1: weight.index("I")}, {}, "sum")
-    else:
-        draft.tie(
-            {0: data.index("C"), 1: weight.index("I")},
-            {0: out.index("C")},
-            size=int(call.attrs.groups),
-            uneven=False,
-        )
-        draft.whole("in", 1, weight.index("O"), "channels are cut in whole groups")
-    draft.default_why = "spatial dim of a transposed convolution: blocks overlap (a halo)"
-    draft.linear((0,), (1,))
-    taps = nominal(w[weight.index("O")])
-    for c in data:
-        if c not in "NC":
-            taps *= nominal(w[weight.index(c)])
-    draft.work(2 * elements(call.ins[0]) * taps, "conv")
     return draft
 
 
@@ -148,10 +151,10 @@ _POOLS = [f"relax.nn.{kind}_pool{n}d" for kind in ("max", "avg") for n in (1, 2,
 def pool(call: CallShape) -> Draft:
     """Batch and channels are kept; an average is linear."""
     draft = Draft(call)
-    data = _letters(str(call.attrs.layout))
-    out = _letters(str(call.attrs.out_layout) or str(call.attrs.layout))
+    data = letters(str(call.attrs.layout))
+    out = letters(str(call.attrs.out_layout) or str(call.attrs.layout))
     if data is None or out is None:
-        return _unsupported(draft)
+        return unsupported(draft)
     kernel = call.integers("pool_size") or (1,)
     count = len(data) - 2
     kernel = kernel * (count // len(kernel))
@@ -171,35 +174,16 @@ def pool(call: CallShape) -> Draft:
 def adaptive_pool(call: CallShape) -> Draft:
     """Batch and channels are kept; spatial windows depend on the whole extents."""
     draft = Draft(call)
-    data = _letters(str(call.attrs.layout))
-    out = _letters(str(call.attrs.out_layout) or str(call.attrs.layout))
+    data = letters(str(call.attrs.layout))
+    out = letters(str(call.attrs.out_layout) or str(call.attrs.layout))
     if data is None or out is None:
-        return _unsupported(draft)
+        return unsupported(draft)
     for c in "NC":
         draft.tie({0: data.index(c)}, {0: out.index(c)})
     draft.default_why = "the windows of an adaptive pool depend on the whole extent"
     if call.floats:
         draft.linear((0,))
     draft.work(elements(call.ins[0]))
-    return draft
-
-
-@register_sharding_rule("relax.grad.max_pool2d_backward", "relax.grad.avg_pool2d_backward")
-def pool_backward(call: CallShape) -> Draft:
-    """Batch and channels are kept; linear in the gradient."""
-    draft = Draft(call)
-    data = _letters(str(call.attrs.layout))
-    if data is None:
-        return _unsupported(draft)
-    for c in "NC":
-        d = data.index(c)
-        draft.tie({0: d, 1: d}, {0: d})
-    draft.default_why = "spatial dim of a pool: blocks need neighbour rows (a halo)"
-    draft.linear((0,))
-    taps = 1
-    for n in call.integers("pool_size") or (1,):
-        taps *= n
-    draft.per_element(taps)
     return draft
 
 
@@ -211,9 +195,9 @@ NEAREST = "nearest_neighbor"
 def resize(call: CallShape) -> Draft:
     """Batch and channels are kept, and spatial dims whose pixels are copied whole times."""
     draft = Draft(call)
-    data = _letters(str(call.attrs.layout))
+    data = letters(str(call.attrs.layout))
     if data is None:
-        return _unsupported(draft)
+        return unsupported(draft)
     for d, c in enumerate(data):
         if c in "NC":
             draft.tie({0: d}, {0: d})

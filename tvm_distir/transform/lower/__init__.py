@@ -4,7 +4,12 @@
 
 from __future__ import annotations
 
-from . import losses, ordering, statistics  # noqa: F401 (they register their handlers)
+from . import (  # noqa: F401 (they register their handlers)
+    losses,
+    ordering,
+    sliding_back,
+    statistics,
+)
 from .calls import LocalCall, Operand, Shard, register_local
 from .passes import LowerDistIR
 

@@ -41,7 +41,7 @@ from ..legalize.terms import (
 )
 from .calls import LocalCall, Operand, Shard, expected_mismatch, handlers, shard
 from .collectives import collective, reduced_terms
-from .fold import folded, is_zero_padding
+from .fold import folded, is_foldable
 from .packed import packed_call
 from .padding import protect, stays_zero
 from .tir import call_tir
@@ -232,12 +232,12 @@ class Bindings(Values):
             self._bind(var, substitute(value, self.env), [], False)
             return
         place = place_of(self.name, var, value)
-        if is_zero_padding(value):
-            self.caches[("pad", var)] = value
+        if is_foldable(value):
+            self.caches[("folds", var)] = value
         elif len(value.args) and isinstance(value.args[0], relax.Var):
-            pad = self.caches.get(("pad", value.args[0]))
-            if pad is not None:
-                value = folded(value, pad, self.context.mod, self.name, var)
+            source = self.caches.get(("folds", value.args[0]))
+            if source is not None:
+                value = folded(value, source, self.context.mod, self.name, var)
         outs = flat_types(var.ty)
         form = call_form(value, outs, self.context.mod, self.name, var)
         operands = [leaf for arg in tensor_args(value) for leaf in leaves_of(arg)]

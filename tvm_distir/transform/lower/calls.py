@@ -186,10 +186,10 @@ class LocalCall:
         return tuple(a for a, x in enumerate(labels) if x == dim and sizes[a] > 1)
 
     def scalar(self, value: Any, dtype: str) -> Any:
-        """Make a scalar constant (of shape (1,) when not finite: such scalars have no text)."""
+        """Make a constant: a scalar (of shape (1,) when not finite: such have no text), a table."""
         base = "float32" if dtype == "bfloat16" else dtype
         array = np.array(value).astype(base)
-        if array.dtype.kind == "f" and not np.isfinite(array):
+        if array.dtype.kind == "f" and array.ndim == 0 and not np.isfinite(array):
             array = array.reshape(1)
         const = relax.const(array, base)
         return const if base == dtype else self.emit(relax.op.astype(const, dtype), "fill")

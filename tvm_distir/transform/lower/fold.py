@@ -4,7 +4,8 @@
 
 ``conv2d(nn.pad(x))`` without padding of its own is ``conv2d(x)`` with it. Cut along a padded dim,
 the first moves rows twice (the longer result is cut elsewhere), the second only the windows' own
-neighbour rows.
+neighbour rows. So with its gradient: a transposed convolution whose result is cropped leaves the
+rows out by its own padding.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ...ir import flat_types, labels_of, mesh_key, mesh_shape, shard_counts
 from ..legalize.terms import call_form
 
 CONVOLUTIONS = tuple(f"relax.nn.conv{n}d" for n in (1, 2, 3))
+TRANSPOSED = tuple(f"relax.nn.conv{n}d_transpose" for n in (1, 2, 3))
 AVERAGES = tuple(f"relax.nn.avg_pool{n}d" for n in (1, 2, 3))
 
 
@@ -30,9 +32,9 @@ def changed(attrs: Any, **values: Any) -> Any:
 
 
 def _layout(call: ir.Call) -> str | None:
-    """Layout of the operand of an op that may take over padding by zeros."""
+    """Layout of the operand (of a transposed convolution, the result) that may be padded."""
     name = str(call.op.name)
-    if name in CONVOLUTIONS:
+    if name in CONVOLUTIONS or name in TRANSPOSED:
         layout = str(call.attrs.data_layout)
     elif name in AVERAGES and call.attrs.count_include_pad and not call.attrs.ceil_mode:
         layout = str(call.attrs.layout)
@@ -41,27 +43,62 @@ def _layout(call: ir.Call) -> str | None:
     return layout if layout.isalpha() and layout.isupper() else None
 
 
+def _is_op(value: Any, *names: str) -> bool:
+    return (
+        isinstance(value, ir.Call) and isinstance(value.op, ir.Op) and str(value.op.name) in names
+    )
+
+
 def is_zero_padding(value: Any) -> bool:
     """Whether a value is an ``nn.pad`` that appends zeros."""
     return (
-        isinstance(value, ir.Call)
-        and isinstance(value.op, ir.Op)
-        and str(value.op.name) == "relax.nn.pad"
+        _is_op(value, "relax.nn.pad")
         and str(value.attrs.pad_mode) == "constant"
         and float(value.attrs.pad_value) == 0
         and min(int(n) for n in value.attrs.pad_width) >= 0
     )
 
 
-def folded(call: ir.Call, pad: ir.Call, mod: ir.IRModule, function: str, var: Any) -> ir.Call:
-    """Take the padding over from what computes the first operand.
+def is_foldable(value: Any) -> bool:
+    """Whether what reads a value may become one op with it."""
+    return is_zero_padding(value) or _is_op(value, *TRANSPOSED)
+
+
+def _is_crop(value: Any) -> bool:
+    """Whether a value is an ``nn.pad`` that only leaves rows out."""
+    return _is_op(value, "relax.nn.pad") and max(int(n) for n in value.attrs.pad_width) <= 0
+
+
+def _widths(layout: str, pad: ir.Call, narrow: Any, wide: Any) -> list[int] | None:
+    """What a padding adds before, then behind, spatial dims; None where folding gains nothing.
+
+    ``narrow`` and ``wide`` are the types without and with the padding.
+    """
+    if not isinstance(narrow, DTensorType) or not isinstance(wide, DTensorType):
+        return None
+    labels = labels_of(narrow.placement)
+    if labels != labels_of(wide.placement):
+        return None
+    if mesh_key(narrow.device_mesh) != mesh_key(wide.device_mesh):
+        return None
+    widths = [abs(int(n)) for n in pad.attrs.pad_width]
+    spatial = [d for d, c in enumerate(layout) if c not in "NC"]
+    padded = [d for d in range(len(layout)) if widths[2 * d] or widths[2 * d + 1]]
+    counts = shard_counts(labels, mesh_shape(narrow.device_mesh), len(layout))
+    if not set(padded) <= set(spatial) or all(counts[d] == 1 for d in padded):
+        return None
+    return [widths[2 * d + side] for side in (0, 1) for d in spatial]
+
+
+def folded(call: ir.Call, source: ir.Call, mod: ir.IRModule, function: str, var: Any) -> ir.Call:
+    """Make one op of two, where one of them is a padding.
 
     Parameters
     ----------
     call : Call
-        Of level 4; ``pad`` computes its first operand.
-    pad : Call
-        See :func:`is_zero_padding`.
+        Of level 4; ``source`` computes its first operand.
+    source : Call
+        See :func:`is_foldable`.
     mod, function, var
         Where ``call`` stands.
 
@@ -71,30 +108,22 @@ def folded(call: ir.Call, pad: ir.Call, mod: ir.IRModule, function: str, var: An
         The call itself where the padding is no matter: no padded dim is cut, a dim that no
         window walks is padded, or the op cannot take it over.
     """
-    layout, source = _layout(call), pad.args[0]
-    if layout is None or not isinstance(source, ir.Var):
+    if _is_op(source, *TRANSPOSED):
+        pad, taker, args = call, source, source.args
+        if not _is_crop(call):
+            return call
+        narrow, wide = call.ty, call.args[0].ty
+    else:
+        pad, taker, args = source, call, [source.args[0], *call.args[1:]]
+        if _is_op(call, *TRANSPOSED) or not isinstance(source.args[0], ir.Var):
+            return call
+        narrow, wide = source.args[0].ty, call.args[0].ty
+    layout = _layout(taker)
+    widths = None if layout is None else _widths(layout, pad, narrow, wide)
+    if widths is None:
         return call
-    before, after = source.ty, call.args[0].ty
-    if not isinstance(before, DTensorType) or not isinstance(after, DTensorType):
-        return call
-    labels = labels_of(before.placement)
-    if labels != labels_of(after.placement):
-        return call
-    if mesh_key(before.device_mesh) != mesh_key(after.device_mesh):
-        return call
-    widths = [int(n) for n in pad.attrs.pad_width]
-    spatial = [d for d, c in enumerate(layout) if c not in "NC"]
-    padded = [d for d in range(len(layout)) if widths[2 * d] or widths[2 * d + 1]]
-    counts = shard_counts(labels, mesh_shape(before.device_mesh), len(layout))
-    if not set(padded) <= set(spatial) or all(counts[d] == 1 for d in padded):
-        return call
-    pads = [int(n) for n in call.attrs.padding]
-    for k, d in enumerate(spatial):
-        pads[k] += widths[2 * d]
-        pads[k + len(spatial)] += widths[2 * d + 1]
-    new = ir.Call(
-        call.op, [source, *call.args[1:]], changed(call.attrs, padding=pads), call.ty_args
-    )
+    pads = [int(n) + more for n, more in zip(taker.attrs.padding, widths, strict=True)]
+    new = ir.Call(taker.op, args, changed(taker.attrs, padding=pads), taker.ty_args)
     relax.expr._update_type(new, call.ty)
     try:
         call_form(new, flat_types(var.ty), mod, function, var)

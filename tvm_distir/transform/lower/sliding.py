@@ -10,14 +10,15 @@ from typing import Any
 import numpy as np
 from tvm import ir, relax
 
-from ...rules.halo import Window, exchange, windows
+from ...rules.halo import Exchange, Window, exchange, windows
+from ...rules.halo_back import turned
 from .calls import LocalCall, register_local
 from .fold import changed
 from .halo import with_halo
 from .padding import neutral_element
 
 
-def _halo_dims(cx: LocalCall) -> list[tuple[int, int]]:
+def halo_dims(cx: LocalCall) -> list[tuple[int, int]]:
     """Dims of operand and result that follow a halo factor over more than one device."""
     found = []
     for factor in cx.form.factors:
@@ -31,26 +32,61 @@ def _halo_dims(cx: LocalCall) -> list[tuple[int, int]]:
     return found
 
 
+def _planned(cx: LocalCall, dim: int, result_dim: int, window: Window) -> Exchange:
+    """Exchange of the first operand for windows that give the first result."""
+    own = cx.ins[0].shard
+    return exchange(window, own.whole[dim], cx.outs[0].whole[result_dim], own.counts[dim])
+
+
 def _slid(cx: LocalCall, layout: str, kernel: tuple[int, ...], value: Any) -> tuple[Any, list[int]]:
     """First operand with all neighbour rows, and the padding that is left to the op."""
-    names = [c for c in layout if c not in "NC"]
+    names = spatial(layout)
     sliding = windows(cx.call.attrs, kernel)
     pads = [w.before for w in sliding] + [w.after for w in sliding]
     x = cx.operand(0)
-    for dim, result_dim in _halo_dims(cx):
+    for dim, result_dim in halo_dims(cx):
         k = names.index(layout[dim])
-        x = with_halo(cx, x, dim, result_dim, sliding[k], value)
+        x = with_halo(cx, 0, x, dim, _planned(cx, dim, result_dim, sliding[k]), value)
         pads[k] = pads[k + len(names)] = 0
     return x, pads
 
 
+def spatial(layout: str) -> list[str]:
+    """Names of the spatial dims of a layout, in order."""
+    return [c for c in layout if c not in "NC"]
+
+
+def _contracted(cx: LocalCall, layout: str) -> list[tuple[int, int]]:
+    """Spatial dims, of data and kernel, that several devices sum over (a weight's gradient)."""
+    found = []
+    for factor in cx.form.factors:
+        if factor is None or not factor.reduces:
+            continue
+        dim, kernel_dim = factor.ins
+        if dim is None or kernel_dim is None or layout[dim] in "NC":
+            continue
+        if cx.ins[0].shard.counts[dim] > 1 and (dim, kernel_dim) not in found:
+            found.append((dim, kernel_dim))
+    return found
+
+
 @register_local(*(f"relax.nn.conv{n}d" for n in (1, 2, 3)))
 def convolution(cx: LocalCall) -> Any:
-    """Neighbour rows along cut spatial dims; cut along its channels, a device's own groups."""
+    """Neighbour rows along cut spatial dims; cut along its channels, a device's own groups.
+
+    A weight's gradient gets those that the windows at its own positions read.
+    """
     a, weight = cx.call.attrs, cx.ins[1].shard
     layout, kernel_layout = str(a.data_layout), str(a.kernel_layout)
     kernel = tuple(weight.whole[kernel_layout.index(c)] for c in layout if c not in "NC")
     x, pads = _slid(cx, layout, kernel, 0)
+    for dim, kernel_dim in _contracted(cx, layout):
+        k = spatial(layout).index(layout[dim])
+        own, taps = cx.ins[0].shard, cx.outs[0].whole[str(a.out_layout).index(layout[dim])]
+        window = turned(windows(a, kernel)[k], taps)
+        plan = exchange(window, own.whole[dim], weight.whole[kernel_dim], own.counts[dim])
+        x = with_halo(cx, 0, x, dim, plan)
+        pads[k] = pads[k + len(kernel)] = 0
     groups = int(a.groups)
     if groups > 1:
         groups //= cx.ins[0].shard.counts[layout.index("C")]
@@ -58,17 +94,7 @@ def convolution(cx: LocalCall) -> Any:
     return ir.Call(cx.call.op, [x, cx.operand(1)], attrs)
 
 
-@register_local(*(f"relax.nn.conv{n}d_transpose" for n in (1, 2, 3)))
-def transposed_convolution(cx: LocalCall) -> Any:
-    """A grouped one cut along its channels has its own groups only."""
-    a = cx.call.attrs
-    groups = int(a.groups)
-    if groups > 1:
-        groups //= cx.ins[0].shard.counts[str(a.data_layout).index("C")]
-    return ir.Call(cx.call.op, [cx.operand(0), cx.operand(1)], changed(a, groups=groups))
-
-
-def _lowest(dtype: str) -> Any:
+def lowest(dtype: str) -> Any:
     """What a max pool pads with: the lowest finite number."""
     if dtype == "bfloat16":
         return np.float32(-3.3895313892515355e38)
@@ -77,19 +103,22 @@ def _lowest(dtype: str) -> Any:
     return neutral_element("max", dtype)
 
 
+def pool_kernel(attrs: Any) -> tuple[int, ...]:
+    """Window of a pool, one extent per spatial dim."""
+    kernel = tuple(int(n) for n in attrs.pool_size)
+    return kernel * ((len(str(attrs.layout)) - 2) // len(kernel))
+
+
 def _pool(cx: LocalCall, value: Any) -> Any:
     a = cx.call.attrs
-    layout = str(a.layout)
-    kernel = tuple(int(n) for n in a.pool_size)
-    kernel = kernel * ((len(layout) - 2) // len(kernel))
-    x, pads = _slid(cx, layout, kernel, value)
+    x, pads = _slid(cx, str(a.layout), pool_kernel(a), value)
     return ir.Call(cx.call.op, [x], changed(a, padding=pads))
 
 
 @register_local(*(f"relax.nn.max_pool{n}d" for n in (1, 2, 3)))
 def max_pool(cx: LocalCall) -> Any:
     """Neighbour rows along cut spatial dims; the lowest number around the border."""
-    return _pool(cx, _lowest(cx.ins[0].shard.dtype))
+    return _pool(cx, lowest(cx.ins[0].shard.dtype))
 
 
 @dataclass(frozen=True)
@@ -122,7 +151,7 @@ class _Border:
 def _borders(cx: LocalCall, names: list[str], sliding: list[Window]) -> list[_Border]:
     a, own, out = cx.call.attrs, cx.ins[0].shard, cx.outs[0]
     found = []
-    for dim, result_dim in () if a.count_include_pad else _halo_dims(cx):
+    for dim, result_dim in () if a.count_include_pad else halo_dims(cx):
         k = names.index(str(a.layout)[dim])
         extent, result, count = own.whole[dim], out.whole[result_dim], own.counts[dim]
         first, last = sliding[k].borders(extent, result)
@@ -181,9 +210,7 @@ def avg_pool(cx: LocalCall) -> Any:
     Where zeros are not counted, the first and last rows of the whole result are computed apart.
     """
     a = cx.call.attrs
-    names = [c for c in str(a.layout) if c not in "NC"]
-    kernel = tuple(int(n) for n in a.pool_size)
-    kernel = kernel * (len(names) // len(kernel))
+    names, kernel = spatial(str(a.layout)), pool_kernel(a)
     borders = _borders(cx, names, windows(a, kernel))
     if not borders:
         return _pool(cx, 0)
@@ -196,12 +223,12 @@ def pad(cx: LocalCall) -> Any:
     """Along a cut dim rows move to where the longer result is cut; other dims are padded."""
     a = cx.call.attrs
     widths, value, x = [int(n) for n in a.pad_width], float(a.pad_value), cx.operand(0)
-    halo = _halo_dims(cx)
+    halo = halo_dims(cx)
     if not halo:
         return cx.same()
     for dim, result_dim in halo:
         window = Window(1, 1, 1, widths[2 * dim], widths[2 * dim + 1])
-        x = with_halo(cx, x, dim, result_dim, window, value)
+        x = with_halo(cx, 0, x, dim, _planned(cx, dim, result_dim, window), value)
         widths[2 * dim] = widths[2 * dim + 1] = 0
     if not any(widths):
         return x
