@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -62,4 +64,17 @@ def load_saved(path: Path, function: str) -> Any:
         return load_and_compile(path, function)
     import tvm
 
+    _load_extra_functions()
     return tvm.runtime.load_module(str(path))
+
+
+@functools.cache
+def _load_extra_functions() -> None:
+    """Load what compiled code may call, such as sorting and top-k.
+
+    A process with TVM's runtime alone (``TVM_USE_RUNTIME_LIB=1``) does not do so by itself.
+    """
+    import tvm
+
+    for library in sorted(Path(tvm.__file__).parent.glob("lib/libtvm_runtime_extra.*")):
+        ctypes.CDLL(str(library))

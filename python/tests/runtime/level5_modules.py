@@ -17,7 +17,7 @@ from tvm_distir.runtime.layout import np_dtype
 Port = tuple[str, Sequence[int], str, str]
 """name, whole shape, dtype, placement"""
 
-__all__ = ["Level5", "draw", "ops", "tvm_distir"]
+__all__ = ["Level5", "arrival", "draw", "ops", "there_and_back", "tvm_distir"]
 
 
 def draw(rng: np.random.Generator, shape: Sequence[int], dtype: str) -> Any:
@@ -92,3 +92,49 @@ class Level5:
         mod = self.bb.finalize()
         mod.update_global_info("mesh", list(self.meshes))
         return mod.with_attr("mesh_axes", [list(a) for a in self.axes]) if self.axes else mod
+
+
+def arrival(
+    bb: relax.BlockBuilder,
+    ends: tuple[Any, Any],
+    placements: tuple[str, str],
+    shape: Sequence[int],
+    dtype: str = "float32",
+    tag: int = 0,
+) -> relax.Var:
+    """Emit the ``recv`` of a transfer; meshes and placements of the receiver and of the sender."""
+    return bb.emit(
+        ops.recv(
+            device_mesh=ends[0],
+            peer_mesh=ends[1],
+            placement=placements[0],
+            peer_placement=placements[1],
+            shape=shape,
+            dtype=dtype,
+            tag=tag,
+        )
+    )
+
+
+def there_and_back(
+    shape: Sequence[int] = (4, 4), here: str = "S[0]", there: str = "R, S[1]"
+) -> ir.IRModule:
+    """``(4 x, 3 x)`` of ``x``: sent to a larger mesh, which keeps ``3 x`` and sends it back."""
+    first = tvm_distir.device_mesh({"dp": 2})
+    second = tvm_distir.device_mesh({"a": 2, "b": 2}, start=2)
+    build = Level5(first, second)
+
+    def stage0(bb: Any, x: Any) -> Any:
+        bb.emit(ops.send(x, first, second, here, there, shape=shape, tag=0))
+        back = arrival(bb, (first, second), (here, there), shape, tag=1)
+        return bb.emit(relax.op.add(back, x))
+
+    def stage1(bb: Any) -> Any:
+        got = arrival(bb, (second, first), (there, here), shape, tag=0)
+        y = bb.emit(relax.op.multiply(got, relax.const(3.0)))
+        bb.emit(ops.send(y, second, first, there, here, shape=shape, tag=1))
+        return y
+
+    build.entry([("x", shape, "float32", here)], [("y", shape, "float32", here)], stage0, 0, False)
+    build.entry([], [("z", shape, "float32", there)], stage1, 1, False, [], [1])
+    return build.get()

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Level-5 modules that the engine ``mpi`` must run as ``virtual`` does, with their inputs."""
+"""Level-5 modules that all engines must run as ``virtual`` does, with their inputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from level5_modules import Level5
+from level5_modules import Level5, arrival
 from tvm import relax
 
 import tvm_distir as td
@@ -25,6 +25,12 @@ def gpt(axes: dict[str, int] | None = None) -> Case:
     mod = td.zoo.gpt(vocab=257, layers=2, hidden=32, heads=4, seq=8, batch=4)
     plan = strategy.make_plan(mod, "data_parallel+megatron", axes or {"dp": 2, "tp": 2})
     return td.distribute(mod, plan), draw_inputs(mod, seed=3)
+
+
+def moe(axes: dict[str, int], strategies: str) -> Case:
+    """A layer with experts, whose tokens go to them and back."""
+    mod = td.load_model("zoo:moe?size=tiny,layers=1,hidden=32,ffn=24,vocab=67,batch=12").mod
+    return td.distribute(mod, strategy.make_plan(mod, strategies, axes)), draw_inputs(mod, seed=4)
 
 
 def cube() -> Case:
@@ -74,7 +80,6 @@ def two_meshes() -> Case:
     first, second = td.device_mesh({"dp": 2}), td.device_mesh({"a": 1, "b": 2}, start=2)
     build = Level5(first, second)
     shape = (5, 7)
-    there = {"placement": "S[0]", "peer_placement": "R, S[1]", "shape": shape, "tag": 0}
 
     def stage0(bb: Any, x: Any) -> Any:
         y = bb.emit(relax.op.astype(bb.emit(relax.op.multiply(x, x)), "bfloat16"))
@@ -82,17 +87,7 @@ def two_meshes() -> Case:
         return []
 
     def stage1(bb: Any) -> Any:
-        got = bb.emit(
-            ops.recv(
-                device_mesh=second,
-                peer_mesh=first,
-                placement=there["peer_placement"],
-                peer_placement=there["placement"],
-                shape=shape,
-                dtype="bfloat16",
-                tag=0,
-            )
-        )
+        got = arrival(bb, (second, first), ("R, S[1]", "S[0]"), shape, "bfloat16")
         return bb.emit(relax.op.astype(got, "float32"))
 
     build.entry([("x", shape, "float32", "S[0]")], [], stage0, 0, False)
@@ -127,6 +122,11 @@ def example() -> Case:
 
 CASES = {
     "gpt": gpt,
+    "gpt_of_8": lambda: gpt({"dp": 2, "tp": 4}),
+    "moe": lambda: moe({"ep": 4}, "expert_parallel"),
+    "moe_of_8": lambda: moe(
+        {"dp": 2, "ep": 2, "tp": 2}, "data_parallel+expert_parallel+tensor_parallel"
+    ),
     "cube": cube,
     "all_to_all": all_to_all,
     "two_meshes": two_meshes,

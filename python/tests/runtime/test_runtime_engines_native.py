@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from level5_modules import Level5, draw, ops
+from level5_modules import Level5, arrival, draw, ops
 from tvm import relax
 
 import tvm_distir as td
@@ -45,17 +45,7 @@ def two_meshes():
         return bb.emit(relax.op.add(x, x))
 
     def stage1(bb):
-        got = bb.emit(
-            ops.recv(
-                device_mesh=second,
-                peer_mesh=first,
-                placement=dst,
-                peer_placement=src,
-                shape=shape,
-                dtype="float32",
-                tag=0,
-            )
-        )
+        got = arrival(bb, (second, first), (dst, src), shape)
         return bb.emit(ops.all_reduce(got, second, [0]))
 
     build.entry([("x", shape, "float32", src)], [("y", shape, "float32", src)], stage0, 0, False)

@@ -61,17 +61,6 @@ def test_transfers_between_meshes():
 
 
 @needs_mpi
-@pytest.mark.parametrize("case", sorted(CASES))
-def test_a_plain_process_starts_the_job(case):
-    mod, inputs = CASES[case]()
-    virtual, mpi = VirtualEngine(), MpiEngine(60)
-    want = virtual.run(mod, inputs)
-    got = mpi.run(mod, inputs)
-    assert all(same_bits(a, b) for a, b in zip(got, want, strict=True))
-    assert mpi.collectives == virtual.collectives
-
-
-@needs_mpi
 @pytest.mark.parametrize(("case", "count"), [("cube", 8), ("two_meshes", 5)])
 def test_the_same_program_as_every_process(case, count):
     """Inputs whole and scattered from process 0, outputs whole and sharded; a spare process."""

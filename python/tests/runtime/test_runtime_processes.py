@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from level5_modules import Level5, draw, ops
-from tvm import relax
+from level5_modules import Level5, draw, ops, there_and_back
 
 import tvm_distir as td
 from tvm_distir.errors import RuntimeError_
@@ -63,36 +62,10 @@ def test_every_op_and_type(dtype, width):
     assert y.shape == (1, width)
 
 
-def two_meshes(shape=(4, 4)):
-    """A transfer there and back, with more ranks on the second mesh."""
-    first, second = td.device_mesh({"dp": 2}), td.device_mesh({"a": 2, "b": 2}, start=2)
-    build = Level5(first, second)
-    here, there = "S[0]", "R, S[1]"
-    to = {"shape": shape, "tag": 0}
-    back = {"shape": shape, "tag": 1}
-
-    def stage0(bb, x):
-        bb.emit(ops.send(x, first, second, here, there, **to))
-        ends = {"device_mesh": first, "peer_mesh": second}
-        got = ops.recv(placement=here, peer_placement=there, dtype="float32", **ends, **back)
-        return bb.emit(relax.op.add(bb.emit(got), x))
-
-    def stage1(bb):
-        ends = {"device_mesh": second, "peer_mesh": first}
-        got = ops.recv(placement=there, peer_placement=here, dtype="float32", **ends, **to)
-        y = bb.emit(relax.op.multiply(bb.emit(got), relax.const(3.0)))
-        bb.emit(ops.send(y, second, first, there, here, **back))
-        return y
-
-    build.entry([("x", shape, "float32", here)], [("y", shape, "float32", here)], stage0, 0, False)
-    build.entry([], [("z", shape, "float32", there)], stage1, 1, False, [], [1])
-    return build.get()
-
-
 @pytest.mark.parametrize("shape", [(4, 4), (5, 7), (300, 1000)])
 def test_several_meshes(shape):
     x = draw(R(3), shape, "float32")
-    y, z = all_engines(two_meshes(shape), [x])
+    y, z = all_engines(there_and_back(shape), [x])
     assert np.array_equal(y, 4 * x)
     assert np.array_equal(z, 3 * x)
 
@@ -107,7 +80,7 @@ def test_verify_a_transformer():
 
 
 def test_workers_stay_for_the_next_run():
-    mod = two_meshes()
+    mod = there_and_back()
     x = draw(R(3), (4, 4), "float32")
     ProcessesEngine(20).run(mod, [x])
     before = list(POOL.pids())
@@ -118,7 +91,7 @@ def test_workers_stay_for_the_next_run():
 
 
 def test_a_killed_server_is_replaced():
-    mod = two_meshes()
+    mod = there_and_back()
     x = draw(R(3), (4, 4), "float32")
     ProcessesEngine(20).run(mod, [x])
     POOL._server.send_signal(signal.SIGKILL)
@@ -129,7 +102,7 @@ def test_a_killed_server_is_replaced():
 
 
 def test_an_idle_worker_that_is_killed_is_replaced():
-    mod = two_meshes()
+    mod = there_and_back()
     x = draw(R(3), (4, 4), "float32")
     ProcessesEngine(20).run(mod, [x])
     os.kill(next(POOL.pids()), signal.SIGKILL)
@@ -141,7 +114,7 @@ def test_an_idle_worker_that_is_killed_is_replaced():
 def test_a_module_that_workers_cannot_import_is_named():
     engine = ProcessesEngine(20, preload=["no_such_module"])
     with pytest.raises(RuntimeError_, match=r"DIST0612 main.*no_such_module"):
-        engine.run(two_meshes(), [draw(R(3), (4, 4), "float32")])
+        engine.run(there_and_back(), [draw(R(3), (4, 4), "float32")])
 
 
 def test_memory_places_arrays():
@@ -181,7 +154,7 @@ def test_nothing_is_left_of_a_controller(how, tmp_path):
             import sys, time
             sys.path.insert(0, {os.path.dirname(__file__)!r})
             import test_runtime_processes as t
-            t.ProcessesEngine(20).run(t.two_meshes(), [t.draw(t.R(3), (4, 4), "float32")])
+            t.ProcessesEngine(20).run(t.there_and_back(), [t.draw(t.R(3), (4, 4), "float32")])
             print("ready", flush=True)
             time.sleep(30 if {how == "killed"} else 0)
             """

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from level5_modules import Level5, draw, ops
+from level5_modules import Level5, draw, ops, there_and_back
 from tvm import relax
 
 import tvm_distir as td
@@ -157,44 +157,8 @@ def test_a_small_layer_with_private_functions():
 @pytest.mark.parametrize("dst", ["R, S[1]", "S[0], S[1]", "S[1], R"])
 @pytest.mark.parametrize("shape", [(4, 4), (5, 7)])
 def test_two_meshes_there_and_back(src, dst, shape):
-    first, second = td.device_mesh({"dp": 2}), td.device_mesh({"a": 2, "b": 2}, start=2)
-    build = Level5(first, second)
-
-    def stage0(bb, x):
-        bb.emit(ops.send(x, first, second, src, dst, shape=shape, tag=0))
-        back = bb.emit(
-            ops.recv(
-                device_mesh=first,
-                peer_mesh=second,
-                placement=src,
-                peer_placement=dst,
-                shape=shape,
-                dtype="float32",
-                tag=1,
-            )
-        )
-        return bb.emit(relax.op.add(back, x))
-
-    def stage1(bb):
-        got = bb.emit(
-            ops.recv(
-                device_mesh=second,
-                peer_mesh=first,
-                placement=dst,
-                peer_placement=src,
-                shape=shape,
-                dtype="float32",
-                tag=0,
-            )
-        )
-        y = bb.emit(relax.op.multiply(got, relax.const(3.0)))
-        bb.emit(ops.send(y, second, first, dst, src, shape=shape, tag=1))
-        return y
-
-    build.entry([("x", shape, "float32", src)], [("y", shape, "float32", src)], stage0, 0, False)
-    build.entry([], [("z", shape, "float32", dst)], stage1, 1, False, [], [1])
     x = draw(R(3), shape, "float32")
-    y, z = both(build.get(), [x])
+    y, z = both(there_and_back(shape, src, dst), [x])
     assert np.array_equal(y, 4 * x)
     assert np.array_equal(z, 3 * x)
 

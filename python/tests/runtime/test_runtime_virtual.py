@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from level5_modules import Level5, draw, ops
+from level5_modules import Level5, arrival, draw, ops
 from tvm import relax
 
 import tvm_distir as td
@@ -177,24 +177,14 @@ def two_meshes(shape=(6, 4), src="S[0]", dst="R, S[1]"):
     """mesh0 doubles x and sends it to mesh1, which adds its own input; mesh0 returns x too."""
     first, second = td.device_mesh({"dp": 2}), td.device_mesh({"a": 2, "b": 2}, start=2)
     build = Level5(first, second, axes=[["dp"], ["a", "b"]])
-    how = {"shape": shape, "tag": 7}
 
     def stage0(bb, x):
         y = bb.emit(relax.op.add(x, x))
-        bb.emit(ops.send(y, first, second, src, dst, **how))
+        bb.emit(ops.send(y, first, second, src, dst, shape=shape, tag=7))
         return y
 
     def stage1(bb, z):
-        got = bb.emit(
-            ops.recv(
-                device_mesh=second,
-                peer_mesh=first,
-                placement=dst,
-                peer_placement=src,
-                dtype="float32",
-                **how,
-            )
-        )
+        got = arrival(bb, (second, first), (dst, src), shape, tag=7)
         return bb.emit(relax.op.add(got, z))
 
     build.entry([("x", shape, "float32", src)], [("y", shape, "float32", src)], stage0, 0, False)
