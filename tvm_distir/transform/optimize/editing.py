@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from ..legalize.emit import (
 )
 from ..legalize.passes import has_dtensor
 from ..lower.prune import is_pure, pruned
-from .scopes import with_branches
+from .scopes import let_out, with_branches
 
 
 @dataclass(frozen=True)
@@ -318,34 +318,3 @@ class Editor:
                 source = self.known.get(used)
                 if not self.readers[used] and source is not None and is_pure(source):
                     waiting.append(source)
-
-
-def let_out(blocks: Iterable[Any], result: Any) -> tuple[list[Any], Any]:
-    """Make dataflow variables that are read outside of their block plain variables."""
-    blocks = list(blocks)
-    home = {
-        binding.var: number
-        for number, block in enumerate(blocks)
-        for binding in block.bindings
-        if isinstance(binding.var, relax.DataflowVar)
-    }
-    seen: dict[Any, Any] = {}
-
-    def look(expr: Any, number: int) -> None:
-        for used in variables(expr):
-            if home.get(used, number) != number and used not in seen:
-                seen[used] = relax.Var(str(used.name), used.ty)
-
-    for number, block in enumerate(blocks):
-        for binding in block.bindings:
-            look(binding.value, number)
-    look(result, -1)
-    if not seen:
-        return blocks, result
-    changed = []
-    for block in blocks:
-        writer = BlockWriter(relax.BlockBuilder(), isinstance(block, relax.DataflowBlock))
-        for binding in block.bindings:
-            writer.bind(seen.get(binding.var, binding.var), substitute(binding.value, seen))
-        changed.append(writer.block())
-    return changed, substitute(result, seen)

@@ -1,15 +1,15 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The branches of an ``If`` as scopes of their own."""
+"""Branches of an ``If`` as scopes of their own, and variables that leave their block."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tvm import relax
 
-from ..legalize.emit import with_body
+from ..legalize.emit import BlockWriter, substitute, variables, with_body
 
 Rewrite = Callable[[relax.Function], relax.Function]
 
@@ -71,3 +71,34 @@ def bindings_in(seq: relax.SeqExpr) -> Iterator[tuple[Any, Any]]:
     for block in seq.blocks:
         for b in block.bindings:
             yield b.var, b.value
+
+
+def let_out(blocks: Iterable[Any], result: Any) -> tuple[list[Any], Any]:
+    """Make dataflow variables that are read outside of their block plain variables."""
+    blocks = list(blocks)
+    home = {
+        binding.var: number
+        for number, block in enumerate(blocks)
+        for binding in block.bindings
+        if isinstance(binding.var, relax.DataflowVar)
+    }
+    seen: dict[Any, Any] = {}
+
+    def look(expr: Any, number: int) -> None:
+        for used in variables(expr):
+            if home.get(used, number) != number and used not in seen:
+                seen[used] = relax.Var(str(used.name), used.ty)
+
+    for number, block in enumerate(blocks):
+        for binding in block.bindings:
+            look(binding.value, number)
+    look(result, -1)
+    if not seen:
+        return blocks, result
+    changed = []
+    for block in blocks:
+        writer = BlockWriter(relax.BlockBuilder(), isinstance(block, relax.DataflowBlock))
+        for binding in block.bindings:
+            writer.bind(seen.get(binding.var, binding.var), substitute(binding.value, seen))
+        changed.append(writer.block())
+    return changed, substitute(result, seen)

@@ -18,7 +18,7 @@ from ..legalize.emit import bindings_of, rebuild, substitute, typed, variables, 
 from ..legalize.passes import retyped
 from ..lower.passes import callees_first
 from ..lower.prune import pruned
-from .editing import let_out
+from .scopes import let_out
 
 
 def RemoveUnused() -> Any:
