@@ -9,6 +9,7 @@ before it reduces: every ``R.dist.partial`` taken out. dp 2 x tp 4, ResNet on dp
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +22,12 @@ import tvm_distir as td
 from tvm_distir.ir.ops import dist_op_name
 from tvm_distir.plan import Plan
 from tvm_distir.strategy import make_plan
+from tvm_distir.strategy.facts import as_mesh_spec, parameter_rule, tensor_parameters
+from tvm_distir.strategy.training import with_updates
 from tvm_distir.system import System
 from tvm_distir.transform import (
     AnnotateSharding,
+    BucketGathers,
     BucketReductions,
     LegalizeRedistribute,
     LowerDistIR,
@@ -88,6 +92,42 @@ def completed_at_once(mod: ir.IRModule) -> ir.IRModule:
         result = substitute(fn.body.body, env)
         functions[gv] = with_body(fn, fn.params, blocks, result, bool(fn.is_pure))
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def sharded_training(reread: bool, ranks: int = 2) -> ir.IRModule:
+    """A step of the tiny GPT with weights, gradients and states in shards: ZeRO stage 3."""
+    mod = td.zoo.gpt(
+        size="tiny", layers=2, hidden=32, heads=4, vocab=64, seq=32, batch=32, positions=32
+    )
+    step = td.train_step(mod, optimizer="adam", rate=1.0, reread=reread)
+    mesh = as_mesh_spec({"dp": ranks})
+    rules = [
+        parameter_rule(p, mesh, 0, 0 if p.shape and p.shape[0] % ranks == 0 else -1, False)
+        for p in tensor_parameters("main", step["main"], None)
+    ]
+    return td.distribute(step, with_updates(step, Plan((mesh,), tuple(rules))))
+
+
+def bucket_rows() -> list[list[str]]:
+    """Gathers, scatters and bytes of a step in shards, without buckets and with."""
+    rows = []
+    for title, reread in (("gathered once", False), ("again for the backward part", True)):
+        mod = sharded_training(reread)
+        for size in (None, 2**13, 2**15, 25 * 2**20):
+            both = mod if size is None else BucketGathers(size)(BucketReductions(size)(mod))
+            found = traffic(both)
+            kinds: Counter[str] = Counter()
+            for kind, number in found.counts.items():
+                kinds[kind.op] += number
+            rows.append(
+                [
+                    title if size is None else f"... buckets of {size // 1024:,} KiB",
+                    f"{kinds['all_gather']}",
+                    f"{kinds['reduce_scatter']}",
+                    f"{found.total_wire_bytes:,}",
+                ]
+            )
+    return rows
 
 
 def words(mod: ir.IRModule) -> str:
@@ -167,6 +207,7 @@ def main() -> None:
         counts,
     )
     table(["model", "blocking", "scheduled", "buckets", "buckets, scheduled"], spent)
+    table(["weights", "all_gather", "reduce_scatter", "sent, bytes"], bucket_rows())
     if given.scale:
         table(
             ["layers", "bindings", "optimize, ms", "bucket", "split", "schedule"],
