@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a distributed program to a folder: a library per mesh, weights by shards, a manifest."""
+"""Writes a distributed program to a folder: a library per entry, weights by shards, a manifest."""
 
 from __future__ import annotations
 

@@ -307,9 +307,10 @@ def _take_turns(
                 raise InternalError("DIST0901", "entries stand still without waiting")
             raise RuntimeError_(
                 "DIST0610",
-                "nobody sends what they wait for: "
+                "they wait for what nobody sends, or for ranks that do not come: "
                 + "; ".join(state.waiting[i] for i in sorted(state.waiting)),
                 place="transfer",
-                remedy="Order sends and receives alike on all meshes, each send with one receive.",
+                remedy="Give each send one receive; order transfers and a mesh's collectives "
+                "alike in all entries.",
             )
     return done

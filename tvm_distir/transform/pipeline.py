@@ -68,7 +68,8 @@ def distribute(
     Returns
     -------
     IRModule
-        Level 5: local tensors, collectives, one entry function per mesh with ``dist.io``.
+        Level 5: local tensors, collectives, one entry function with ``dist.io`` per mesh, or
+        where meshes share devices for all devices that belong to the same meshes.
 
     Raises
     ------

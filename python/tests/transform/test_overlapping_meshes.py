@@ -367,3 +367,46 @@ def test_a_sum_for_another_mesh_is_scattered_and_sent_by_parts(start, place):
     assert after["reduce_scatter"] == before["all_reduce"] // 2
     assert sum(after.values()) <= sum(before.values())
     assert after["send"] >= before["send"]
+
+
+APART = """
+@I.ir_module
+class Module:
+    I.module_attrs({"mesh_axes": [["a"], ["b"]]})
+    I.module_global_infos({"mesh": [
+        R.device_mesh((3,), I.Range(0, 3)), R.device_mesh((2,), I.Range(1, 3))]})
+    @R.function
+    def main_mesh0(x: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+        R.func_attr({"dist.io": {"mesh": 0, "devices": [0], "inputs": [IO], "outputs": [IO]}})
+        y = R.dist.all_reduce(x, device_mesh="mesh[0]", mesh_axes=[0], op="sum")
+        return y
+    @R.function
+    def main_mesh0_1(x: R.Tensor((4,), "float32")) -> R.Tensor((4,), "float32"):
+        R.func_attr({"dist.io": {"mesh": 0, "devices": [1, 2], "inputs": [IO], "outputs": [IO]}})
+        OTHER
+        return y
+"""
+REDUCE = 'y = R.dist.all_reduce(x, device_mesh="mesh[N]", mesh_axes=[0], op="sum")'
+
+
+@pytest.mark.parametrize("how", ["virtual", "threads"])
+@pytest.mark.parametrize(
+    ("other", "codes"),
+    [
+        (REDUCE.replace("[N]", "[0]"), ()),
+        (REDUCE.replace("[N]", "[0]").replace("sum", "max"), ("DIST0611",)),
+        (REDUCE.replace("[N]", "[1]"), ("DIST0610",)),
+        ("y = R.negative(x)", ("DIST0610",)),
+    ],
+)
+def test_entries_that_do_not_meet_are_found(other, codes, how):
+    """The same collective, another one, one on another mesh, none at all."""
+    port = {"index": 0, "name": "x", "shape": [4], "dtype": "float32", "placement": "R"}
+    mod = tvm.script.from_source(APART.replace("IO", str(port)).replace("OTHER", other))
+    x = np.arange(4, dtype="float32")
+    if not codes:
+        run_equal(mod, [x], [3 * x], how)
+        return
+    with pytest.raises(RuntimeError_) as caught:
+        engine(how).run(mod, [x])
+    assert caught.value.code in codes
