@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from collective_cases import DTYPES, np_dtype, wild
+from collective_cases import DTYPES, equal, np_dtype, random_groups, wild
+from rank_threads import run_ranks
 
 from tvm_distir.errors import DistIRError, RuntimeError_
 from tvm_distir.native import ccl as native
@@ -21,28 +22,6 @@ from tvm_distir.runtime.collectives import REDUCE_OPS, TRAFFIC, Collective, appl
 from tvm_distir.runtime.layout import same_bits
 
 STAGED_BYTES = 16384
-
-
-def run_ranks(fabric, ranks, body):
-    """Run ``body(rank)`` on one worker thread per rank; returns results or errors by rank."""
-    got = {}
-
-    def work(rank):
-        try:
-            with fabric.worker(rank):
-                got[rank] = body(rank)
-            fabric.finish(rank)
-        except BaseException as err:
-            fabric.fail(rank, f"{type(err).__name__}: {err}")
-            got[rank] = err
-
-    threads = [threading.Thread(target=work, args=(r,), daemon=True) for r in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert not any(t.is_alive() for t in threads), "a rank hangs"
-    return got
 
 
 def call_native(call, x, out_shape):
@@ -54,13 +33,6 @@ def call_native(call, x, out_shape):
     operand = [] if x is None else [tvm.runtime.tensor(x)]
     native.collective(call.name)(*operand, groups, len(call.groups[0]), *values, out)
     return out.numpy()
-
-
-def random_groups(rng, ranks):
-    """Groups of one size over shuffled ranks: not in order, not contiguous."""
-    size = int(rng.choice([n for n in range(1, len(ranks) + 1) if len(ranks) % n == 0]))
-    mixed = [int(r) for r in rng.permutation(ranks)]
-    return tuple(tuple(mixed[i : i + size]) for i in range(0, len(mixed), size))
 
 
 def random_call(rng, name, groups, ndim):
@@ -85,17 +57,6 @@ def random_shape(rng, call, size):
     return shape
 
 
-def equal(got, want):
-    """Same bits; of NaN only that it is one."""
-    if got.dtype.kind in "biu" or got.shape != want.shape or got.dtype != want.dtype:
-        return same_bits(got, want)
-    odd = np.isnan(want)
-    zero = np.zeros((), want.dtype)
-    return bool((np.isnan(got) == odd).all()) and same_bits(
-        np.where(odd, zero, got), np.where(odd, zero, want)
-    )
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_random_collectives_have_the_bits_of_the_reference(dtype):
     """A dozen collectives one after the other over changing groups, per type."""
@@ -103,7 +64,7 @@ def test_random_collectives_have_the_bits_of_the_reference(dtype):
     ranks = [int(r) for r in rng.permutation(12)[: rng.choice([2, 4, 6, 8])]]
     calls, operands, wanted = [], [], []
     for name in [*ARGS, *rng.choice(sorted(set(TRAFFIC) & set(ARGS)), 8)]:
-        groups = random_groups(rng, ranks)
+        groups = tuple(map(tuple, random_groups(rng, ranks)))
         size = len(groups[0])
         call = random_call(rng, str(name), groups, 3)
         shape = random_shape(rng, call, size)

@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import collective_cases as cases
 import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from rank_threads import run_ranks
 from tvm import relax
 
 import tvm_distir as td
@@ -23,26 +22,8 @@ from tvm_distir.runtime.processes import ProcessesEngine
 SEEDS = range(len(cases.DTYPES))
 
 
-def run_ranks(ranks, body, timeout_s=20.0):
-    """Run ``body(rank)`` on one thread per rank; returns results or errors by rank."""
-    fabric, got = native.NativeFabric(ranks, timeout_s), {}
-
-    def work(rank):
-        try:
-            with fabric.worker(rank):
-                got[rank] = body(rank)
-            fabric.finish(rank)
-        except BaseException as err:
-            fabric.fail(rank, f"{type(err).__name__}: {err}")
-            got[rank] = err
-
-    threads = [threading.Thread(target=work, args=(r,), daemon=True) for r in ranks]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not any(t.is_alive() for t in threads), "a rank hangs"
-    return got
+def fabric_of(ranks):
+    return native.NativeFabric(ranks, 20.0)
 
 
 def first_error(got):
@@ -52,7 +33,9 @@ def first_error(got):
 @pytest.mark.parametrize("seed", SEEDS)
 def test_threads(seed):
     ranks = [2, 5, 0, 3, 7, 1][: 2 + seed % 5]
-    error = first_error(run_ranks(ranks, lambda r: cases.run_cases(r, ranks, seed)))
+    error = first_error(
+        run_ranks(fabric_of(ranks), ranks, lambda r: cases.run_cases(r, ranks, seed))
+    )
     assert error is None, error
 
 
@@ -85,6 +68,7 @@ def test_an_average_of_integers_is_divided_toward_zero(dtype):
     want = np.array([-1, 1, -1, 127 if dtype == "int64" else -1], dtype)
     assert np.array_equal(collectives_more.reduce_terms(xs, "avg"), want)
     got = run_ranks(
+        fabric_of([0, 1]),
         [0, 1],
         lambda r: cases.call("all_reduce", [[0, 1]], xs[r], [4], tvm.runtime.empty((4,), dtype)),
     )
@@ -93,7 +77,7 @@ def test_an_average_of_integers_is_divided_toward_zero(dtype):
 
 
 def refused(body, text):
-    got = run_ranks([0, 1, 2], body)
+    got = run_ranks(fabric_of([0, 1, 2]), [0, 1, 2], body)
     for error in got.values():
         assert isinstance(error, RuntimeError_), error
         assert error.code == "DIST0611"
@@ -157,7 +141,7 @@ def test_memory_of_letters_is_used_again():
         return float(x.numpy()[0])
 
     before = resident_bytes()
-    got = run_ranks([0, 1], body)
+    got = run_ranks(fabric_of([0, 1]), [0, 1], body)
     assert set(got.values()) == {0.0, 1.0}
     assert resident_bytes() - before < 100 << 20
 
