@@ -70,7 +70,7 @@ def _key(program: Program, op: Op) -> Key:
 def _axes_name(program: Program, mesh: Mesh, axes: tuple[int, ...]) -> str:
     """Names of mesh axes: of the first mesh that has the same groups, as runs count them."""
     groups = mesh.groups(axes)
-    for other in program.meshes[: program.meshes.index(mesh)]:
+    for other in program.meshes[: program.meshes.index(mesh) + 1]:
         if set(other.device_ids) != set(mesh.device_ids):
             continue
         for size in range(1, len(other.axes) + 1):
