@@ -93,7 +93,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strategy",
         metavar="NAME[:k=v,...][+NAME...]",
-        help="make the plan: data_parallel, tensor_parallel, megatron; several are joined with +",
+        help="make the plan: data_parallel, zero, tensor_parallel, expert_parallel, "
+        "spatial_parallel, megatron; several are joined with +",
     )
     parser.add_argument(
         "--mesh", metavar="dp=2,tp=4", help="mesh axes and sizes, major first (with --strategy)"

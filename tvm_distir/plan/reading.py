@@ -26,9 +26,9 @@ from .schema import (
 _PLAN_KEYS = ("schema_version", "mesh", "meshes", "rules")
 _MESH_KEYS = ("axes", "start", "device_ids")
 _RULE_KEYS: dict[str, tuple[str, ...]] = {
-    "param": ("param", "function", "placement", "stationary", "mesh"),
-    "value": ("value", "function", "placement", "stationary", "mesh"),
-    "call": ("call", "index", "arg", "function", "placement", "stationary", "mesh"),
+    "param": ("param", "function", "placement", "stationary", "moving", "mesh"),
+    "value": ("value", "function", "placement", "stationary", "moving", "mesh"),
+    "call": ("call", "index", "arg", "function", "placement", "stationary", "moving", "mesh"),
 }
 _WORDS = {
     str: "a text",
@@ -186,6 +186,7 @@ def _read_rule(data: Mapping[str, Any], specs: list[MeshSpec], place: str) -> Ru
     def optional(key: str, of: type) -> Any:
         return _expect(data[key], of, f"{place}/{key}") if key in data else None
 
+    moving = optional("moving", list) or []
     try:
         return Rule(
             kind,
@@ -196,6 +197,7 @@ def _read_rule(data: Mapping[str, Any], specs: list[MeshSpec], place: str) -> Ru
             function=optional("function", str),
             index=optional("index", int),
             arg=optional("arg", int),
+            moving=tuple(_expect(axis, int, f"{place}/moving") for axis in moving),
         )
     except PlanError as error:
         where = error.place if error.place.startswith(place) else f"{place} ({error.place})"
@@ -226,6 +228,8 @@ def _rule_dict(rule: Rule, with_mesh: bool) -> dict[str, Any]:
     out["placement"] = labels_text(rule.placement)
     if rule.stationary:
         out["stationary"] = True
+    if rule.moving:
+        out["moving"] = list(rule.moving)
     if with_mesh:
         out["mesh"] = rule.mesh
     return out

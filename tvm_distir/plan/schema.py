@@ -152,6 +152,8 @@ class Rule:
         Name of the mesh.
     stationary : bool
         The tensor never moves: propagation may not convert it, whatever that would save.
+    moving : tuple of int
+        Numbers of the mesh axes along which a stationary tensor may move all the same.
     function : str, optional
         The function to look in. None: ``main``, or every public function where there is no
         ``main``. A private function is looked into only when named.
@@ -169,6 +171,7 @@ class Rule:
     function: str | None = None
     index: int | None = None
     arg: int | None = None
+    moving: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -188,6 +191,13 @@ class Rule:
                 'a call rule has no "arg"',
                 place=self.title,
                 remedy="Say which argument: 0 is the first.",
+            )
+        if any(not 0 <= axis < len(self.placement) for axis in self.moving):
+            raise PlanError(
+                "DIST0221",
+                f'"moving" is {list(self.moving)}, and the mesh has {len(self.placement)} axes',
+                place=self.title,
+                remedy="Give numbers of mesh axes, from 0.",
             )
         for key, number in (("index", self.index), ("arg", self.arg)):
             if number is not None and (self.kind != "call" or number < 0):

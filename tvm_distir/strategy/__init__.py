@@ -11,6 +11,7 @@ from .megatron import megatron
 from .registry import StrategySpec, parse, register_strategy, strategies
 from .spatial_parallel import spatial_parallel
 from .tensor_parallel import tensor_parallel
+from .zero import zero
 
 __all__ = [
     "StrategySpec",
@@ -25,4 +26,5 @@ __all__ = [
     "spatial_parallel",
     "strategies",
     "tensor_parallel",
+    "zero",
 ]

@@ -11,10 +11,11 @@ from typing import Any
 from tvm import ir
 
 from ..errors import PlanError
+from ..ir import R
 from ..plan import MeshSpec, Plan, Rule, labels_text
 from ..plan.schema import DEFAULT_MESH
 from .facts import MeshLike, as_mesh_spec
-from .registry import BEFORE, StrategySpec, checked, find, knows_others, parse
+from .registry import BEFORE, OTHERS, StrategySpec, checked, find, knows_others, parse
 
 
 def make_plan(mod: ir.IRModule, text: str, axes: Mapping[str, int]) -> Plan:
@@ -69,18 +70,38 @@ def compose(mod: ir.IRModule, mesh: MeshLike, specs: str | Sequence[StrategySpec
 def _plans(
     mod: ir.IRModule, mesh: MeshSpec, wanted: Sequence[StrategySpec]
 ) -> list[tuple[str, Plan]]:
-    """Make the plans, in order; strategies that look at the others' plans come last."""
+    """Make the plans, in order; strategies that look at the others' plans come last.
+
+    Where those that come after all others cut what another one leaves whole, they have their way.
+    """
     plans: dict[int, tuple[str, Plan]] = {}
-    for looks in (False, True):
+    for looks in (None, BEFORE, OTHERS):
         for i, one in enumerate(wanted):
             function = find(one.name)
             if knows_others(function) != looks:
                 continue
             options = dict(one.options)
             if looks and plans:
-                options[BEFORE] = merge([plans[k] for k in sorted(plans)])
-            plans[i] = one.name, function(mod, mesh, **options)
+                options[looks] = merge([plans[k] for k in sorted(plans)])
+            made = function(mod, mesh, **options)
+            if looks == OTHERS:
+                plans = {k: (name, _giving_way(plan, made)) for k, (name, plan) in plans.items()}
+            plans[i] = one.name, made
     return [plans[i] for i in sorted(plans)]
+
+
+def _giving_way(plan: Plan, other: Plan) -> Plan:
+    """Leave open what a plan wants whole and another one wants cut."""
+    cuts = {_target(rule): rule.placement for rule in other.rules}
+    rules = []
+    for rule in plan.rules:
+        wanted = cuts.get(_target(rule), (None,) * len(rule.placement))
+        labels = tuple(
+            None if own == R and cut is not None and cut >= 0 else own
+            for own, cut in zip(rule.placement, wanted, strict=True)
+        )
+        rules.append(replace(rule, placement=labels))
+    return Plan(plan.meshes, tuple(rules))
 
 
 def _closed(rule: Rule) -> Rule:
@@ -96,8 +117,9 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
 
     Rules with the same target (kind, name, function, index, argument, mesh) become one, at the
     place of the first: on each axis the label that one of them fills; open where none does.
-    It is stationary when those that cut are (those that do not move nothing either way); where
-    none cuts, when one is. A plan's own repeated target counts as its last rule.
+    It is stationary along the axes on which a stationary rule cuts it, and may move along the
+    others; where none cuts, when one of them is. A plan's own repeated target counts as its
+    last rule.
 
     Parameters
     ----------
@@ -135,14 +157,26 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
                 labels[axis] = label
                 filled[axis] = filled[axis] or title
             said.setdefault(target, []).append(rule)
-            stationary = _stationary(said[target])
-            rules[target] = replace(old, placement=tuple(labels), stationary=stationary)
+            stationary, moving = _stationary(said[target])
+            rules[target] = replace(
+                old, placement=tuple(labels), stationary=stationary, moving=moving
+            )
     return Plan(first.meshes, tuple(rules.values()))
 
 
-def _stationary(rules: Sequence[Rule]) -> bool:
-    cutting = [r for r in rules if any(label is not None and label >= 0 for label in r.placement)]
-    return all(r.stationary for r in cutting) if cutting else any(r.stationary for r in rules)
+def _stationary(rules: Sequence[Rule]) -> tuple[bool, tuple[int, ...]]:
+    """Whether what the rules place is stationary, and along which axes it moves all the same."""
+    cuts = {
+        axis: rule.stationary and axis not in rule.moving
+        for rule in rules
+        for axis, label in enumerate(rule.placement)
+        if label is not None and label >= 0
+    }
+    if not cuts:
+        return any(rule.stationary for rule in rules), ()
+    if not any(cuts.values()):
+        return False, ()
+    return True, tuple(sorted(axis for axis, held in cuts.items() if not held))
 
 
 def _conflict(

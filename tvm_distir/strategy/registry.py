@@ -17,8 +17,9 @@ from .training import with_updates
 Strategy = Callable[..., Plan]
 Registered = TypeVar("Registered", bound=Strategy)
 
-BEFORE = "before"
-"""Parameter of a strategy that takes the plan of the others."""
+BEFORE, OTHERS = "before", "others"
+"""Parameters of a strategy that take the plan of those made before it: of all strategies without
+such a parameter; and of all but those that have ``others`` too."""
 
 _STRATEGIES: dict[str, Strategy] = {}
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -90,12 +91,13 @@ def strategies() -> dict[str, Strategy]:
 
 def _options(function: Strategy) -> dict[str, Any]:
     parameters = list(inspect.signature(function).parameters.values())[2:]
-    return {p.name: p.default for p in parameters if p.name != BEFORE}
+    return {p.name: p.default for p in parameters if p.name not in (BEFORE, OTHERS)}
 
 
-def knows_others(function: Strategy) -> bool:
-    """Whether a strategy wants to know the plan of those it is composed with."""
-    return BEFORE in inspect.signature(function).parameters
+def knows_others(function: Strategy) -> str | None:
+    """Name of the parameter through which a strategy learns of the others' plans; or None."""
+    known = inspect.signature(function).parameters
+    return next((name for name in (BEFORE, OTHERS) if name in known), None)
 
 
 def parse(text: str) -> tuple[StrategySpec, ...]:

@@ -24,13 +24,17 @@ Weights: TypeAlias = Mapping[str, Mapping[int, Parameter]]
 MOST_TRIALS = 100
 
 
-def taken_dims(before: Plan | None, weights: Weights) -> dict[tuple[str, int, int], int]:
+def taken_dims(
+    before: Plan | None, weights: Weights, without: str | None = None
+) -> dict[tuple[str, int, int], int]:
     """Return into how many parts a plan cuts dims of weights.
 
     Parameters
     ----------
     before : Plan or None
     weights : mapping
+    without : str, optional
+        A mesh axis that does not count.
 
     Returns
     -------
@@ -45,8 +49,9 @@ def taken_dims(before: Plan | None, weights: Weights) -> dict[tuple[str, int, in
             rule = placed.get((parameter.function, glob.escape(parameter.name)))
             if rule is None or before is None:
                 continue
-            for label, count in zip(rule.placement, before.mesh(rule.mesh).shape, strict=True):
-                if label is not None and label >= 0:
+            axes = before.mesh(rule.mesh).axes.items()
+            for label, (axis, count) in zip(rule.placement, axes, strict=True):
+                if label is not None and label >= 0 and axis != without:
                     found[name, i, label] = found.get((name, i, label), 1) * count
     return found
 

@@ -22,7 +22,17 @@ from ..plan.matching import bindings_of, match_name
 
 def state_names(fn: relax.Function) -> set[str]:
     """Names of the parameters that are states of weights; none of other functions."""
-    return {str(n) for names in _training(fn, "states").values() for n in names}
+    return {name for names in states_of(fn).values() for name in names}
+
+
+def states_of(fn: relax.Function) -> dict[str, list[str]]:
+    """Names of the optimizer's states of each weight; none of other functions."""
+    return {w: [str(n) for n in names] for w, names in _training(fn, "states").items()}
+
+
+def gradient_names(fn: relax.Function) -> dict[str, str]:
+    """Names of the values that are the gradients of weights; none of other functions."""
+    return {w: str(n) for w, n in _training(fn, "gradients").items()}
 
 
 def _training(fn: relax.Function, key: str) -> dict[str, Any]:
@@ -77,9 +87,15 @@ class _Finder:
 
     def __call__(self, parameter: str) -> Rule | None:
         found = [r for r in self.patterns if match_name(r[1].name, parameter)]
+        return max([*found, *self._named(parameter)], key=lambda r: r[0], default=(0, None))[1]
+
+    def exactly(self, parameter: str) -> Rule | None:
+        """Return the last rule that gives the parameter's name."""
+        return max(self._named(parameter), key=lambda r: r[0], default=(0, None))[1]
+
+    def _named(self, parameter: str) -> list[tuple[int, Rule]]:
         names = {parameter, plain_name(parameter), glob.escape(parameter)}
-        found += [self.exact[name] for name in names if name in self.exact]
-        return max(found, key=lambda r: r[0], default=(0, None))[1]
+        return [self.exact[name] for name in sorted(names) if name in self.exact]
 
 
 def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
@@ -95,8 +111,9 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
     Returns
     -------
     Plan
-        With more rules: a ``param`` rule per state, a ``value`` rule per new weight and state and
-        per weight that the backward part reads anew.
+        With more rules: a ``param`` rule per state that the plan does not name itself, a
+        ``value`` rule per new weight and state, and per weight that the backward part reads anew:
+        as stationary as the weight.
     """
     rules = list(plan.rules)
     functions = {
@@ -111,12 +128,17 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
             rule = find(parameter)
             if rule is None or parameter not in updated:
                 continue
-            followers = [parameter, *map(str, states.get(parameter, ()))]
-            rules.extend(replace(rule, name=glob.escape(n)) for n in followers[1:])
-            values = [str(updated[n]) for n in followers]
-            values += [str(again[parameter])] if parameter in again else []
+            if parameter in again:
+                rules.append(replace(rule, kind="value", name=str(again[parameter])))
+            values = [(str(updated[parameter]), rule)]
+            for state in map(str, states.get(parameter, ())):
+                placed = find.exactly(state)
+                if placed is None:
+                    placed = replace(rule, name=glob.escape(state))
+                    rules.append(placed)
+                values.append((str(updated[state]), placed))
             rules.extend(
-                Rule("value", value, rule.placement, rule.mesh, function=rule.function)
-                for value in values
+                Rule("value", value, like.placement, like.mesh, function=like.function)
+                for value, like in values
             )
     return Plan(plan.meshes, tuple(rules))

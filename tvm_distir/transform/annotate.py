@@ -17,12 +17,14 @@ After, with ``{"param": "x", "placement": "S[0], ?", "stationary": true}``::
 TVM's op can say neither "open" nor "stationary". An open axis is written ``R`` in the
 annotation and its number noted in the function attribute ``dist.open_axes``; stationary
 variables are listed in ``dist.stationary``; both by the name of the annotated variable, which
-is unique in its function. Propagation reads both attributes and drops them.
+is unique in its function. Propagation reads both attributes and drops them. What is stationary
+along some axes only is annotated twice: where it lies, and, stationary, along those axes alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import tvm
@@ -206,7 +208,7 @@ class _Annotator(relax.PyExprMutator):  # type: ignore[misc]
             args = [self.visit_expr(arg) for arg in call.args]
             for i in sorted(rules):
                 name = str(getattr(args[i], "name", "constant")).removesuffix(SUFFIX)
-                args[i] = self._emit(args[i], name, rules[i], self.in_dataflow)
+                args[i] = self._placed(args[i], name, rules[i], self.in_dataflow)
             made = ir.Call(call.op, args, call.attrs, call.ty_args)
             self.builder_.emit_normalized(
                 relax.VarBinding(binding.var, self.builder_.normalize(made))
@@ -215,15 +217,23 @@ class _Annotator(relax.PyExprMutator):  # type: ignore[misc]
         if rule is not None:
             local = isinstance(binding.var, relax.DataflowVar)
             value = self.visit_expr(binding.var)
-            placed = self._emit(value, str(binding.var.name), rule, local)
+            placed = self._placed(value, str(binding.var.name), rule, local)
             self.set_var_remap(binding.var, placed)
 
     def _annotate_params(self) -> None:
         waiting, self.waiting = self.waiting, []
         for param, name, rule in waiting:
             local = self.in_dataflow and param not in self.escaping
-            placed = self._emit(param, name, rule, local)
+            placed = self._placed(param, name, rule, local)
             self.set_var_remap(param, placed)
+
+    def _placed(self, value: Any, name: str, rule: Rule, local: bool) -> Any:
+        """Annotate ``value``, twice where it is stationary along some axes only."""
+        if not (rule.stationary and rule.moving):
+            return self._emit(value, name, rule, local)
+        stored = self._emit(value, name, replace(rule, stationary=False), local)
+        held = [None if axis in rule.moving else x for axis, x in enumerate(rule.placement)]
+        return self._emit(stored, name, replace(rule, placement=tuple(held)), local)
 
     def _emit(self, value: Any, name: str, rule: Rule, local: bool) -> Any:
         """Bind the annotation of ``value`` and give back its variable."""

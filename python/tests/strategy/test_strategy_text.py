@@ -4,12 +4,15 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 from tvm import ir
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
 from tvm_distir import strategy
+from tvm_distir.cli.options import add_model_options
 from tvm_distir.errors import DistIRError, MeshError, PlanError
 from tvm_distir.ir import R as WHOLE
 from tvm_distir.ir import device_mesh
@@ -120,7 +123,7 @@ def test_registering_is_checked(columns: object) -> None:
     with pytest.raises(PlanError, match="DIST0231"):
         strategy.register_strategy("other")(lambda mod, mesh, axis: Plan((mesh,), ()))
     known = ["columns", "data_parallel", "expert_parallel", "megatron"]
-    known += ["spatial_parallel", "tensor_parallel"]
+    known += ["spatial_parallel", "tensor_parallel", "zero"]
     assert list(strategy.strategies()) == known
 
 
@@ -131,7 +134,7 @@ def test_registering_is_checked(columns: object) -> None:
         (lambda: strategy.compose(Linear, {}, "data_parallel"), "DIST0201"),
         (lambda: strategy.compose(Linear, {"x": 2}, "data_parallel"), "DIST0206"),
         (lambda: strategy.make_plan(Linear, "data_parallel:axis=pp", {"dp": 2}), "DIST0206"),
-        (lambda: strategy.compose(Linear, {"dp": 2}, [StrategySpec("zero")]), "DIST0230"),
+        (lambda: strategy.compose(Linear, {"dp": 2}, [StrategySpec("nothing")]), "DIST0230"),
     ],
 )
 def test_wrong_meshes_and_axes_are_refused(call: object, code: str) -> None:
@@ -152,3 +155,12 @@ def test_a_mesh_may_be_given_in_tvms_form() -> None:
     assert plan.meshes == (MeshSpec("mesh0", {"0": 2}, start=4),)
     plan = strategy.data_parallel(Linear, device_mesh({"dp": 2}, device_ids=[5, 1]), axis="0")
     assert plan.meshes[0].device_ids == (5, 1)
+
+
+def test_the_command_line_lists_the_strategies() -> None:
+    parser = argparse.ArgumentParser()
+    add_model_options(parser)
+    listed = parser.format_help()
+    names = [n for n, f in strategy.strategies().items() if f.__module__.startswith("tvm_distir.")]
+    assert "zero" in names
+    assert [name for name in names if name not in listed] == []

@@ -72,7 +72,8 @@ def train_step(
         and states in the order of the parameters. States of a weight ``w`` are called
         ``w.momentum``, or ``w.m`` and ``w.v``; Adam counts the steps done in ``step``, which comes
         last. Statistics of batch norms count as weights. The attribute ``dist.training`` says
-        which value updates which parameter, so that strategies place both alike.
+        which value updates which parameter, and which is the gradient of a weight, so that
+        strategies place them alike.
 
     Raises
     ------
@@ -147,6 +148,7 @@ class _Step:
         self.statistics: dict[Any, Any] = {}
         self.updated: dict[str, str] = {}
         self.again: dict[str, str] = {}
+        self.gradients: dict[str, str] = {}
 
     def _with_states(self, weight: _Weight) -> _Weight:
         for slot in self.optimizer.slots:
@@ -175,7 +177,12 @@ class _Step:
             PARAM_NAMES_ATTR: [name for name, _ in named],
             INPUTS_ATTR: inputs,
             NUM_INPUT_ATTR: len(inputs),
-            TRAINING_ATTR: {"updated": self.updated, "states": states, "again": self.again},
+            TRAINING_ATTR: {
+                "updated": self.updated,
+                "states": states,
+                "again": self.again,
+                "gradients": self.gradients,
+            },
         }
         for key, value in attrs.items():
             fn = fn.with_attr(key, value)
@@ -195,6 +202,8 @@ class _Step:
         gradients = reverse(self.builder, bindings, loss, wanted, "main", reread)
         marks = reread.marks if reread is not None else {}
         self.again = {w.name: str(marks[w.var].name) for w in self.weights if w.var in marks}
+        pairs = zip(self.weights, gradients, strict=True)
+        self.gradients = {weight.name: str(gradient.name) for weight, gradient in pairs}
         return [loss, *self._updates(gradients)]
 
     def _forward(self, binding: Any) -> Any:
