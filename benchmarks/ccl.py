@@ -1,129 +1,62 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Native all-reduces against NumPy with a barrier, between threads and between processes.
+"""Native collectives against NumPy with a barrier and against MPI, side by side.
 
-The NumPy side is what one would write without a library: every rank makes its operand known
-(threads: a reference; processes: a copy in shared memory), reduces its part of all operands in
-rank order, and copies the whole result, with barriers in between. Native and NumPy rounds take
-turns in the same ranks; the best round of each counts, as other work disturbs.
+Between threads and between forked processes native and NumPy take turns; in an MPI job, native
+(through the memory of the engine ``processes``) and MPI's own collective. The best round of each
+counts, as other work disturbs.
 
-Usage: ``python benchmarks/ccl.py [--dtype float32] [--seconds 0.3] [--ranks 2 4 8]``
+Usage: ``python benchmarks/ccl.py [--collectives all_reduce] [--dtype float32] [--seconds 0.3]
+[--ranks 2 4 8] [--kib 4 64 1024 16384 65536] [--places threads processes mpi]``
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import mmap
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import tvm
-import tvm_ffi
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from ccl_sides import OPTIONS, Case, Shared, measure, mpi_side, numpy_side
 
 from tvm_distir.native import ccl as native
+from tvm_distir.runtime.mpi_launch import find_launcher
 
-SIZES_BYTES = (4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
-RANKS = (2, 4, 8)
 TIMEOUT_S = 120.0
-TURNS = 12
+MPI_CALLS = 50
+RANK = "TVM_DISTIR_BENCHMARK_CASES"
+"""Names, to the ranks of an MPI job, what they measure."""
 
-Array = npt.NDArray[Any]
-
-
-@dataclass
-class Shared:
-    """What the ranks of one measurement share.
-
-    Attributes
-    ----------
-    barrier : Barrier
-        Of threads or of processes.
-    operands : list of array
-        One per rank; between processes they lie in shared memory.
-    result : array
-        Where the NumPy side puts the parts of the result.
-    copies : bool
-        Whether an operand must be copied to be seen by others.
-    """
-
-    barrier: Any
-    operands: list[Array]
-    result: Array
-    copies: bool
+Pair = tuple[float, float]
 
 
-def numpy_all_reduce(shared: Shared, rank: int, x: Array, out: Array) -> None:
-    """Sum over the ranks with NumPy and barriers."""
-    if shared.copies:
-        np.copyto(shared.operands[rank], x)
-    else:
-        shared.operands[rank] = x
-    shared.barrier.wait()
-    count = len(shared.operands)
-    part = slice(len(x) * rank // count, len(x) * (rank + 1) // count)
-    total = shared.result[part]
-    np.add(shared.operands[0][part], shared.operands[1][part], out=total)
-    for term in shared.operands[2:]:
-        np.add(total, term[part], out=total)
-    shared.barrier.wait()
-    np.copyto(out, shared.result)
-    shared.barrier.wait()
-
-
-def calls(shared: Shared, rank: int, elements: int, dtype: str) -> dict[str, Callable[[], None]]:
-    """One call of either side, and the check that both give the same bits."""
-    count = len(shared.operands)
-    x = np.random.default_rng(rank).standard_normal(elements).astype(dtype)
-    tensor, out = tvm.runtime.tensor(x), tvm.runtime.empty((elements,), dtype)
-    groups, other = tvm_ffi.Shape(range(count)), np.empty_like(x)
-    all_reduce = native.collective("all_reduce")
-    sides: dict[str, Callable[[], None]] = {
-        "native": lambda: all_reduce(tensor, groups, count, 0, out),
-        "numpy": lambda: numpy_all_reduce(shared, rank, x, other),
-    }
-    for call in sides.values():
-        call()
-    if not np.array_equal(out.numpy(), other):
-        raise AssertionError(f"rank {rank}: the sides differ")
-    return sides
-
-
-def measure(
-    shared: Shared, rank: int, elements: int, dtype: str, seconds: float
-) -> dict[str, float]:
-    """Seconds per call of either side in its best round, on one rank that all others run with."""
-    sides = calls(shared, rank, elements, dtype)
-    # The same number of calls on every rank, from the size alone; no agreement is needed.
-    length = max(1, min(300, int(seconds / TURNS / (30e-6 + 4e-9 * elements))))
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(TURNS):
-        for name, call in sides.items():
-            shared.barrier.wait()
-            start_s = time.perf_counter()
-            for _ in range(length):
-                call()
-            times[name].append((time.perf_counter() - start_s) / length)
-    return {name: min(row) for name, row in times.items()}
-
-
-def on_threads(count: int, elements: int, dtype: str, seconds: float) -> dict[str, float]:
+def on_threads(cases: Sequence[Case]) -> list[Pair]:
     """Measure between threads of this process."""
-    fabric = native.NativeFabric(range(count), TIMEOUT_S)
-    empty = np.empty(elements, dtype)
-    shared = Shared(threading.Barrier(count), [empty] * count, empty, copies=False)
-    told: dict[int, dict[str, float]] = {}
+    return [_on_threads(case) for case in cases]
+
+
+def _on_threads(case: Case) -> Pair:
+    fabric = native.NativeFabric(range(case.count), TIMEOUT_S)
+    empty = np.empty(case.whole, case.dtype)
+    shared = Shared(threading.Barrier(case.count), [empty] * case.count, empty, copies=False)
+    told: dict[int, Pair] = {}
 
     def work(rank: int) -> None:
         with fabric.worker(rank):
-            told[rank] = measure(shared, rank, elements, dtype, seconds)
+            told[rank] = measure_numpy(case, shared, rank)
 
-    threads = [threading.Thread(target=work, args=(r,)) for r in range(count)]
+    threads = [threading.Thread(target=work, args=(r,)) for r in range(case.count)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -131,18 +64,29 @@ def on_threads(count: int, elements: int, dtype: str, seconds: float) -> dict[st
     return told[0]
 
 
-def on_processes(count: int, elements: int, dtype: str, seconds: float) -> dict[str, float]:
+def measure_numpy(case: Case, shared: Shared, rank: int) -> Pair:
+    """Take turns with NumPy."""
+    return measure(
+        case, rank, shared.barrier.wait, lambda x, out: numpy_side(case, shared, rank, x, out)
+    )
+
+
+def on_processes(cases: Sequence[Case]) -> list[Pair]:
     """Measure between processes forked from this one, which has no other threads."""
-    fork = multiprocessing.get_context("fork")
+    return [_on_processes(case) for case in cases]
+
+
+def _on_processes(case: Case) -> Pair:
+    fork, count = multiprocessing.get_context("fork"), case.count
     fabric = native.NativeFabric(range(count), TIMEOUT_S, shared=True)
-    size = elements * np.dtype(dtype).itemsize
-    memory = np.frombuffer(mmap.mmap(-1, size * (count + 1)), dtype).reshape(count + 1, elements)
-    shared = Shared(fork.Barrier(count), list(memory[:count]), memory[count], copies=True)
+    memory = mmap.mmap(-1, case.size_bytes * (count + 1))
+    lanes = np.frombuffer(memory, case.dtype).reshape(count + 1, -1)[:, : case.whole]
+    shared = Shared(fork.Barrier(count), list(lanes[:count]), lanes[count], copies=True)
     results = fork.SimpleQueue()
 
     def work(rank: int) -> None:
         with native.NativeFabric.open(fabric.descriptor).worker(rank):
-            told = measure(shared, rank, elements, dtype, seconds)
+            told = measure_numpy(case, shared, rank)
         if rank == 0:
             results.put(told)
 
@@ -153,11 +97,66 @@ def on_processes(count: int, elements: int, dtype: str, seconds: float) -> dict[
         process.join()
         if process.exitcode:
             raise RuntimeError(f"a rank ended with {process.exitcode}")
-    found: dict[str, float] = results.get()
+    found: Pair = results.get()
     return found
 
 
-PLACES = {"threads": on_threads, "processes": on_processes}
+# ---- MPI: one job for all cases of a number of ranks --------------------------------------------
+
+
+def in_mpi_job(cases: Sequence[Case]) -> list[Pair]:
+    """Measure in an MPI job of this host."""
+    told = json.dumps([asdict(case) for case in cases])
+    command = [*find_launcher(), "-n", str(cases[0].count), sys.executable, __file__]
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, RANK: told}
+    )
+    rows: list[Pair] = [(ours, theirs) for ours, theirs in json.loads(done.stdout)]
+    return rows
+
+
+def be_mpi_rank(cases: Sequence[Case]) -> None:
+    """Be one rank of the job; rank 0 prints what it measured."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    fabric = share_fabric(world)
+    rows = []
+    with fabric.worker(world.rank):
+        for case in cases:
+            rows.append(
+                measure(
+                    case,
+                    world.rank,
+                    world.Barrier,
+                    lambda x, out, case=case: mpi_side(case, world, x, out),  # type: ignore[misc]
+                    MPI_CALLS,
+                )
+            )
+    if world.rank == 0:
+        print(json.dumps(rows), flush=True)
+
+
+def share_fabric(world: Any) -> native.NativeFabric:
+    """A fabric for the processes of a job on one host: the memory of rank 0, opened by the rest."""
+    if world.rank == 0:
+        fabric = native.NativeFabric(range(world.size), TIMEOUT_S, shared=True)
+        world.bcast((os.getpid(), fabric.descriptor))
+    else:
+        process, number = world.bcast(None)
+        descriptor = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
+        fabric = native.NativeFabric.open(descriptor)
+        os.close(descriptor)
+    world.Barrier()
+    return fabric
+
+
+PLACES: dict[str, tuple[str, Callable[[Sequence[Case]], list[Pair]]]] = {
+    "threads": ("NumPy", on_threads),
+    "processes": ("NumPy", on_processes),
+    "mpi": ("MPI", in_mpi_job),
+}
+"""Per place the other side, and how to measure."""
 
 
 def size_text(nbytes: int) -> str:
@@ -165,26 +164,42 @@ def size_text(nbytes: int) -> str:
     return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"
 
 
+def time_text(seconds: float) -> str:
+    """Milliseconds, to three digits."""
+    milliseconds = 1e3 * seconds
+    return f"{milliseconds:.{max(0, min(3, 2 - int(np.floor(np.log10(milliseconds)))))}f}"
+
+
+def print_table(collective: str, options: Any) -> None:
+    """Print the table of one collective."""
+    print(f"\n{collective} of {options.dtype}, best milliseconds per call\n")
+    heads = [f"{place}: native | {PLACES[place][0]} | ratio" for place in options.places]
+    print(f"| ranks | size | {' | '.join(heads)} |")
+    print("|--:|--:|" + "--:|--:|--:|" * len(heads))
+    for count in options.ranks:
+        sizes = [kib << 10 for kib in options.kib]
+        cases = [Case(collective, count, size, options.dtype, options.seconds) for size in sizes]
+        columns = [PLACES[place][1](cases) for place in options.places]
+        for size, *pairs in zip(sizes, *columns):
+            cells = [f"{time_text(a)} | {time_text(b)} | {b / a:.1f}x" for a, b in pairs]
+            print(f"| {count} | {size_text(size)} | {' | '.join(cells)} |", flush=True)
+
+
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Print the tables, or be a rank of an MPI job."""
+    if RANK in os.environ:
+        be_mpi_rank([Case(**fields) for fields in json.loads(os.environ[RANK])])
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--collectives", nargs="*", default=["all_reduce"], choices=list(OPTIONS))
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--seconds", type=float, default=0.3)
-    parser.add_argument("--ranks", type=int, nargs="*", default=RANKS)
-    parser.add_argument("--places", nargs="*", default=sorted(PLACES), choices=sorted(PLACES))
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4, 8])
+    parser.add_argument("--kib", type=int, nargs="*", default=[4, 64, 1024, 16384, 65536])
+    parser.add_argument("--places", nargs="*", default=list(PLACES), choices=list(PLACES))
     options: Any = parser.parse_args()
-    print(f"all_reduce (sum) of {options.dtype}, best milliseconds per call\n")
-    print("| between | ranks | size | native | numpy + barrier | ratio |")
-    print("|--|--:|--:|--:|--:|--:|")
-    for place in options.places:
-        for count in options.ranks:
-            for nbytes in SIZES_BYTES:
-                elements = nbytes // np.dtype(options.dtype).itemsize
-                got = PLACES[place](count, elements, options.dtype, options.seconds)
-                times = " | ".join(f"{1e3 * got[side]:.3f}" for side in ("native", "numpy"))
-                ratio = got["numpy"] / got["native"]
-                cells = f"{place} | {count} | {size_text(nbytes)} | {times} | {ratio:.1f}x"
-                print(f"| {cells} |", flush=True)
+    for collective in options.collectives:
+        print_table(collective, options)
 
 
 if __name__ == "__main__":
