@@ -5,30 +5,25 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
-from tvm import ir, relax
+from tvm import ir
 
 from ..ir import (
     axis_groups,
     mesh_axes,
-    mesh_index,
     mesh_key,
     mesh_names,
     mesh_shape,
     meshes,
 )
-from ..ir.async_ops import collective_op
-from .calls import call_axes, decode_collective
-from .collectives import TRAFFIC
 from .executed import AxisTable, Groups
 
 
 def axes_of_groups(mod: ir.IRModule) -> dict[tuple[int, Groups], tuple[int, ...]]:
     """Mesh axes by mesh number and rank groups.
 
-    Where several sets of axes have the same groups (an axis of one device changes nothing), a
-    collective of the module decides, else the smallest set.
+    Where several sets of axes have the same groups (an axis of one device changes nothing), it
+    is the smallest set, and of these the first one.
     """
     table: dict[tuple[int, Groups], tuple[int, ...]] = {}
     for number, mesh in enumerate(meshes(mod)):
@@ -37,15 +32,6 @@ def axes_of_groups(mod: ir.IRModule) -> dict[tuple[int, Groups], tuple[int, ...]
             for chosen in itertools.combinations(axes, size):
                 groups = tuple(tuple(g) for g in axis_groups(mesh, chosen))
                 table.setdefault((number, groups), chosen)
-
-    def visit(node: Any) -> None:
-        if isinstance(node, ir.Call) and collective_op(node) in TRAFFIC:
-            number = mesh_index(mod, node.attrs["device_mesh"])
-            table[number, decode_collective(node).groups] = call_axes(node)
-
-    for function in mod.functions.values():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
     return table
 
 
