@@ -41,6 +41,7 @@ STEPS_ON_CALLS = PARTITION.index("sdy-convert-global-to-local")
 calls as they are, and fails."""
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+SCALAR_BYTES = 4
 ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "s32": 4, "u32": 4, "pred": 1, "s8": 1}
 COLLECTIVE = re.compile(rf" = (\(.*?\)|\S+) ({'|'.join(KINDS)})(?:-start)?\(")
 
@@ -91,7 +92,9 @@ def run_xla(request: Request, shardy: bool) -> dict[str, Any]:
 def run_reshard(shape: list[int], mesh: list[int], before: list[int], after: list[int]) -> Any:
     """Compile a change of placement: labels per mesh axis, -1 replicated, -2 a partial sum.
 
-    What is partial comes as the terms of a sum, one per device along those axes.
+    What is partial comes as the terms of a sum, one per device along those axes. Where dims do not
+    divide, which arguments and results of ``jit`` must, the value is cut inside, from a replica,
+    and only its sum leaves: the scalar is not counted.
     """
     import jax
     import numpy as np
@@ -111,9 +114,27 @@ def run_reshard(shape: list[int], mesh: list[int], before: list[int], after: lis
     terms = math.prod(k for k, label in zip(mesh, before) if label == -2)
     source = NamedSharding(grid, PartitionSpec(partial or None, *spec(before)))
     target = NamedSharding(grid, PartitionSpec(*spec(after)))
+    if not all(_divides(shape, mesh, labels) for labels in (before, after)):
+        whole = NamedSharding(grid, PartitionSpec(partial or None))
+        x = jax.ShapeDtypeStruct((terms, *shape), "float32", sharding=whole)
+
+        def inside(t: Any) -> Any:
+            t = jax.lax.optimization_barrier(jax.lax.with_sharding_constraint(t, source))
+            moved = t.sum(0) if partial else t[0]
+            moved = jax.lax.with_sharding_constraint(moved, target)
+            return jax.lax.optimization_barrier(moved).sum()
+
+        found = _collectives(jax.jit(inside).lower(x).compile().as_text())
+        return {"collectives": [one for one in found if one[2] > SCALAR_BYTES]}
     x = jax.ShapeDtypeStruct((terms, *shape), "float32", sharding=source)
     work = jax.jit(lambda t: t.sum(0) if partial else t[0], out_shardings=target)
     return {"collectives": _collectives(work.lower(x).compile().as_text())}
+
+
+def _divides(shape: list[int], mesh: list[int], labels: list[int]) -> bool:
+    """Whether every dim is cut into equal parts."""
+    parts = [math.prod(k for k, x in zip(mesh, labels) if x == d) for d in range(len(shape))]
+    return all(n % k == 0 for n, k in zip(shape, parts))
 
 
 def _collectives(text: str) -> list[tuple[str, int, int]]:

@@ -4,62 +4,80 @@
 
 All pairs of placements (partial sums included as sources) of a float32 matrix on meshes of 2 to 8
 devices, in order. Wire bytes by the ring formulae from the results of the collectives; of an
-exchange, the most bytes that one device receives. XLA:CPU takes dims that divide only. Where
-several axes share an uneven dim, DTensor cuts the blocks of one axis again while ours are equal
-parts of the whole: the same placement is another layout there, and counted apart.
+exchange, the most bytes that one device receives. Where several axes share an uneven dim, DTensor
+cuts the blocks of one axis again while ours and XLA's are equal parts of the whole: the same
+placement is another layout there, and counted apart. For each case in which ours sends more, the
+least that any program can send between our two layouts stands beside it.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from collectives import Collective, Traffic
 from measure import parser, print_setting, table
 from peers import JaxPeer, Peer, TorchPeer
+from redistribute_bound import least_elements
 
 from tvm_distir.ir import P, R, placement_text
 from tvm_distir.transform.legalize import Planner
-from tvm_distir.transform.legalize.planner import step_payload_bytes
+from tvm_distir.transform.legalize.wire import step_wire
 
-MESHES: dict[tuple[int, ...], int] = {
-    (2,): 1, (4,): 1, (8,): 1, (2, 2): 1, (4, 2): 1, (2, 2, 2): 11,
-}  # fmt: skip
-"""Mesh: every how many-th pair is measured."""
+MESHES = ((2,), (4,), (8,), (2, 2), (4, 2), (2, 2, 2))
+EVERY = {"torch DTensor": {}, "XLA:CPU": {(2, 2, 2): 11}}
+"""Peer and mesh: every how many-th pair is measured, unless all are."""
 SHAPES = {"even": (256, 512), "uneven": (250, 509), "uneven, shared": (250, 509)}
 """*shared*: pairs in which several axes share a dim; *uneven*: the others."""
 
 Labels = tuple[int, ...]
+Case = tuple[Sequence[int], Sequence[int], Labels, Labels]
+ITEM_BYTES = 4
 
 
 @dataclass
 class Score:
-    """What a peer sends in all cases of a mesh, and where it sends less than ours."""
+    """What a peer sends in all cases of a mesh, and where it sends less than ours.
+
+    ``least`` counts the cases of ``worse`` in which no program sends less than ours, ``excess``
+    is the most bytes that ours sends more.
+    """
 
     cases: int = 0
     ours: int = 0
     theirs: int = 0
     more: int = 0
+    least: int = 0
+    excess: int = 0
     worse: list[str] = field(default_factory=list)
 
-    def add(self, ours: int, theirs: int, what: str) -> None:
+    def add(self, ours: int, theirs: int, case: Case) -> None:
         """Count a case."""
         self.cases += 1
         self.ours, self.theirs = self.ours + ours, self.theirs + theirs
         self.more += theirs > ours
-        if ours > theirs:
-            self.worse.append(f"{what}: ours {ours:,}, theirs {theirs:,}")
+        if ours <= theirs:
+            return
+        bound = ITEM_BYTES * least_elements(*case)
+        self.least += ours <= bound
+        self.excess = max(self.excess, ours - theirs)
+        shape, mesh, before, after = case
+        self.worse.append(
+            f'{shape} on {mesh}: "{placement_text(before)}" -> "{placement_text(after)}": '
+            f"ours {ours:,}, theirs {theirs:,}, at least {bound:,}"
+        )
 
 
-def pairs(mesh: tuple[int, ...], every: int) -> Iterator[tuple[Labels, Labels]]:
-    """Pairs of different placements of a matrix, complete at the end."""
+def pairs(mesh: tuple[int, ...]) -> Iterator[tuple[int, Labels, Labels]]:
+    """Numbered pairs of different placements of a matrix, complete at the end."""
     sources = itertools.product([P, R, 0, 1], repeat=len(mesh))
     for number, (before, after) in enumerate(
         itertools.product(sources, itertools.product([R, 0, 1], repeat=len(mesh)))
     ):
-        if before != after and number % every == 0:
-            yield before, after
+        if before != after:
+            yield number, before, after
 
 
 def shares(labels: Labels) -> bool:
@@ -74,12 +92,10 @@ def our_bytes(
     """Wire bytes of our plan."""
     total, at = 0.0, before
     for step in planner.plan(shape, before, after, mesh).steps:
-        group = 1
-        for axis in step.axes:
-            group *= mesh[axis]
         if step.kind not in ("local_slice", "partial"):
-            payload = step_payload_bytes(shape, at, step, mesh, "float32")
-            total += Collective(step.kind, group, payload).wire_bytes
+            wire = step_wire(shape, at, step, mesh, "float32")
+            group = math.prod(mesh[axis] for axis in wire.axes)
+            total += Collective(wire.kind, group, wire.payload_bytes).wire_bytes
         at = step.after
     return round(total)
 
@@ -88,6 +104,33 @@ def peer_bytes(peer: Peer, **question: object) -> int:
     """Wire bytes of a peer."""
     answer = peer.ask("reshard", **question)
     return Traffic.of(Collective(*one) for one in answer["collectives"]).wire_bytes
+
+
+def measured(planner: Planner, title: str, mesh: tuple[int, ...], name: str, peer: Peer) -> Score:
+    """Score of a peer on a mesh."""
+    score, shape = Score(), SHAPES[title]
+    every = EVERY[name].get(mesh, 1)
+    for number, before, after in pairs(mesh):
+        shared = shares(before) or shares(after)
+        if number % every or (title != "even" and shared != (title == "uneven, shared")):
+            continue
+        mine = our_bytes(planner, shape, mesh, before, after)
+        labels = {"before": list(before), "after": list(after)}
+        theirs = peer_bytes(peer, shape=list(shape), mesh=list(mesh), **labels)
+        score.add(mine, theirs, (shape, mesh, before, after))
+    return score
+
+
+HEADER = ["mesh, peer", "cases", "ours", "theirs", "theirs / ours", "theirs more", "ours more"]
+HEADER += ["of these, the least", "most bytes more"]
+
+
+def row(title: str, score: Score) -> list[object]:
+    """Row of the table."""
+    ratio = score.theirs / score.ours if score.ours else 1.0
+    sums = [f"{score.ours:,}", f"{score.theirs:,}", f"{ratio:.2f}"]
+    worse = [score.more, len(score.worse), score.least, f"{score.excess:,}"]
+    return [title, score.cases, *sums, *worse]
 
 
 def main() -> None:
@@ -99,38 +142,17 @@ def main() -> None:
     planner, lost = Planner(), []
     with JaxPeer(given.jax_python) as jax, TorchPeer(given.torch_python) as torch:
         print_setting(**jax.versions, **torch.versions)
-        for title, shape in ((t, SHAPES[t]) for t in given.sizes):
-            peers: dict[str, Peer] = {"torch DTensor": torch}
-            if title == "even":
-                peers["XLA:CPU"] = jax
+        peers: dict[str, Peer] = {"torch DTensor": torch, "XLA:CPU": jax}
+        for title in given.sizes:
             rows = []
-            for mesh, every in MESHES.items():
-                scores = {name: Score() for name in peers}
-                for before, after in pairs(mesh, every):
-                    shared = shares(before) or shares(after)
-                    if title != "even" and shared != (title == "uneven, shared"):
-                        continue
-                    mine = our_bytes(planner, shape, mesh, before, after)
-                    what = f'{shape} on {mesh}: "{placement_text(before)}" -> '
-                    what += f'"{placement_text(after)}"'
-                    for name, peer in peers.items():
-                        labels = {"before": list(before), "after": list(after)}
-                        theirs = peer_bytes(peer, shape=list(shape), mesh=list(mesh), **labels)
-                        scores[name].add(mine, theirs, f"{name}, {what}")
-                for name, score in scores.items():
-                    if not score.cases:
-                        continue
-                    ratio = score.theirs / score.ours if score.ours else 1.0
-                    rows.append(
-                        [
-                            f"{mesh}, {name}", score.cases, f"{score.ours:,}",
-                            f"{score.theirs:,}", f"{ratio:.2f}", score.more, len(score.worse),
-                        ]
-                    )  # fmt: skip
-                    lost += score.worse
-            header = ["mesh, peer", "cases", "ours", "theirs", "theirs / ours"]
-            print(f"Wire bytes per device, {title}: {shape}\n")
-            table([*header, "theirs more", "ours more"], rows)
+            for mesh in MESHES:
+                for name, peer in peers.items():
+                    score = measured(planner, title, mesh, name, peer)
+                    if score.cases:
+                        rows.append(row(f"{mesh}, {name}", score))
+                    lost += [f"{name}, {title}, {line}" for line in score.worse]
+            print(f"Wire bytes per device, {title}: {SHAPES[title]}\n")
+            table(HEADER, rows)
     for line in lost:
         print(f"ours more: {line}")
 
