@@ -15,6 +15,7 @@ import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.errors import MeshError, PlanError
 from tvm_distir.ir import R
+from tvm_distir.plan import Plan
 
 GPT = {
     "size": "tiny",
@@ -125,6 +126,17 @@ def test_weights_of_tensor_parallelism_move_along_the_data_axis_only(other: str)
     up = rules["h.0.mlp.up_proj.weight"]
     assert (up.stationary, up.moving) == (True, (0,))
     assert sorted(up.placement) == [0, 1]
+
+
+def test_axes_along_which_stationary_weights_move_survive_json() -> None:
+    """And are checked against the mesh."""
+    plan = strategy.make_plan(gpt_step(), "zero+megatron", {"dp": 2, "tp": 2})
+    written = plan.to_dict()
+    assert any(rule.get("moving") == [0] for rule in written["rules"])
+    assert Plan.from_dict(written) == plan
+    rule = {"param": "w", "placement": "S[0], R", "stationary": True, "moving": [2]}
+    with pytest.raises(PlanError, match=r'DIST0221.*"moving" is \[2\].*2 axes'):
+        Plan.from_dict({"schema_version": 1, "mesh": {"dp": 2, "tp": 2}, "rules": [rule]})
 
 
 def test_zero_refines_data_parallel_on_its_axis() -> None:
