@@ -109,10 +109,11 @@ def plan_dict(
     if not made.rules:
         param = mod["main"].params[0]
         made.add({"param": str(param.name)}, param.ty, 0.1, 0)
-    return {"schema_version": 1, **_mesh_keys(shapes), "rules": made.rules}
+    return {"schema_version": 1, **_mesh_keys(shapes, rng), "rules": made.rules}
 
 
-def _mesh_keys(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+def _mesh_keys(shapes: dict[str, tuple[int, ...]], rng: np.random.Generator) -> dict[str, Any]:
+    """Axes and devices; half of the second meshes share devices with the first."""
     axes = {
         name: {f"{'ab'[i]}{j}": n for j, n in enumerate(shape)}
         for i, (name, shape) in enumerate(shapes.items())
@@ -120,6 +121,8 @@ def _mesh_keys(shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
     if len(shapes) == 1:
         return {"mesh": axes["mesh0"]}
     start = math.prod(shapes["mesh0"])
+    if rng.random() < 0.5:
+        start = int(rng.integers(shapes["mesh0"] == shapes["mesh1"], start + 1))
     return {
         "meshes": {
             "mesh0": {"axes": axes["mesh0"]},
