@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine ``processes``: one worker process per rank on this machine.
 
-The controller compiles each mesh's entry function to a library, which only the workers of that
-mesh load. Inputs, outputs and collectives go through nameless shared memory. The workers are
+The controller compiles each entry function to a library, which only the workers that run it
+load. Inputs, outputs and collectives go through nameless shared memory. The workers are
 our own and not Disco's: when a worker of a Disco ``ProcessSession`` raises or is killed, the
 controller's process aborts.
 """

@@ -148,5 +148,5 @@ def test_names():
 
 
 def test_what_is_no_function():
-    with pytest.raises(TypeError, match="a relax.Function is needed"):
+    with pytest.raises(TypeError, match="Function is needed"):
         survey(relax.const(1.0), ANNOTATE)
