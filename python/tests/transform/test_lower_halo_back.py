@@ -271,6 +271,28 @@ def test_a_gradient_reads_the_rows_that_its_forward_op_fetched():
     assert td.verify(mod, plan, dist=dist, exact=True).equal
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_crop_becomes_padding_of_the_transposed_convolution(ranks):
+    """As the gradient of an explicit padding: one row each way, as if it had been 3x3 SAME."""
+    builder = relax.BlockBuilder()
+    specs = [("x", (2, 2, 16, 6), F), ("w", (2, 2, 3, 3), F)]
+    params = [relax.Var(n, relax.TensorType(list(s), d)) for n, s, d in specs]
+    with builder.function("main", params):
+        with builder.dataflow():
+            y = builder.emit(nn.conv2d_transpose(*params))
+            out = builder.emit_output(nn.pad(y, [0, 0, 0, 0, -1, -1, -1, -1]))
+        builder.emit_func_output(out)
+    mod = builder.get()
+    rules = [{"param": "x", "placement": "S[2]"}, {"param": "w", "placement": "R"}]
+    rules += [{"value": str(v.name), "placement": "S[2]"} for v in (y, out)]
+    plan = {"schema_version": 1, "mesh": {"rows": ranks}, "rules": rules}
+    dist = td.distribute(mod, td.Plan.from_dict(plan))
+    assert permutes(dist) == [(2, 2, 1, 6)] * 2
+    assert "nn.pad" not in dist.script()
+    inputs = h.draw(specs)
+    np.testing.assert_array_equal(h.run(dist, inputs)[0], h.reference(mod, inputs)[0])
+
+
 @pytest.mark.parametrize(
     ("make", "key"),
     [
