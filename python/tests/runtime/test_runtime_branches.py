@@ -23,7 +23,7 @@ from tvm_distir.runtime.processes import ProcessesEngine
 
 sys.path.append(str(Path(__file__).parents[1] / "transform"))
 
-from branch_modules import C, D, W, X, every_way, module, plan_of
+from branch_modules import C, D, W, X, every_way, module, on, plan_of, two_mesh_plan
 
 ENGINES = [
     pytest.param(ThreadsEngine, id="threads"),
@@ -77,16 +77,13 @@ def one_mesh():
 
 def two_meshes():
     """Each in its own processes: the flag goes one way, a result the other."""
-    places = [
-        {"param": "x", "mesh": "one", "placement": "S[0]"},
-        {"value": "a", "mesh": "one", "placement": "S[1]"},
-        {"value": "d", "mesh": "two", "placement": "R"},
-        {"value": "p", "mesh": "two", "placement": "S[1]"},
-        {"value": "q", "mesh": "one", "placement": "S[0]"},
-    ]
-    meshes = {"one": {"axes": {"a": 2}, "start": 0}, "two": {"axes": {"a": 2}, "start": 2}}
-    plan = td.Plan.from_dict({"schema_version": 1, "meshes": meshes, "rules": places})
-    return module(FLAG_AWAY), plan
+    return module(FLAG_AWAY), two_mesh_plan(
+        on("param", "x", "one", "S[0]"),
+        on("value", "a", "one", "S[1]"),
+        on("value", "d", "two", "R"),
+        on("value", "p", "two", "S[1]"),
+        on("value", "q", "one", "S[0]"),
+    )
 
 
 @pytest.mark.parametrize("case", [one_mesh, two_meshes])

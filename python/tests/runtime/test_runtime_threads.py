@@ -319,7 +319,7 @@ def test_failures_are_named_and_the_session_goes_on(actions, text):
     start = time.monotonic()
     with pytest.raises(RuntimeError_, match=text):
         ThreadsEngine(timeout_s=20).run(per_rank(actions), [ONES])
-    assert time.monotonic() - start < 5  # nobody waited for the timeout
+    assert time.monotonic() - start < 15  # nobody waited for the timeout
     (y,) = ThreadsEngine(20).run(per_rank({}), [ONES])
     assert np.array_equal(y, 9 * ONES)
 

@@ -185,6 +185,17 @@ def plan_of(mesh, **placements):
     return td.Plan.from_dict({"schema_version": 1, "mesh": mesh, "rules": rules})
 
 
+def on(kind, name, mesh, placement, **more):
+    """A rule for :func:`two_mesh_plan`."""
+    return {kind: name, "mesh": mesh, "placement": placement, **more}
+
+
+def two_mesh_plan(*rules):
+    """A plan for the meshes "one" and "two", of two devices each."""
+    meshes = {"one": {"axes": {"a": 2}, "start": 0}, "two": {"axes": {"a": 2}, "start": 2}}
+    return td.Plan.from_dict({"schema_version": 1, "meshes": meshes, "rules": list(rules)})
+
+
 def levels(mod, plan):
     """The module at the levels 3, 4 and 5, each checked, printed and parsed back."""
     found = [PropagateSharding()(AnnotateSharding(plan)(mod))]

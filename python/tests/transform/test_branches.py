@@ -25,7 +25,7 @@ from tvm_distir.transform import AnnotateSharding, InlinePrivateFunctions, Propa
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from branch_modules import CASES, C, D, W, X, every_way, levels, module, plan_of
+from branch_modules import CASES, C, D, W, X, every_way, levels, module, on, plan_of, two_mesh_plan
 
 MESHES = ({"a": 2}, {"a": 2, "b": 2})
 
@@ -315,19 +315,7 @@ def main({C}, {X}, {W}):
     return z
 """
     )
-    plan = td.Plan.from_dict(
-        {
-            "schema_version": 1,
-            "meshes": {
-                "one": {"axes": {"a": 2}, "start": 0},
-                "two": {"axes": {"a": 2}, "start": 2},
-            },
-            "rules": [
-                {"param": "x", "placement": "S[0]", "mesh": "one"},
-                {"value": "y", "placement": "S[1]", "mesh": "two"},
-            ],
-        }
-    )
+    plan = two_mesh_plan(on("param", "x", "one", "S[0]"), on("value", "y", "two", "S[1]"))
     local = td.distribute(mod, plan)
     assert len(ifs(local)) == 1
     for _, inputs in every_way(mod):

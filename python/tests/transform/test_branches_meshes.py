@@ -20,9 +20,8 @@ from tvm_distir.transform import LowerDistIR
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from branch_modules import C, W, X, every_way, levels, module
+from branch_modules import C, W, X, every_way, levels, module, on, two_mesh_plan
 
-MESHES = {"one": {"axes": {"a": 2}, "start": 0}, "two": {"axes": {"a": 2}, "start": 2}}
 V = 'v: R.Tensor((8, 8), "float32")'
 
 FLAG_AWAY = f"""
@@ -37,14 +36,6 @@ def main({C}, {X}, {W}, {V}):
     z = R.add(y, y)
     return z
 """
-
-
-def on(kind, name, mesh, placement, **more):
-    return {kind: name, "mesh": mesh, "placement": placement, **more}
-
-
-def plan(*rules):
-    return td.Plan.from_dict({"schema_version": 1, "meshes": MESHES, "rules": list(rules)})
 
 
 def ifs(mod, entry):
@@ -101,7 +92,7 @@ FLAG_RULES = {
 def test_the_flag_goes_to_the_branches(name):
     """The flag is known on the other mesh: it is sent, and one result comes back."""
     mod = module(FLAG_AWAY)
-    chosen = plan(on("value", "d", "two", "R"), *FLAG_RULES[name])
+    chosen = two_mesh_plan(on("value", "d", "two", "R"), *FLAG_RULES[name])
     placed, legal, local = levels(mod, chosen)
     (where,) = (
         b
@@ -134,7 +125,7 @@ def main({X}, {W}):
 """
     )
     rules = [on("param", "x", "one", "S[0]"), on("value", "a", "one", "S[0]")]
-    chosen = plan(*rules, on("value", "d", "two", "R"))
+    chosen = two_mesh_plan(*rules, on("value", "d", "two", "R"))
     _, legal, local = levels(mod, chosen)
     assert len(ifs(local, "main_mesh0")) == 1
     assert sent(legal).count((4, 8)) == 1
@@ -159,7 +150,7 @@ def main({C}, {X}, {W}):
 """
     )
     rules = [on("param", "x", "one", "S[0]"), on("value", "a", "one", "S[0]")]
-    chosen = plan(
+    chosen = two_mesh_plan(
         *rules,
         on("value", "d", "two", "R"),
         on("value", "p", "two", "S[1]"),
@@ -184,7 +175,7 @@ def main({C}, {X}, {W}):
     return y
 """
     )
-    chosen = plan(
+    chosen = two_mesh_plan(
         on("param", "x", "one", "S[0]"),
         on("value", "a", "two", "S[0]"),
         on("value", "b", "one", "S[0]"),
@@ -208,7 +199,7 @@ def main({C}, {X}, {W}):
     return z
 """
     )
-    chosen = plan(
+    chosen = two_mesh_plan(
         on("param", "x", "one", "S[0]"),
         on("value", "a", "one", "S[0]"),
         on("value", "b", "two", "S[1]"),
@@ -222,7 +213,7 @@ def test_the_flag_keeps_its_own_readers():
     """A flag that the other mesh returns is sent there as before, and decides here."""
     mod = module(FLAG_AWAY.replace("return z", "return (z, d)"))
     rules = [on("param", "x", "one", "S[0]"), on("value", "a", "one", "S[0]")]
-    chosen = plan(*rules, on("value", "b", "one", "S[0]"), on("value", "d", "two", "R"))
+    chosen = two_mesh_plan(*rules, on("value", "b", "one", "S[0]"), on("value", "d", "two", "R"))
     placed, _, local = levels(mod, chosen)
     flag = placed["main"].ret_ty.fields[1]
     assert labels_of(flag.placement) == (-1,)
