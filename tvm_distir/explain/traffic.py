@@ -191,7 +191,7 @@ def _add_op(decision: Decision, inst: Instance, k: int, total: Traffic) -> None:
             continue
         factor, name = rule.factors[alt.factor], decision.axes[a].name
         share = math.prod(splits) // mine
-        if factor.kind == "halo":
+        if factor.kind == "halo" or (factor.kind == "sum" and factor.comm_bytes):
             total.add(("halo", name), factor.comm_bytes // share)
         elif factor.kind == "stat":
             total.add(("all_reduce", name), 4 * factor.comm_bytes // share * (n - 1) // n, 2)

@@ -87,7 +87,7 @@ class Meter:
         if alternative.factor is None:
             return 0
         factor, n = rule.factors[alternative.factor], self.ranks
-        if factor.kind == "halo":
+        if factor.kind in ("halo", "sum"):
             return factor.comm_bytes
         if factor.kind == "stat":
             return 4 * factor.comm_bytes * (n - 1) // n

@@ -163,7 +163,7 @@ class Workshop:
         if alt.factor is not None:
             f = rule.factors[alt.factor]
             share = math.prod(n for n, _, splits in others if splits)
-            if f.kind == "halo":
+            if f.kind == "halo" or (f.kind == "sum" and f.comm_bytes):
                 sent, launches = f.comm_bytes // share, 1
             elif f.kind == "stat":
                 sent, launches = 4 * f.comm_bytes // share * (ranks - 1) // ranks, 2

@@ -36,7 +36,8 @@ class Factor:
         rows exchanged. ``stat``: as map, with statistics reduced inside the call; a result that
         is such a statistic is complete.
     comm_bytes : int
-        Bytes exchanged inside the whole call: a halo's rows, or one of two statistics (of a
+        Bytes exchanged inside the whole call: a halo's rows (also those that a ``sum`` over a
+        spatial dim reads of its neighbours), or one of two statistics (of a
         softmax, maximum and sum) that are reduced. What gathers or scans instead is priced so.
     uneven : bool
         Whether an extent that does not divide may be padded at its end.
