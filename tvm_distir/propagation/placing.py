@@ -211,6 +211,8 @@ class _Placing:
                 wanted = [inner.values[inner.param_value(i)].mesh for i in range(len(operands))]
                 operands = tuple(bring(v, m) for v, m in zip(operands, wanted))
             mesh = node.mesh if node.kind == "param" else self.node_mesh[k]
+            if node.kind == "ret":
+                mesh = self._fallback()  # of a constant: other results lie where they are
             renumbered[k] = g.add_node(
                 node._replace(operands=operands, mesh=mesh, callee=self.callee.get(k, ""))
             )

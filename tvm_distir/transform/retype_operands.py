@@ -45,7 +45,7 @@ class Operands(ValueForms):
         if node.kind == "call":
             mesh = self.inst.kids[k].graph.values[self.inst.kids[k].graph.param_value(i)].mesh
         elif node.kind == "ret":
-            mesh = 0
+            mesh = max(mesh, 0)
         form = self.decision.needs(self.inst, k, i, mesh)
         out = self._constant(old, mesh)
         have = [R] * len(form)

@@ -20,7 +20,7 @@ from tvm_distir.transform import LowerDistIR
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from branch_modules import C, W, X, every_way, levels, module, on, two_mesh_plan
+from branch_modules import CASES, C, W, X, every_way, levels, module, on, two_mesh_plan
 
 V = 'v: R.Tensor((8, 8), "float32")'
 
@@ -242,3 +242,13 @@ def test_what_else_reads_a_branch_keeps_both():
         y = (x @ v) @ w if flag else np.maximum(x @ w, 0)
         (got,) = VirtualEngine().run(other, inputs)
         assert np.array_equal(got, y + 2 * np.maximum(x @ w, 0))
+
+
+def test_a_branch_that_is_a_constant_lies_where_its_result_is_wanted():
+    """One branch hands a value of the second mesh on, the other one is a constant."""
+    mod = module(CASES["handed on"])
+    chosen = two_mesh_plan(on("value", "a", "two", "S[0]"), on("value", "u", "two", "R"))
+    _, _, local = levels(mod, chosen)
+    equal(mod, chosen, local)
+    again = two_mesh_plan(on("value", "u", "two", "R"))
+    equal(mod, again, levels(mod, again)[2])
