@@ -4,7 +4,8 @@
 
 The rule derivation (``rules.tir_classes``) says which loops and buffer dims move together. A
 device computes the first block of such a class: every loop and dim of it shrinks by the same
-count, and all indices, which move by whole blocks, stay as they are.
+count, and all indices, which move by whole blocks, stay as they are. The result has variables of
+its own: the whole PrimFunc may stay in the module beside it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir, tirx
+from tvm.s_tir import renew_defs
 
 from ...rules.tir_block import NotUnderstood, blocks_of, kind_of
 from ...rules.tir_classes import Buffers, Classes, Node, visit
@@ -218,7 +220,7 @@ def _typed(new: Any, old: Any) -> Any:
 
 
 def cut_prim_func(func: Any, counts: Counts) -> Any:
-    """PrimFunc of one shard.
+    """PrimFunc of one shard, with variables of its own.
 
     Parameters
     ----------
@@ -232,4 +234,4 @@ def cut_prim_func(func: Any, counts: Counts) -> Any:
     NotUnderstood
         With the reason, when it cannot be cut.
     """
-    return Cutter(func, counts).run()
+    return renew_defs(Cutter(func, counts).run())
