@@ -8,7 +8,6 @@ import argparse
 import sys
 from typing import Any
 
-from ..report.json_ import to_json
 from .options import add_model_options, check_model_options, parse_seed
 from .stages import Stopwatch, load_work, run_passes
 from .terminal import wants_colour
@@ -43,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     watch = Stopwatch()
     with watch.stage("load"):
         from ..frontend import draw_inputs
+        from ..report import to_json
         from ..report.verification import to_dict, to_text
         from ..runtime import engine
         from ..verification import verify
