@@ -139,13 +139,17 @@ def test_planted_linear_groups_are_caught():
     assert [name for name, found in failures.items() if not found] == []
 
 
+UNREAD = "grad.nll_loss_backward"
+"""Reads the shape of its predictions only: however they are cut, the result is right."""
+
+
 def test_any_two_swapped_factors_are_caught():
     """The operand dims of one factor with the result dims of another, for one call per op."""
     cases, rules = [], []
     for c in quick()[::7]:
         rule = c.rule()
         maps = [f for f in rule.factors if f.kind == "map" and f.uneven and f.size > 3]
-        if len(maps) < 2 or c.numpy is not None:
+        if len(maps) < 2 or c.numpy is not None or c.name.startswith(UNREAD):
             continue
         first, second = maps[:2]
         swapped = dataclasses.replace(first, outs=second.outs, size=first.size)
