@@ -58,9 +58,10 @@ struct Fields {
   FieldGetter blocks{"relax.expr.SeqExpr", "blocks"};
   FieldGetter bindings{"relax.expr.BindingBlock", "bindings"};
   FieldGetter var{"relax.expr.Binding", "var"}, value{"relax.expr.VarBinding", "value"};
-  FieldGetter name{"ir.Var", "name"}, type{"ir.Expr", "ty"}, op{"ir.Call", "op"}, args{"ir.Call", "args"};
+  FieldGetter name{"ir.Var", "name"}, type{"ir.Expr", "ty"}, fields{"ir.Tuple", "fields"};
+  FieldGetter op{"ir.Call", "op"}, args{"ir.Call", "args"};
   FieldGetter attrs{"ir.Call", "attrs"}, type_args{"ir.Call", "ty_args"};
-  FieldGetter fields{"ir.Tuple", "fields"}, shape{"relax.TensorType", "shape"}, dtype{"relax.TensorType", "dtype"};
+  FieldGetter shape{"relax.TensorType", "shape"}, dtype{"relax.TensorType", "dtype"};
   FieldGetter vdevice{"relax.TensorType", "vdevice"};
   FieldGetter element{"ir.PrimType", "dtype"}, dims{"relax.expr.ShapeExpr", "values"};
   FieldGetter number{"ir.IntImm", "value"};
@@ -97,11 +98,11 @@ class Surveyor {
     }
     for (const Any& block : fields_.blocks(Node(body)).cast<Array<Any>>()) {
       for (const Any& binding : fields_.bindings(Node(block)).cast<Array<Any>>()) {
-        const Any variable = fields_.var(Node(binding));
-        sources_.push_back(Source(Node(binding), annotation.get()));
+        const Any variable = fields_.var(Node(binding)), call = CallOf(Node(binding));
+        sources_.push_back(Source(Node(call), annotation.get()));
         named_.push_back(IsNamed(Node(variable)));
         AddVariable(variable);
-        AddCall(Node(binding));
+        AddCall(Node(call), variable);
       }
     }
     return {ToShape(first_), ToShape(sources_), ToShape(named_),
@@ -142,14 +143,23 @@ class Surveyor {
     return true;
   }
 
-  // Notes the operands of a binding's call of an op, and the first call like it: the same op on
-  // operands of the same types. What cannot be told in one sweep is like no other; annotations
-  // are known as such already.
-  void AddCall(const Object* binding) {
+  // The call that a binding binds; none where it binds something else.
+  Any CallOf(const Object* binding) const {
+    if (binding->type_index() != fields_.binding) return nullptr;
+    const Any value = fields_.value(binding);
+    const bool is_call = Node(value) != nullptr && Node(value)->type_index() == fields_.call;
+    return is_call ? value : Any(nullptr);
+  }
+
+  // Notes the operands of a call of an op, and the first call like it: the same op on operands of
+  // the same types. What cannot be told in one sweep is like no other; annotations are known as
+  // such already.
+  void AddCall(const Object* call, const Any& variable) {
     const int64_t number = static_cast<int64_t>(like_.size());
     const size_t before = operands_.size();
     Ints key;
-    if (sources_.back() == kNone && DescribeCall(binding, &key)) {
+    const bool is_open = call != nullptr && sources_.back() == kNone;
+    if (is_open && DescribeCall(call, variable, &key)) {
       like_.push_back(calls_.emplace(std::move(key), number).first->second);
     } else {
       like_.push_back(kNone);
@@ -158,17 +168,13 @@ class Surveyor {
     begin_.push_back(static_cast<int64_t>(operands_.size()));
   }
 
-  bool DescribeCall(const Object* binding, Ints* key) {
-    if (binding->type_index() != fields_.binding) return false;
-    const Any value = fields_.value(binding);
-    const Object* call = Node(value);
-    if (call == nullptr || call->type_index() != fields_.call) return false;
+  bool DescribeCall(const Object* call, const Any& variable, Ints* key) {
     const Any op = fields_.op(call), attrs = fields_.attrs(call);
     if (Node(op) == nullptr || Node(op)->type_index() != fields_.op_node) return false;
     key->push_back(reinterpret_cast<int64_t>(Node(op)));
     key->push_back(attrs == nullptr ? 0 : Hash(attrs));
     key->push_back(Hash(fields_.type_args(call)));
-    AddType(static_cast<int64_t>(first_.size()) - 1, fields_.var(binding), key);
+    AddType(static_cast<int64_t>(first_.size()) - 1, variable, key);
     for (const Any& arg : fields_.args(call).cast<Array<Any>>()) {
       if (!AddArgument(arg, key)) return false;
     }
@@ -217,13 +223,9 @@ class Surveyor {
     return static_cast<int64_t>(StructuralHash::Hash(value));
   }
 
-  // Number of the variable that a binding annotates, kNone when it does not.
-  int64_t Source(const Object* binding, const Object* annotation) const {
-    if (binding->type_index() != fields_.binding) return kNone;
-    const Any value = fields_.value(binding);
-    const Object* call = Node(value);
-    if (call == nullptr || call->type_index() != fields_.call) return kNone;
-    if (Node(fields_.op(call)) != annotation) return kNone;
+  // Number of the variable that a call annotates, kNone when it does not.
+  int64_t Source(const Object* call, const Object* annotation) const {
+    if (call == nullptr || Node(fields_.op(call)) != annotation) return kNone;
     const Array<Any> args = fields_.args(call).cast<Array<Any>>();
     if (args.empty()) return kNone;
     const auto found = numbers_.find(Node(args[0]));

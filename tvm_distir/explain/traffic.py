@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ..ir import P, R
 from ..propagation import Costs, Decision, Instance
+from ..propagation.cost import sent_inside
 from ..propagation.routes import Form
 
 Kind = tuple[str, str]
@@ -191,13 +192,10 @@ def _add_op(decision: Decision, inst: Instance, k: int, total: Traffic) -> None:
             continue
         factor, name = rule.factors[alt.factor], decision.axes[a].name
         share = math.prod(splits) // mine
-        if factor.kind == "halo" or (factor.kind == "sum" and factor.comm_bytes):
-            total.add(("halo", name), factor.comm_bytes // share)
-        elif factor.kind == "stat":
-            total.add(("all_reduce", name), 4 * factor.comm_bytes // share * (n - 1) // n, 2)
-        elif factor.kind in ("max", "min", "prod"):
-            out = sum(sizes[len(rule.in_bytes) :])
-            total.add(("all_reduce", name), 2 * out * (n - 1) // n)
+        sent, launches = sent_inside(factor, sum(sizes[len(rule.in_bytes) :]), n, share)
+        if launches:
+            collective = "halo" if factor.kind in ("halo", "sum") else "all_reduce"
+            total.add((collective, name), sent, launches)
 
 
 def _cut(i: int, forms: Sequence[Sequence[int]], ranks: Sequence[int]) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from ..ir import P, R
 from ..native import INFINITE
+from ..rules import Factor
 from ..system import System
 
 HEADROOM_BITS = 46
@@ -111,6 +112,31 @@ class Costs:
 
 Step = tuple[int, int]
 Supply = tuple[int, tuple[Step, ...]]
+
+
+def sent_inside(factor: Factor, result_bytes: int, ranks: int, share: int = 1) -> tuple[int, int]:
+    """Bytes a device sends inside an op that walks a factor, and in how many collectives.
+
+    A halo's rows go once, also those that a sum over a spatial dim reads; a statistic is reduced
+    in two all-reduces, the results of another reduction in one. Sums are reduced later, outside.
+
+    Parameters
+    ----------
+    factor : Factor
+    result_bytes : int
+        Of all results, local to the other axes.
+    ranks : int
+        Devices along the axis.
+    share : int
+        Devices of other axes that split the op.
+    """
+    if factor.kind == "halo" or (factor.kind == "sum" and factor.comm_bytes):
+        return factor.comm_bytes // share, 1
+    if factor.kind == "stat":
+        return 4 * factor.comm_bytes // share * (ranks - 1) // ranks, 2
+    if factor.reduces and factor.kind != "sum":
+        return 2 * result_bytes * (ranks - 1) // ranks, 1
+    return 0, 0
 
 
 class Conversions:

@@ -241,7 +241,7 @@ class _Function:
                 place=f"{g.name}/{label}",
                 remedy="Report it.",
             )
-        title = self.facts.op_name(op).removeprefix("relax.")
+        title = str(op.name).removeprefix("relax.")
         if like >= 0:
             self.of_calls[like] = rule, title
         self._emit_op(number, var, operands, rule, title)

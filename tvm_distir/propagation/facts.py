@@ -55,7 +55,7 @@ def leaf_types(ty: Any) -> Sequence[Any]:
 
 
 class Facts:
-    """Meshes of a module, and its types, op names and annotations, each read once.
+    """Meshes of a module, and its types and annotations, each read once.
 
     ``home`` is the mesh of all values where there is one only; with several, -1: the graphs are
     yet to be placed.
@@ -66,7 +66,6 @@ class Facts:
         self.mesh_shapes = [mesh_shape(m) for m in meshes(mod)]
         self.mesh_numbers = {mesh_key(m): i for i, m in enumerate(meshes(mod))}
         self.home = 0 if len(self.mesh_shapes) == 1 else -1
-        self.op_names: dict[int, str] = {}
         self._tensors: dict[int, Tensor] = {}
         self._by_handle: dict[int, Tensor] = {}
         self._starts: dict[int, list[int]] = {}
@@ -96,14 +95,6 @@ class Facts:
             sizes = [len(leaf_types(field)) for field in ty.fields[:]]
             found = self._starts[handle(ty)] = [0, *itertools.accumulate(sizes)]
         return found
-
-    def op_name(self, op: Any) -> str:
-        """Name of an op, read once."""
-        key = handle(op)
-        name = self.op_names.get(key)
-        if name is None:
-            name = self.op_names[key] = str(op.name)
-        return name
 
     def labels(
         self, placement: Any, shape: Sequence[Any], mesh: int, place: str

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..ir import R, ceil_div
 from ..rules import Rule
-from .cost import Conversions, Costs
+from .cost import Conversions, Costs, sent_inside
 from .decision import Instance
 from .forms import Alternative
 
@@ -86,14 +86,8 @@ class Meter:
         """Bytes sent within an op: halos, statistics, reductions other than sums."""
         if alternative.factor is None:
             return 0
-        factor, n = rule.factors[alternative.factor], self.ranks
-        if factor.kind in ("halo", "sum"):
-            return factor.comm_bytes
-        if factor.kind == "stat":
-            return 4 * factor.comm_bytes * (n - 1) // n
-        if factor.reduces and factor.kind != "sum":
-            return 2 * sum(rule.out_bytes) * (n - 1) // n
-        return 0
+        factor = rule.factors[alternative.factor]
+        return sent_inside(factor, sum(rule.out_bytes), self.ranks)[0]
 
 
 __all__ = ["Counts", "Footprint", "Meter"]

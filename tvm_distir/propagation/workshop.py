@@ -12,7 +12,7 @@ from typing import Any
 from ..ir import R
 from ..native import INFINITE, Tables
 from ..rules import Rule
-from .cost import Conversions, Costs
+from .cost import Conversions, Costs, sent_inside
 from .forms import Alternative, Alternatives, Forms
 from .graph import Axis
 
@@ -160,17 +160,10 @@ class Workshop:
                 sizes = [b // n for b in sizes]
             else:
                 sizes = [b // n if x >= 0 else b for b, x in zip(sizes, labels)]
-        if alt.factor is not None:
-            f = rule.factors[alt.factor]
-            share = math.prod(n for n, _, splits in others if splits)
-            if f.kind == "halo" or (f.kind == "sum" and f.comm_bytes):
-                sent, launches = f.comm_bytes // share, 1
-            elif f.kind == "stat":
-                sent, launches = 4 * f.comm_bytes // share * (ranks - 1) // ranks, 2
-            elif f.kind in ("max", "min", "prod"):
-                sent = 2 * sum(sizes[len(rule.in_bytes) :]) * (ranks - 1) // ranks
-                launches = 1
         kept = sum(sizes[len(rule.in_bytes) :])
+        if alt.factor is not None:
+            share = math.prod(n for n, _, splits in others if splits)
+            sent, launches = sent_inside(rule.factors[alt.factor], kept, ranks, share)
         return c.flop * flops + c.memory * sum(
             sizes
         ) + c.keep * kept, c.wire * sent + c.launch * launches
