@@ -15,7 +15,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..errors import ModelError
-from ..ir import static_shape, tensor_type
+from ..ir import known_shape, tensor_type
 from ..ir.attributes import num_input, param_names
 
 # Which role wins when the consumers of one parameter disagree, strongest first.
@@ -154,8 +154,8 @@ def input_specs(mod: ir.IRModule, name: str = "main") -> list[InputSpec]:
 
 
 def _spec(name: str, param: relax.Var, uses: Sequence[_Use], is_data: bool | None) -> InputSpec:
-    tensor, shape = tensor_type(param.ty), static_shape(param.ty)
-    if tensor is None or shape is None or not all(isinstance(n, int) for n in shape):
+    tensor, shape = tensor_type(param.ty), known_shape(param.ty)
+    if tensor is None or shape is None:
         raise ModelError(
             "DIST0340",
             f"{param.ty} is no tensor of static shape",
@@ -344,8 +344,8 @@ def _index_bound(name: str, call: Any, index: int) -> int:
 
 def _shape(expr: Any) -> tuple[int, ...]:
     """Return the static shape of an operand, () when unknown."""
-    shape = static_shape(expr.ty) if getattr(expr, "ty", None) is not None else None
-    return shape if shape and all(isinstance(n, int) for n in shape) else ()
+    shape = known_shape(expr.ty) if getattr(expr, "ty", None) is not None else None
+    return shape or ()
 
 
 def _dtype(tensor: Any) -> str:

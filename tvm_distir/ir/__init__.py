@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         as_dtensor,
         flat_types,
         is_private,
+        known_shape,
         static_shape,
         tensor_type,
     )
@@ -70,6 +71,7 @@ _HOME = {
     "flat_types": "types",
     "handle": "nodes",
     "is_private": "types",
+    "known_shape": "types",
     "labels_of": "placement",
     "local_shape": "placement",
     "make_binding": "nodes",
@@ -110,6 +112,7 @@ __all__ = [
     "flat_types",
     "handle",
     "is_private",
+    "known_shape",
     "labels_of",
     "local_shape",
     "make_binding",

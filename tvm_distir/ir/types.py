@@ -54,6 +54,14 @@ def static_shape(ty: Any) -> tuple[Any, ...] | None:
     return tuple(n.value if type(n) is tirx.IntImm else n for n in tensor.shape.values[:])
 
 
+def known_shape(ty: Any) -> tuple[int, ...] | None:
+    """Dims of a (D)Tensor type; None where some are symbolic, or it is no tensor."""
+    shape = static_shape(ty)
+    if shape is None or not all(isinstance(n, int) for n in shape):
+        return None
+    return shape
+
+
 def is_private(fn: relax.Function) -> bool:
     """Whether a function can be called from inside the module only."""
     return not (fn.attrs and "global_symbol" in fn.attrs)

@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, relax, tirx
 
 from ..errors import PropagationError, SimulationError
-from ..ir import flat_types, mesh_index, mesh_shape, static_shape, tensor_type
+from ..ir import flat_types, known_shape, mesh_index, mesh_shape, tensor_type
 from ..ir.async_ops import collective_op, is_done
 from ..ir.types import value_types
 from ..rules import work_of
@@ -105,8 +105,8 @@ class FunctionExporter:
 
     def value(self, ty: Any, name: str, extra: Mapping[str, Any]) -> int:
         """Add the value of a tensor type."""
-        tensor, shape = tensor_type(ty), static_shape(ty)
-        if tensor is None or shape is None or not all(isinstance(n, int) for n in shape):
+        tensor, shape = tensor_type(ty), known_shape(ty)
+        if tensor is None or shape is None:
             raise self.refuse(
                 name,
                 f"the shape of {ty} is not known before the run",
@@ -114,7 +114,7 @@ class FunctionExporter:
             )
         dtype = str(tensor.dtype)
         size = size_bytes(shape, dtype)
-        self.values.append(Value(name, tuple(shape), dtype, size, **extra))
+        self.values.append(Value(name, shape, dtype, size, **extra))
         return len(self.values) - 1
 
     def declare(self, ty: Any, name: str, extra: Mapping[str, Any] | None = None) -> Tree:

@@ -18,6 +18,14 @@ def letters(layout: str) -> str | None:
     return layout if layout.isalpha() and layout.isupper() else None
 
 
+def convolution_layouts(call: CallShape) -> tuple[str, str, str] | None:
+    """Dim names of the data, the weight and the result; None where one has split dims."""
+    data = letters(str(call.attrs.data_layout))
+    weight = letters(str(call.attrs.kernel_layout))
+    out = letters(str(call.attrs.out_layout) or str(call.attrs.data_layout))
+    return None if data is None or weight is None or out is None else (data, weight, out)
+
+
 def no_blocks(extent: Any, result: Any) -> str | None:
     """Why a spatial dim has no blocks: its extent is not known, or it is too short."""
     if not isinstance(extent, int) or not isinstance(result, int):
@@ -108,11 +116,10 @@ def convolution(call: CallShape) -> Draft:
     FLOPs: 2 x results x (input channels per group) x kernel.
     """
     draft = Draft(call)
-    data = letters(str(call.attrs.data_layout))
-    weight = letters(str(call.attrs.kernel_layout))
-    out = letters(str(call.attrs.out_layout) or str(call.attrs.data_layout))
-    if data is None or weight is None or out is None:
+    found = convolution_layouts(call)
+    if found is None:
         return unsupported(draft)
+    data, weight, out = found
     groups = int(call.attrs.groups)
     w = call.ins[1]
     kernel = tuple(nominal(w[weight.index(c)]) for c in data if c not in "NC")

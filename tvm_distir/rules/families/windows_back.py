@@ -11,7 +11,7 @@ from ..draft import CallShape, Draft
 from ..halo import Window, windows
 from ..halo_back import tie_argmax, tie_spread
 from ..registry import register_sharding_rule
-from .windows import letters, no_blocks, suits_map, unsupported
+from .windows import convolution_layouts, letters, no_blocks, suits_map, unsupported
 
 
 @register_sharding_rule(
@@ -23,11 +23,10 @@ def transposed_convolution(call: CallShape) -> Draft:
     FLOPs: 2 x operand elements x (output channels per group) x kernel.
     """
     draft = Draft(call)
-    data = letters(str(call.attrs.data_layout))
-    weight = letters(str(call.attrs.kernel_layout))
-    out = letters(str(call.attrs.out_layout) or str(call.attrs.data_layout))
-    if data is None or weight is None or out is None:
+    found = convolution_layouts(call)
+    if found is None:
         return unsupported(draft)
+    data, weight, out = found
     w = call.ins[1]
     draft.tie({0: data.index("N")}, {0: out.index("N")})
     if int(call.attrs.groups) == 1:

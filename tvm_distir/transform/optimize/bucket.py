@@ -10,12 +10,12 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ...ir import mesh_key
+from ...ir import known_shape, mesh_key
 from ...ir.ops import call_axes
 from ..legalize.emit import BlockWriter, variables, with_body
 from ..lower.prune import is_pure
 from .editing import Editor, FunctionStep, Scan, function_pass
-from .packing import dims_of, one_for_all
+from .packing import one_for_all
 from .traffic import local_bytes
 
 BUCKET_BYTES = 25 * 2**20
@@ -172,7 +172,7 @@ def _fill(rows: list[Any], joined: tuple[str, ...], most_bytes: int) -> dict[Any
 def _whole_bytes(var: Any, value: ir.Call) -> int | None:
     """Bytes of the larger end of a collective; None where a size is not known."""
     ends = var, value.args[0]
-    if any(dims_of(end) is None for end in ends):
+    if any(known_shape(end.ty) is None for end in ends):
         return None
     return max(local_bytes(end.ty) for end in ends)
 

@@ -14,17 +14,9 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ...ir import mesh_shape, ops, static_shape
+from ...ir import known_shape, mesh_shape, ops
 from ...ir.ops import call_axes, dist_op_name
 from ..legalize.emit import BlockWriter
-
-
-def dims_of(value: Any) -> tuple[int, ...] | None:
-    """Extents of a local tensor; None where some are symbolic."""
-    shape = static_shape(value.ty)
-    if shape is None or not all(isinstance(n, int) for n in shape):
-        return None
-    return tuple(int(n) for n in shape)
 
 
 def one_for_all(
@@ -71,7 +63,7 @@ def _collective(kind: str, like: ir.Call, x: Any) -> ir.Call:
 def _row(writer: BlockWriter, kind: str, var: Any, call: ir.Call) -> Any:
     """Operand as ``(elements,)``, ``(ranks, elements of each)`` or ``(1, elements)``."""
     x, name = call.args[0], f"{var.name}_flat"
-    shape = dims_of(x) or ()
+    shape = known_shape(x.ty) or ()
     if kind == "reduce_scatter":
         ranks, dim = _group(call), int(call.attrs["dim"])
         x = _to_front(writer, x, dim, ranks, name)
@@ -100,7 +92,7 @@ def _shaped(writer: BlockWriter, x: Any, shape: Sequence[int], name: str) -> Any
 
 def _bind_part(writer: BlockWriter, kind: str, var: Any, call: ir.Call, part: Any) -> None:
     """Bind a member to its part of the result, in its own shape."""
-    shape, name = list(dims_of(var) or ()), f"{var.name}_part"
+    shape, name = list(known_shape(var.ty) or ()), f"{var.name}_part"
     part = writer.builder.normalize(part)
     dim = int(call.attrs["dim"]) if kind == "all_gather" else 0
     if dim:
