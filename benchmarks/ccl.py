@@ -13,6 +13,7 @@ Usage: ``python benchmarks/ccl.py [--collectives all_reduce] [--dtype float32] [
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import mmap
 import multiprocessing
@@ -124,15 +125,8 @@ def be_mpi_rank(cases: Sequence[Case]) -> None:
     rows = []
     with fabric.worker(world.rank):
         for case in cases:
-            rows.append(
-                measure(
-                    case,
-                    world.rank,
-                    world.Barrier,
-                    lambda x, out, case=case: mpi_side(case, world, x, out),  # type: ignore[misc]
-                    MPI_CALLS,
-                )
-            )
+            other = functools.partial(mpi_side, case, world)
+            rows.append(measure(case, world.rank, world.Barrier, other, MPI_CALLS))
     if world.rank == 0:
         print(json.dumps(rows), flush=True)
 
