@@ -56,8 +56,7 @@ def _check_blocks(call: ir.Call, labels: Sequence[int], axes: Sequence[int], dim
 
     ``labels`` are those on the side of the step where the axes do not shard the dim.
     """
-    ty = call.args[0].ty
-    why = blocks_fault(static_shape(ty), labels, mesh_shape(ty.device_mesh), axes, dim)
+    why = blocks_fault(labels, axes, dim)
     if why:
         raise _refuse(call, why, "Move the later axes first, or use R.dist.exchange.")
 

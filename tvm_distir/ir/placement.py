@@ -140,26 +140,16 @@ def local_shape(
     return [ceil_div(n, k) for n, k in zip(shape, counts)]
 
 
-def blocks_fault(
-    shape: Sequence[Any] | None,
-    labels: Sequence[int],
-    mesh_shape: Sequence[int],
-    axes: Sequence[int],
-    dim: int,
-) -> str:
+def blocks_fault(labels: Sequence[int], axes: Sequence[int], dim: int) -> str:
     """Why cutting ``dim`` along more mesh axes (or joining it) is not local to their groups.
 
-    The blocks that the other axes leave must be cut into contiguous equal parts: no later axis
-    may shard the dim, and where earlier ones do, a block must hold exactly the (padded) parts:
-    ``ceil(n / b) == a * ceil(n / (a * b))`` with b earlier and a new parts of n elements.
+    Each block that the other axes leave must be the shards of one group, one behind the other: no
+    later axis may shard the dim.
 
     Parameters
     ----------
-    shape : sequence of int, or None
-        Whole shape; the parts are only compared where it is known.
     labels : sequence of int
         Placement on the side of the step where ``axes`` do not shard the dim.
-    mesh_shape : sequence of int
     axes : sequence of int
         Mesh axes of the step.
     dim : int
@@ -169,44 +159,64 @@ def blocks_fault(
     why : str
         Empty when the step is sound.
     """
-    earlier = 1
-    for axis, (label, size) in enumerate(zip(labels, mesh_shape)):
-        if label == dim and axis > min(axes):
+    first = min(axes)
+    for axis, label in enumerate(labels):
+        if label == dim and axis > first:
             return (
-                f"dim {dim} is sharded by mesh axis {axis} after axis {min(axes)} too: "
+                f"dim {dim} is sharded by mesh axis {axis} after axis {first} too: "
                 "its blocks are not contiguous"
             )
-        if label == dim:
-            earlier *= size
-    n = None if shape is None else shape[dim]
-    parts = math.prod(mesh_shape[a] for a in axes)
-    if (
-        earlier > 1
-        and isinstance(n, int)
-        and ceil_div(n, earlier) != parts * ceil_div(n, parts * earlier)
-    ):
-        return (
-            f"dim {dim} of size {n} is cut into {earlier} blocks of {ceil_div(n, earlier)}, "
-            f"which {parts} shards of {ceil_div(n, parts * earlier)} do not fill"
-        )
     return ""
+
+
+def is_padded_inside(size: int, parts: Sequence[int]) -> bool:
+    """Whether shards of a dim cut by several axes are padded elsewhere than at the dim's end.
+
+    ``parts`` are the sizes of the axes, in mesh order. So it is where the blocks of an axis do
+    not hold whole shards of the axes behind it: 250 in 2 blocks of 125, each in shards of 63.
+    """
+    count = math.prod(parts)
+    shard = -(-size // count) if count else 0
+    for k in parts:
+        block, count = -(-size // k), count // k
+        if size > block != count * shard:
+            return True
+        size = block
+    return False
+
+
+def shard_range(size: int, parts: Sequence[int], coords: Sequence[int]) -> tuple[int, int]:
+    """Start and stop of what a device holds of a dim that several axes cut.
+
+    Each axis cuts the blocks of those before it into parts of ``ceil(block / k)`` elements, the
+    last of which may be short or empty; so the largest shard has ``ceil(size / (k1 k2 ...))``.
+
+    Parameters
+    ----------
+    size : int
+    parts, coords : sequence of int
+        Sizes of the axes in mesh order, and the device's places along them.
+    """
+    start, stop, block = 0, size, size
+    for k, c in zip(parts, coords, strict=True):
+        block = -(-block // k)
+        start = min(stop, start + c * block)
+        stop = min(stop, start + block)
+    return start, stop
 
 
 def shard_slices(
     shape: Sequence[int], labels: Sequence[int], mesh_shape: Sequence[int], coords: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Per dim, the (start, stop) of the whole tensor that a device holds, cut off at the end.
+    """Per dim, the (start, stop) of the whole tensor that a device holds: :func:`shard_range`.
 
-    ``start`` may equal ``stop``: with ceil-sized shards the last ones can be empty.
+    ``start`` may equal ``stop``: with ceil-sized shards the last ones of a block can be empty.
     """
     bounds = []
     for d, n in enumerate(shape):
-        position, count = 0, 1
-        for x, k, c in zip(labels, mesh_shape, coords):
-            if x == d:
-                position, count = position * k + c, count * k
-        size = -(-n // count)
-        bounds.append((min(n, position * size), min(n, (position + 1) * size)))
+        cutting = [a for a, x in enumerate(labels) if x == d]
+        parts, places = [mesh_shape[a] for a in cutting], [coords[a] for a in cutting]
+        bounds.append(shard_range(int(n), parts, places))
     return bounds
 
 

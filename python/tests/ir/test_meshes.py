@@ -124,11 +124,12 @@ def test_shards_tile_the_tensor(seed):
         assert all(b - a <= n for (a, b), n in zip(bounds, padded))
         seen[index] += 1
         for d, (start, stop) in enumerate(bounds):  # major to minor, in mesh order
-            parts = [(c, n) for c, n, x in zip(coords, sizes, labels) if x == d]
-            position = 0
-            for c, n in parts:
-                position = position * n + c
-            block = np.arange(shape[d])[position * padded[d] : (position + 1) * padded[d]]
-            assert np.array_equal(np.arange(shape[d])[start:stop], block)
+            block = np.arange(shape[d])
+            for c, n, x in zip(coords, sizes, labels):
+                if x == d:  # every block padded, cut into equal parts
+                    block = np.pad(block, (0, -len(block) % n), constant_values=-1)
+                    block = np.split(block, n)[c]
+            assert len(block) == padded[d]
+            assert np.array_equal(np.arange(shape[d])[start:stop], block[block >= 0])
         assert whole[index].size == np.prod([b - a for a, b in bounds])
     assert (seen == replicas).all()

@@ -110,11 +110,24 @@ def shards_of(whole, labels, mesh, op, rng):
     return found
 
 
-def padded(x, dim, count):
-    """Zeros up to a multiple of ``count``, as the lowering puts them."""
+def pieces(x, dim, parts):
+    """The shards of axes with so many devices: every block padded, cut into equal parts."""
+    if not parts:
+        return [x]
     widths = [(0, 0)] * x.ndim
-    widths[dim] = (0, -x.shape[dim] % count)
-    return np.pad(x, widths) if widths[dim][1] else x
+    widths[dim] = (0, -x.shape[dim] % parts[0])
+    blocks = np.split(np.pad(x, widths), parts[0], dim)
+    return [piece for block in blocks for piece in pieces(block, dim, parts[1:])]
+
+
+def together(found, dim, parts, size):
+    """Undo :func:`pieces` for a dim of so many elements."""
+    if not parts:
+        return found[0]
+    per, block = len(found) // parts[0], -(-size // parts[0])
+    groups = [found[i * per : (i + 1) * per] for i in range(parts[0])]
+    x = np.concatenate([together(g, dim, parts[1:], block) for g in groups], dim)
+    return x[tuple(slice(0, size if d == dim else n) for d, n in enumerate(x.shape))]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -133,14 +146,18 @@ def run_step(parts, labels, step, case):
         move = terms_move(case.shape, labels, step.axes, step.split_dim, case.mesh)
         if move is not None:
             return run_terms(parts, move, case)
-    if step.split_dim is not None:
-        parts = {d: padded(x, step.split_dim, count) for d, x in parts.items()}
+    sizes = [case.mesh[a] for a in step.axes]
+    cut, join = step.split_dim, step.gather_dim
+    if cut is not None:
+        parts = {d: np.concatenate(pieces(x, cut, sizes), cut) for d, x in parts.items()}
     call = collective_of(case.shape, step, labels, case.mesh, case.devices, case.op)
     out = {}
     for group in call.groups:
         out.update(zip(group, apply(call, [parts[d] for d in group])))
-    want = local_shape(case.shape, step.after, case.mesh)
-    return {d: x[tuple(slice(0, n) for n in want)] for d, x in out.items()}
+    if join is None:
+        return out
+    want = local_shape(case.shape, step.after, case.mesh)[join]
+    return {d: together(np.split(x, count, join), join, sizes, want) for d, x in out.items()}
 
 
 def run_terms(parts, move, case):

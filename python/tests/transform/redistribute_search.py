@@ -50,11 +50,9 @@ class Search:
     def shard(self, labels, coord):
         x = self.whole
         for dim in range(x.ndim):
-            axes = [a for a, label in enumerate(labels) if label == dim]
-            number = 0
-            for a in axes:
-                number = number * self.mesh[a] + coord[a]
-            x = chunk(x, dim, number, math.prod(self.mesh[a] for a in axes))
+            for a, label in enumerate(labels):
+                if label == dim:
+                    x = chunk(x, dim, coord[a], self.mesh[a])
         return x
 
     def size(self, labels):
@@ -77,18 +75,27 @@ class Search:
                 return False
         return True
 
+    def joined(self, parts, sizes, dim, size):
+        """Shards of groups of axes one behind the other, each axis's padding cut off."""
+        if not sizes:
+            return parts[0]
+        per, block = len(parts) // sizes[0], -(-size // sizes[0])
+        groups = [parts[i * per : (i + 1) * per] for i in range(sizes[0])]
+        x = np.concatenate([self.joined(g, sizes[1:], dim, block) for g in groups], dim)
+        return np.take(x, range(size), axis=dim)
+
     def moved(self, labels, axes, gather, split):
         out = []
         for coord in self.coords:
-            members, mine = self.group(coord, axes)
             x = self.held[labels][self.coords.index(coord)]
             if gather is not None:
-                x = np.concatenate([self.held[labels][m] for m in members], gather)
+                members, _ = self.group(coord, axes)
                 rest = [a for a, label in enumerate(labels) if label == gather and a not in axes]
                 keep = -(-self.shape[gather] // math.prod(self.mesh[a] for a in rest))
-                x = np.take(x, range(keep), axis=gather)
-            if split is not None:
-                x = chunk(x, split, mine, len(members))
+                parts = [self.held[labels][m] for m in members]
+                x = self.joined(parts, [self.mesh[a] for a in axes], gather, keep)
+            for a in axes if split is not None else ():
+                x = chunk(x, split, coord[a], self.mesh[a])
             out.append(x)
         return out
 

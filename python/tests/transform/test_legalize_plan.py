@@ -41,10 +41,10 @@ def test_a_wrong_step_is_found():
     (step,) = plan_steps((8, 8), (0,), (1,), (2,))
     assert not h.difference(case, [step])
     assert h.difference(case, [replace(step, gather_dim=1, split_dim=0)])
-    # 6 rows over 2 x 2 are no blocks of 3 rows cut in 2: rank 1 would get a row of rank 2.
-    case = h.Case((6,), (0, R), (0, 0), (2, 2), (0, 1, 2, 3))
+    # Blocks of the inner axis are not cut further by the outer one: rank 1 would get its row 3.
+    case = h.Case((6,), (R, 0), (0, 0), (2, 2), (0, 1, 2, 3))
     (step,) = plan_steps((6,), (R, R), (0, 0), (2, 2))
-    assert h.difference(case, [replace(step, axes=(1,))])
+    assert h.difference(case, [replace(step, axes=(0,))])
 
 
 def by_bytes(move, _):
@@ -137,12 +137,18 @@ def test_plans_are_the_natural_ones():
     assert kinds(big, (0, 1), (1, 0), (2, 2)) == ["exchange"]
 
 
-def test_an_uneven_dim_over_two_axes_moves_at_once():
-    """6 rows over 2 x 2 are shards of 2, 2, 2 and none: no blocks of one axis."""
-    (step,) = plan_steps((6,), (P, P), (0, 0), (2, 2))
-    assert (step.kind, step.axes) == ("reduce_scatter", (0, 1))
-    (step,) = plan_steps((6,), (0, 0), (0, R), (2, 2))
-    assert step.kind == "exchange"
+def test_an_uneven_dim_over_two_axes():
+    """6 rows over 2 x 2 are 2 and 1 in each block of 3: blocks are cut and joined in place."""
+    for before, after, kind, axes in (
+        ((P, P), (0, 0), "reduce_scatter", (0, 1)),
+        ((0, P), (0, 0), "reduce_scatter", (1,)),
+        ((0, R), (0, 0), "local_slice", (1,)),
+        ((R, R), (0, 0), "local_slice", (0, 1)),
+        ((0, 0), (0, R), "all_gather", (1,)),
+        ((R, 0), (0, 0), "exchange", (0, 1)),
+    ):
+        (step,) = plan_steps((6,), before, after, (2, 2))
+        assert (step.kind, step.axes) == (kind, axes)
 
 
 @pytest.mark.parametrize("mesh", [(4,), (2, 2), (2, 2, 2)], ids=str)
@@ -239,7 +245,7 @@ def test_padding_alone_does_not_forbid_a_way():
     """The middle of the way has 250 x 128 elements, the source 125 x 255: as many shards."""
     steps = plan_steps((250, 509), (P, 1, 0), (0, 1, 1), (2, 2, 2))
     assert [(s.kind, s.after) for s in steps] == [
-        ("exchange", (P, 1, 1)),
+        ("all_to_all", (P, 1, 1)),
         ("reduce_scatter", (0, 1, 1)),
     ]
     # Ends of 3 x 5 elements; an eighth more where only padding makes it larger.

@@ -31,12 +31,27 @@ CASES = {
         lambda w, i: relax.op.take(w, i, 0),
     ),
     "permute": ([("x", (6, 7), F)], lambda x: relax.op.permute_dims(x, [1, 0])),
+    "argmax": ([("x", (9, 5), F)], lambda x: relax.op.argmax(x, 0)),
+    "cumsum": ([("x", (9, 5), F)], lambda x: relax.op.cumsum(x, 0)),
+    "softmax": ([("x", (9, 6), F)], lambda x: relax.op.nn.softmax(x, 0)),
+    "layer_norm": (
+        [("x", (5, 10), F), ("g", (10,), F), ("b", (10,), F)],
+        lambda x, g, b: relax.op.nn.layer_norm(x, g, b, [-1]),
+    ),
+    "nll_loss": (
+        [("x", (9, 10), F), ("t", (9,), "int64", 10)],
+        lambda x, t: relax.op.nn.nll_loss(x, t),
+    ),
+}
+REFUSED = {
     "conv2d": (
         [IMAGE, ("k", (3, 2, 3, 3), F)],
         lambda x, k: relax.op.nn.conv2d(x, k, strides=2, padding=1),
     ),
     "max_pool2d": ([IMAGE], lambda x: relax.op.nn.max_pool2d(x, (3, 3), padding=1)),
+    "topk": ([("x", (9, 5), F)], lambda x: relax.op.topk(x, 2, 0, "values")),
 }
+"""Ops that need shards of one dim to lie one behind the other without padding between them."""
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -52,6 +67,18 @@ def test_every_factor_over_two_axes(name):
         got = h.run(h.lower(distributed, check_legalized=False), inputs)
         for a, b in zip(want, got):
             np.testing.assert_allclose(a, b, rtol=1e-6, err_msg=f"{name}, {factor}")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_ops_that_read_across_shards_are_refused(name):
+    """Padding lies between the shards then; even shards of two axes, and one axis, are fine."""
+    specs, make = REFUSED[name]
+    mod, call = h.whole_module(specs, make)
+    dim = 0 if name == "topk" else 2
+    factor = next(f for f in h.rule_of(call, mod).factors if f.ins[0] == dim)
+    with pytest.raises(LoweringError, match="several mesh axes into 4 uneven parts") as caught:
+        h.lower(h.distributed(specs, call, MESH, [factor, factor]), check_legalized=False)
+    assert caught.value.code == "DIST0507"
 
 
 def test_what_cannot_be_uneven_is_refused_over_two_axes_too():

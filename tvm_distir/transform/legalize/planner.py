@@ -218,9 +218,7 @@ class _Search:
         self.planner, self.key, self.costs = planner, key, planner.costs
         # Along an axis that ends partial, a sum is kept; along all others it is completed.
         finish = tuple(x != P for x in key.after)
-        self.space = Space(
-            key.shape, key.mesh, _allowed_dims(key), finish, planner.kinds, planner.innermost
-        )
+        self.space = Space(key.mesh, _allowed_dims(key), finish, planner.kinds, planner.innermost)
         self.limit, self.padded_limit = (planner.limit_bytes(key, x) for x in (False, True))
         self.goal = bounds_of(key.shape, key.after, key.mesh)
         self.groups: dict[tuple[int, ...], Groups] = {}

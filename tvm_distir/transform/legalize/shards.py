@@ -105,7 +105,7 @@ def terms_move(
         None where the groups cut their own blocks: a plain ``reduce_scatter`` does.
     """
     count = math.prod(mesh[a] for a in axes)
-    if count == 1 or not blocks_fault(shape, labels, mesh, axes, dim):
+    if count == 1 or not blocks_fault(labels, axes, dim):
         return None
     moved = [x + 1 if x >= 0 else R for x in labels]
     before = tuple(0 if a in axes else x for a, x in enumerate(moved))

@@ -56,8 +56,6 @@ class Space:
 
     Attributes
     ----------
-    shape : tuple of int
-        Whole shape.
     mesh : tuple of int
         Sizes of the mesh axes.
     allowed : tuple of tuple of int
@@ -71,7 +69,6 @@ class Space:
         devices). A value may then be made partial, to be reduced along more axes than it needs.
     """
 
-    shape: tuple[int, ...]
     mesh: tuple[int, ...]
     allowed: tuple[tuple[int, ...], ...]
     finish: tuple[bool, ...]
@@ -87,10 +84,6 @@ class Space:
         rest = range(min(step.axes), len(self.mesh))
         return all(a in step.axes or self.mesh[a] == 1 for a in rest)
 
-    def fits(self, rest: Sequence[int], axes: Sequence[int], dim: int) -> bool:
-        """Whether ``axes`` can cut (or join) ``dim`` where the other axes lie as ``rest``."""
-        return not blocks_fault(self.shape, rest, self.mesh, axes, dim)
-
 
 def _relabelled(labels: Labels, axes: Sequence[int], label: int) -> Labels:
     return tuple(label if a in axes else x for a, x in enumerate(labels))
@@ -104,7 +97,7 @@ def _subsets(axes: Sequence[int]) -> Iterator[tuple[int, ...]]:
 def _cuts(space: Space, rest: Labels, axes: tuple[int, ...]) -> Iterator[int]:
     """Dims that all of ``axes`` may cut together, each group its own block."""
     for dim in _common(space, axes):
-        if space.fits(rest, axes, dim):
+        if not blocks_fault(rest, axes, dim):
             yield dim
 
 
@@ -138,7 +131,7 @@ def _all_steps(space: Space, labels: Labels) -> Iterator[Step]:
     for old in sorted({x for x in labels if x >= 0}):
         for axes in _subsets([a for a, x in enumerate(labels) if x == old]):
             rest = _relabelled(labels, axes, R)
-            if not space.fits(rest, axes, old):
+            if blocks_fault(rest, axes, old):
                 continue
             for dim in _cuts(space, rest, axes):
                 if dim != old:

@@ -20,7 +20,7 @@ import numpy as np
 from tvm import ir, relax
 
 from ...errors import LoweringError
-from ...ir import Labels, flat_types, ops, shard_counts, tensor_type
+from ...ir import Labels, flat_types, is_padded_inside, ops, shard_counts, tensor_type
 from ..legalize.emit import BlockWriter, is_tensors, place_of, rebuild, typed
 from ..legalize.terms import CallForm
 
@@ -38,6 +38,8 @@ class Shard:
     dtype : str
     counts : tuple of int
         Into how many shards each dim is cut.
+    inner_dims : tuple of int
+        Dims with padding not at their end only: several mesh axes cut them unevenly.
     """
 
     whole: tuple[int, ...]
@@ -45,6 +47,7 @@ class Shard:
     labels: Labels
     dtype: str
     counts: tuple[int, ...]
+    inner_dims: tuple[int, ...] = ()
 
     @property
     def padded_dims(self) -> tuple[int, ...]:
@@ -56,7 +59,12 @@ def shard(whole: Sequence[int], labels: Labels, mesh: Sequence[int], dtype: str)
     """Describe how a tensor lies on a mesh."""
     counts = tuple(shard_counts(labels, mesh, len(whole)))
     local = tuple(-(-n // k) for n, k in zip(whole, counts))
-    return Shard(tuple(whole), local, tuple(labels), dtype, counts)
+    inner = tuple(
+        d
+        for d, n in enumerate(whole)
+        if labels.count(d) > 1 and is_padded_inside(n, [k for k, x in zip(mesh, labels) if x == d])
+    )
+    return Shard(tuple(whole), local, tuple(labels), dtype, counts, inner)
 
 
 @dataclass
@@ -211,6 +219,57 @@ class LocalCall:
             self.caches[key] = found
         return self.caches[key]
 
+    def start(self, number: int, dim: int) -> Any:
+        """Where my shard of an operand begins along a dim that is cut (int64 scalar)."""
+        own, axes = self.ins[number].shard, self.axes_of_dim(number, dim)
+        if dim in own.inner_dims:
+            return self._range(own.whole[dim], axes)[0]
+        key = ("start", axes, own.whole[dim])
+        if key not in self.caches:
+            chunk = relax.const(own.local[dim], "int64")
+            self.caches[key] = self.emit(relax.op.multiply(self.position(axes), chunk), "start")
+        return self.caches[key]
+
+    def held(self, number: int, dim: int) -> Any:
+        """How many elements my shard has along one of an operand's ``inner_dims`` (int64)."""
+        own = self.ins[number].shard
+        return self._range(own.whole[dim], self.axes_of_dim(number, dim))[1]
+
+    def _range(self, size: int, axes: Sequence[int]) -> tuple[Any, Any]:
+        """Start and length of my part of a dim, axis by axis as in :func:`ir.shard_range`."""
+        key = ("range", tuple(axes), size)
+        if key not in self.caches:
+            begin: Any = None
+            held, block = relax.const(size, "int64"), size
+            for axis in axes:
+                block = -(-block // int(self.mesh.shape[axis]))
+                own = relax.const(block, "int64")
+                skipped = self.emit(relax.op.multiply(self.position((axis,)), own), "skipped")
+                skipped = self.emit(relax.op.minimum(skipped, held), "skipped")
+                begin = skipped if begin is None else relax.op.add(begin, skipped)
+                begin = self.emit(begin, "start")
+                rest = self.emit(relax.op.subtract(held, skipped), "rest")
+                held = self.emit(relax.op.minimum(rest, own), "held")
+            self.caches[key] = begin, held
+        begin, held = self.caches[key]
+        return begin, held
+
+    def check_order(self, shard: Shard, dim: int) -> None:
+        """Refuse a dim with padding between its elements, where neighbours must be adjacent.
+
+        Raises
+        ------
+        LoweringError
+            DIST0507.
+        """
+        if dim in shard.inner_dims:
+            raise self.fault(
+                "DIST0507",
+                f"dim {dim} of size {shard.whole[dim]} is cut by several mesh axes into "
+                f"{shard.counts[dim]} uneven parts, and the op reads across them",
+                f"Shard it over one axis, or pad it to {shard.local[dim] * shard.counts[dim]}.",
+            )
+
     def valid(self, number: int, dim: int) -> Any:
         """Boolean tensor, broadcastable to the operand: True where its dim holds no padding."""
         own = self.ins[number].shard
@@ -218,14 +277,13 @@ class LocalCall:
         key = ("valid", axes, own.whole[dim], ndim, dim)
         if key not in self.caches:
             chunk = own.local[dim]
-            start = self.emit(
-                relax.op.multiply(self.position(axes), relax.const(chunk, "int64")), "start"
-            )
             places = self.emit(relax.op.arange(0, chunk, 1, "int64"), "places")
-            places = self.emit(relax.op.add(places, start), "places")
-            inside = self.emit(
-                relax.op.less(places, relax.const(own.whole[dim], "int64")), "inside"
-            )
+            if dim in own.inner_dims:
+                end = self.held(number, dim)
+            else:
+                places = self.emit(relax.op.add(places, self.start(number, dim)), "places")
+                end = relax.const(own.whole[dim], "int64")
+            inside = self.emit(relax.op.less(places, end), "inside")
             shape = [chunk if d == dim else 1 for d in range(ndim)]
             self.caches[key] = self.emit(relax.op.reshape(inside, shape), "valid")
         return self.caches[key]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import relax
 
-from ...ir import ops, placement_text
+from ...ir import is_padded_inside, ops, placement_text
 from ..legalize.emit import BlockWriter
 from ..legalize.shards import TermsMove
 from ..legalize.steps import exchange_step
@@ -44,6 +44,48 @@ def cut_off(x: Any, dim: int, size: int) -> Any:
     return relax.op.strided_slice(x, [dim], [0], [size])
 
 
+def parted(writer: BlockWriter, x: Any, dim: int, parts: Sequence[int], name: str) -> Any:
+    """Pad a dim so that equal parts of it are the shards of axes with so many devices.
+
+    Where the blocks of an axis do not hold whole shards, each is padded for itself.
+    """
+    if not is_padded_inside(int(x.ty.shape[dim]), parts):
+        return padded(writer, x, dim, math.prod(parts), name)
+    at = dim
+    for k in parts:
+        x = padded(writer, x, at, k, name)
+        shape = [int(n) for n in x.ty.shape]
+        shape[at : at + 1] = [k, shape[at] // k]
+        x = writer.emit(relax.op.reshape(x, shape), f"{name}_blocks")
+        at += 1
+    shape[dim : at + 1] = [math.prod(shape[dim : at + 1])]
+    return writer.emit(relax.op.reshape(x, shape), f"{name}_pad")
+
+
+def joined(
+    writer: BlockWriter, call: Any, dim: int, parts: Sequence[int], size: int, name: str
+) -> Any:
+    """Leave the padding out of shards that lie one behind the other: :func:`parted` undone."""
+    call = writer.builder.normalize(call)
+    if int(call.ty.shape[dim]) == size:
+        return call
+    x = writer.emit(call, f"{name}_padded")
+    if not is_padded_inside(size, parts):
+        return cut_off(x, dim, size)
+    blocks = [size]
+    for k in parts:
+        blocks.append(-(-blocks[-1] // k))
+    whole = [int(n) for n in x.ty.shape]
+    for number in range(len(parts) - 1, -1, -1):
+        shape = list(whole)
+        shape[dim : dim + 1] = [math.prod(parts[:number]), parts[number] * blocks[number + 1]]
+        x = writer.emit(relax.op.reshape(x, shape), f"{name}_blocks")
+        cut = cut_off(x, dim + 1, blocks[number])
+        x = x if cut is x else writer.emit(cut, f"{name}_blocks")
+    whole[dim] = size
+    return relax.op.reshape(x, whole)
+
+
 def sliced(
     writer: BlockWriter, x: Any, mesh: Any, labels: Sequence[int], whole: Sequence[int], name: str
 ) -> Any:
@@ -52,7 +94,7 @@ def sliced(
     for dim in range(len(whole)):
         axes = [a for a, label in enumerate(labels) if label == dim and sizes[a] > 1]
         if axes:
-            x = padded(writer, x, dim, math.prod(sizes[a] for a in axes), name)
+            x = parted(writer, x, dim, [sizes[a] for a in axes], name)
             x = writer.emit(ops.local_slice(x, mesh, axes, dim), name)
     return x
 
@@ -88,36 +130,29 @@ def collective(
         make = ops.all_reduce if kind == "all_reduce" else ops.partial
         return make(x, mesh, axes, str(attrs["op"])) if axes else x
     axis = attrs["mesh_axes"] if "mesh_axes" in attrs else attrs["mesh_axis"]
-    count = math.prod(sizes[a] for a in ([axis] if isinstance(axis, int) else axis))
-    if count == 1:
+    parts = [sizes[int(a)] for a in ([axis] if isinstance(axis, int) else sorted(axis))]
+    if math.prod(parts) == 1:
         return x
     if kind == "exchange":
         ends = str(attrs["placement"]), str(attrs["peer_placement"])
         return ops.exchange(x, mesh, axis, *ends, attrs["shape"])
     if kind == "all_gather":
         dim = int(attrs["dim"])
-        return _trimmed(writer, ops.all_gather(x, mesh, axis, dim), dim, want[dim], name)
+        call = ops.all_gather(x, mesh, axis, dim)
+        return joined(writer, call, dim, parts, want[dim], name)
     if kind == "local_slice":
         dim = int(attrs["dim"])
-        return ops.local_slice(padded(writer, x, dim, count, name), mesh, axis, dim)
+        return ops.local_slice(parted(writer, x, dim, parts, name), mesh, axis, dim)
     if kind == "reduce_scatter":
         dim = int(attrs["dim"])
-        x = padded(writer, x, dim, count, name)
+        x = parted(writer, x, dim, parts, name)
         return ops.reduce_scatter(x, mesh, axis, dim, str(attrs["op"]))
     if kind == "all_to_all":
         gather, split = int(attrs["gather_dim"]), int(attrs["split_dim"])
-        x = padded(writer, x, split, count, name)
-        return _trimmed(
-            writer, ops.all_to_all(x, mesh, axis, gather, split), gather, want[gather], name
-        )
+        x = parted(writer, x, split, parts, name)
+        call = ops.all_to_all(x, mesh, axis, gather, split)
+        return joined(writer, call, gather, parts, want[gather], name)
     return ops.collective_permute(x, mesh, axis, int(attrs["shift"]))
-
-
-def _trimmed(writer: BlockWriter, call: Any, dim: int, size: int, name: str) -> Any:
-    call = writer.builder.normalize(call)
-    if int(call.ty.shape[dim]) == size:
-        return call
-    return cut_off(writer.emit(call, f"{name}_padded"), dim, size)
 
 
 def reduced_terms(writer: BlockWriter, move: TermsMove, attrs: Any, x: Any, name: str) -> Any:

@@ -61,7 +61,7 @@ def take(cx: LocalCall) -> Any:
         places = cx.emit(relax.op.clip(places, 0, whole - 1), "places")
     elif mode == "wrap":
         places = cx.emit(relax.op.floor_mod(places, relax.const(whole, "int64")), "places")
-    here, near = own_places(cx, places, axes, table.local[axis])
+    here, near = own_places(cx, places, 0, axis)
     found = cx.emit(relax.op.take(cx.operand(0), near, axis=axis, mode="fast"), "found")
     shape = list(index.local) + [1] * (len(table.whole) - 1 - axis)
     wide = cx.emit(relax.op.reshape(here, shape), "here")
@@ -76,7 +76,7 @@ def take_backward(cx: LocalCall) -> Any:
     axes = cx.axes_of_dim(1, axis)
     if not axes:
         return cx.same()
-    here, near = own_places(cx, cx.operand(2), axes, table.local[axis])
+    here, near = own_places(cx, cx.operand(2), 1, axis)
     shape = [1] * axis + list(cx.ins[2].shard.local) + [1] * (len(table.whole) - 1 - axis)
     wide = cx.emit(relax.op.reshape(here, shape), "here")
     mine = cx.emit(relax.op.where(wide, cx.operand(0), cx.scalar(0, grad.dtype)), "mine")
@@ -91,7 +91,7 @@ def as_int64(cx: LocalCall, places: Any) -> Any:
     return cx.emit(relax.op.astype(places, "int64"), "places")
 
 
-def own_places(cx: LocalCall, places: Any, axes: tuple[int, ...], rows: int) -> tuple[Any, Any]:
+def own_places(cx: LocalCall, places: Any, number: int, dim: int) -> tuple[Any, Any]:
     """Which indices name rows of this device, and where they stand among them.
 
     Parameters
@@ -99,10 +99,8 @@ def own_places(cx: LocalCall, places: Any, axes: tuple[int, ...], rows: int) -> 
     cx : LocalCall
     places : variable
         Indices into all rows.
-    axes : tuple of int
-        Mesh axes that cut the rows.
-    rows : int
-        Rows of a device.
+    number, dim : int
+        The operand with the rows, and its dim of them, which is cut.
 
     Returns
     -------
@@ -111,10 +109,12 @@ def own_places(cx: LocalCall, places: Any, axes: tuple[int, ...], rows: int) -> 
     near : variable
         int64; for rows of other devices some row of this one.
     """
-    start = cx.emit(relax.op.multiply(cx.position(axes), relax.const(rows, "int64")), "start")
-    own = cx.emit(relax.op.subtract(as_int64(cx, places), start), "own")
+    shard = cx.ins[number].shard
+    rows = shard.local[dim]
+    end = cx.held(number, dim) if dim in shard.inner_dims else relax.const(rows, "int64")
+    own = cx.emit(relax.op.subtract(as_int64(cx, places), cx.start(number, dim)), "own")
     above = cx.emit(relax.op.greater_equal(own, relax.const(0, "int64")), "above")
-    below = cx.emit(relax.op.less(own, relax.const(rows, "int64")), "below")
+    below = cx.emit(relax.op.less(own, end), "below")
     here = cx.emit(relax.op.logical_and(above, below), "here")
     return here, cx.emit(relax.op.clip(own, 0, rows - 1), "near")
 

@@ -59,7 +59,7 @@ class _Targets:
         cx, rows = self.cx, self.predictions.local[self.class_dim]
         if not self.class_axes:
             return self.counts, cx.emit(relax.op.clip(self.places, 0, rows - 1), "near")
-        here, near = own_places(cx, self.places, self.class_axes, rows)
+        here, near = own_places(cx, self.places, self.first, self.class_dim)
         return cx.emit(relax.op.logical_and(here, self.counts), "here"), near
 
     def spread(self, value: Any) -> Any:

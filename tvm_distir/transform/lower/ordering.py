@@ -61,21 +61,21 @@ def topk(cx: LocalCall) -> Any:
     """The best of each device gathered, and the best of these taken.
 
     Of equal values the first counts, on one device as over several: the order of the devices is
-    that of the elements, and padding comes last.
+    that of the elements, and padding comes last: none may lie between them.
     """
     own, a = cx.ins[0].shard, cx.call.attrs
     axis = int(a.axis) % len(own.whole)
     axes = cx.axes_of_dim(0, axis)
     if not axes:
         return cx.same()
+    cx.check_order(own, axis)
     count, largest, dtype = int(a.k), bool(a.largest), str(a.dtype)
     worst = neutral_element("max" if largest else "min", own.dtype)
     x = filled(cx, cx.operand(0), [axis], worst, own.dtype)
     some = min(count, own.local[axis])
     best = cx.emit(relax.op.topk(x, some, axis, "both", largest, dtype), "best")
     values, places = (cx.emit(relax.TupleGetItem(best, i), "best") for i in (0, 1))
-    start = relax.op.multiply(cx.position(axes), relax.const(own.local[axis], "int64"))
-    start = cx.emit(relax.op.astype(cx.emit(start, "start"), dtype), "start")
+    start = cx.emit(relax.op.astype(cx.start(0, axis), dtype), "start")
     places = cx.emit(relax.op.add(places, start), "places")
     for mesh_axis in reversed(axes):
         values, places = (

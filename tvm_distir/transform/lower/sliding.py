@@ -28,6 +28,8 @@ def halo_dims(cx: LocalCall) -> list[tuple[int, int]]:
         if dim is None or result_dim is None or cx.ins[0].shard.counts[dim] == 1:
             continue
         if (dim, result_dim) not in found:
+            cx.check_order(cx.ins[0].shard, dim)
+            cx.check_order(cx.outs[0], result_dim)
             found.append((dim, result_dim))
     return found
 
@@ -66,6 +68,8 @@ def _contracted(cx: LocalCall, layout: str) -> list[tuple[int, int]]:
         if dim is None or kernel_dim is None or layout[dim] in "NC":
             continue
         if cx.ins[0].shard.counts[dim] > 1 and (dim, kernel_dim) not in found:
+            cx.check_order(cx.ins[0].shard, dim)
+            cx.check_order(cx.ins[1].shard, kernel_dim)
             found.append((dim, kernel_dim))
     return found
 

@@ -304,10 +304,7 @@ def extreme_place(cx: LocalCall) -> Any:
     mine = cx.emit(extreme(x, axis, keepdims=True), kind)
     best = reduced(cx, mine, axes, kind, kind)
     here = cx.emit(place(x, axis, keepdims=True), "place")
-    start = cx.emit(
-        relax.op.multiply(cx.position(axes), relax.const(own.local[axis], "int64")), "start"
-    )
-    there = cx.emit(relax.op.add(here, start), "place")
+    there = cx.emit(relax.op.add(here, cx.start(0, axis)), "place")
     nowhere = relax.const(own.whole[axis], "int64")
     has = cx.emit(relax.op.equal(mine, best), "has")
     first = cx.emit(relax.op.where(has, there, nowhere), "place")

@@ -92,7 +92,7 @@ def _scattered(
     shape: tuple[int, ...], labels: Labels, mesh: Sequence[int], axes: Sequence[int], dim: int
 ) -> Labels | None:
     """Placement after a scatter into equal parts without padding; None where there are none."""
-    if blocks_fault(shape, labels, mesh, axes, dim):
+    if blocks_fault(labels, axes, dim):
         return None
     given = tuple(dim if a in axes else x for a, x in enumerate(labels))
     whole, part = (math.prod(local_shape(shape, x, mesh)) for x in (labels, given))
