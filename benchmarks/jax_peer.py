@@ -6,7 +6,8 @@ Runs in any environment with ``jax``; a benchmark starts it (``peers.py``). Aske
 ``{"do": "shardy", "model": ..., "layers": ..., "nested": ..., "sequence": ..., "dedup": ...}``
 it gives the CPU seconds of Shardy's propagation and partitioning; asked ``"do": "xla"``, with
 ``"shardy"`` true or false, the collectives of the program that XLA:CPU compiles; asked
-``"do": "reshard"``, those of a change of placement.
+``"do": "reshard"``, those of a change of placement; asked ``"do": "image"``, those of a program
+on an image cut by rows.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sys
 import time
 from typing import Any
 
+from jax_images import lowered_image
 from jax_models import AXES, Request, device_mesh, lowered
 
 PROPAGATE = "sdy-propagation-pipeline"
@@ -175,6 +177,10 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     """Answer one question."""
     if question["do"] == "reshard":
         return dict(run_reshard(*(question[k] for k in ("shape", "mesh", "before", "after"))))
+    if question["do"] == "image":
+        names = ("shape", "layers", "ranks", "train", "shardy")
+        compiled = lowered_image(*(question[k] for k in names)).compile()
+        return {"collectives": _collectives(compiled.as_text())}
     keys = ("model", "layers", "nested", "sequence")
     request = Request(**{key: question[key] for key in keys if key in question})
     if question["do"] == "shardy":
