@@ -94,9 +94,7 @@ def module_of(program: Program) -> ir.IRModule:
     shape = [BATCH, CHANNELS, program.rows, COLUMNS]
     x: Any = relax.Var("x", relax.TensorType(shape, "float32"))
     shapes = [list(layer.weight) for layer in program.layers if layer.weight is not None]
-    weights = [
-        relax.Var(f"w{i}", relax.TensorType(one, "float32")) for i, one in enumerate(shapes)
-    ]
+    weights = [relax.Var(f"w{i}", relax.TensorType(one, "float32")) for i, one in enumerate(shapes)]
     builder, waiting = relax.BlockBuilder(), list(weights)
     with builder.function("main", [x, *weights], {"num_input": 1}):
         with builder.dataflow():

@@ -219,13 +219,10 @@ class _Explainer:
             return ""
         over = f'"{self._name(i)}" ({ranks})'
         if taken > 1:
-            return (
-                f"{size} does not divide by {ranks * taken}: another axis cuts it into {taken} "
-                f"parts already, and {over} cannot cut these evenly"
-            )
+            over += f", where another axis cuts it into {taken} parts already"
         if not fits(size, ranks, taken, True):
             return f"{size} is too small for {over}: some devices would hold nothing"
-        padded = -(-int(size) // ranks) * ranks
+        padded = -(-int(size) // (ranks * taken)) * ranks * taken
         return f"{size} does not divide by {over}: the shards would be padded to {padded} in all"
 
     def _makers(self, inst: Instance, v: int) -> Iterator[tuple[Instance, int, int]]:

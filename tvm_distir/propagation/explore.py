@@ -21,7 +21,7 @@ from ..rules import Rule
 from .cost import Costs
 from .decision import Decision
 from .footprint import Footprint, Meter
-from .forms import fits
+from .forms import factor_fits, fits
 from .graph import LAYOUT_OPS, Axis, Graph
 from .search import Labels, Search
 
@@ -154,7 +154,7 @@ class Explorer:
         found: dict[str, int] = {}
         for name in self._open:
             for rule, count in self.ops(name):
-                can = any(fits(f.size, self.ranks, 1, f.uneven) for f in rule.factors)
+                can = any(factor_fits(f, self.ranks, 1) for f in rule.factors)
                 if not can and rule.flops:
                     found[rule.op] = found.get(rule.op, 0) + count * rule.flops
         return found
@@ -230,7 +230,7 @@ class Explorer:
             return None
         for f in rule.factors:
             takes = all(f.ins[i] == d for i in positions)
-            if not takes or not fits(f.size, self.ranks, 1, f.uneven):
+            if not takes or not factor_fits(f, self.ranks, 1):
                 continue
             out = f.outs[0]
             if rule.op not in LAYOUT_OPS or out is None:

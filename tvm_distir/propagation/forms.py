@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from tvm import tirx
 
 from ..ir import P, R
-from ..rules import Rule
+from ..rules import Factor, Rule
 from ..rules.dims import nominal
 from .graph import divisible
 
@@ -91,7 +91,7 @@ class Forms:
         items, whole = [], (R,) * len(rule.in_bytes)
         complete = (R,) * len(rule.out_bytes)
         for i, f in enumerate(rule.factors):
-            if mask >> i & 1 and fits(f.size, ranks, taken.get(i, 1), f.uneven):
+            if mask >> i & 1 and factor_fits(f, ranks, taken.get(i, 1)):
                 pending = P if f.kind == "sum" else R
                 gives = tuple(pending if d is None else d for d in f.outs)
                 needs = tuple(R if d is None else d for d in f.ins)
@@ -138,8 +138,15 @@ class Forms:
 def fits(size: Any, ranks: int, taken: int, uneven: bool) -> bool:
     """Whether ``size``, already cut by ``taken``, may be cut by ``ranks`` more devices.
 
-    An uneven dim is cut by one axis only, and only when every rank but the last can have some.
+    An uneven dim is cut only when there is more than an element for every shard.
     """
     if divisible(size, ranks * taken):
         return True
-    return uneven and taken == 1 and isinstance(size, int | tirx.IntImm) and nominal(size) > ranks
+    known = isinstance(size, int | tirx.IntImm)
+    return uneven and known and bool(nominal(size) > ranks * taken)
+
+
+def factor_fits(factor: Factor, ranks: int, taken: int) -> bool:
+    """Whether a factor, already split by ``taken`` devices, may be split by ``ranks`` more."""
+    uneven = factor.uneven and (taken == 1 or not factor.adjacent)
+    return fits(factor.size, ranks, taken, uneven)

@@ -94,6 +94,7 @@ class Draft:
         uneven: bool = True,
         rescale: bool = False,
         apart: bool = False,
+        adjacent: bool = False,
     ) -> None:
         """Add a factor: operand dims and result dims that are cut together.
 
@@ -115,6 +116,8 @@ class Draft:
         apart : bool
             Rows of neighbours are exchanged: each tied dim is cut into padded blocks of its own
             extent, whatever the size.
+        adjacent : bool
+            See :class:`Factor`; what is ``apart`` is adjacent too.
 
         Raises
         ------
@@ -157,6 +160,7 @@ class Draft:
                 comm_bytes,
                 pads,
                 rescale,
+                apart or adjacent,
             )
         )
 

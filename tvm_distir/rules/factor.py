@@ -40,10 +40,13 @@ class Factor:
         spatial dim reads of its neighbours), or one of two statistics (of a
         softmax, maximum and sum) that are reduced. What gathers or scans instead is priced so.
     uneven : bool
-        Whether an extent that does not divide may be padded at its end.
+        Whether an extent that does not divide may be padded.
     rescale : bool
         A ``sum`` whose terms are means of their part: each is multiplied by
         (extent of the part / whole extent) before it is summed.
+    adjacent : bool
+        The call reads across the borders of shards, so that no padding may lie between them: one
+        mesh axis may cut an uneven extent, several may not.
     """
 
     size: Any
@@ -53,6 +56,7 @@ class Factor:
     comm_bytes: int = 0
     uneven: bool = False
     rescale: bool = False
+    adjacent: bool = False
 
     @property
     def reduces(self) -> bool:

@@ -12,6 +12,7 @@ import pytest
 import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.analysis import check_level
+from tvm_distir.plan import Plan
 
 MODELS = {
     "gpt": "zoo:gpt?size=tiny,layers=1,hidden=32,vocab=67,batch=12",
@@ -51,6 +52,28 @@ def test_a_model_is_verified(name: str, text: str, axes: dict[str, int]) -> None
     assert not result.unmodelled_ops
     used = {axis for c in result.collectives for axis in c.mesh_axis.split(",")}
     assert {axis for axis in axes if axis not in ("pod", "dp")} <= used <= set(axes)
+
+
+@pytest.mark.parametrize(
+    ("name", "train"), [("gpt", False), ("gpt", True), ("moe", False), ("resnet", False)]
+)
+def test_an_uneven_batch_over_two_axes(name: str, train: bool) -> None:
+    """7 samples over 2 x 2 are 2, 2, 2 and 1: blocks of 4 and 3, each cut again."""
+    spec, _, end = MODELS[name].rpartition("=")
+    assert end == "12"
+    mod = td.load_model(f"{spec}=7").mod
+    mod = td.train_step(mod) if train else mod
+    assert mod["main"].attrs is not None
+    data = mod["main"].params[: int(mod["main"].attrs["num_input"])]
+    rules = [{"param": str(x.name), "placement": "S[0], S[0]"} for x in data]
+    plan = Plan.from_dict({"schema_version": 1, "mesh": {"a": 2, "b": 2}, "rules": rules})
+    lowered = td.distribute(mod, plan)
+    assert td.verify(mod, plan, engine="virtual", dist=lowered).equal
+    sent = td.transform.traffic(lowered)
+    if train:  # the gradients at least
+        assert sent.total_wire_bytes > 0
+    elif name != "moe":  # samples stay where they are; the router of experts counts tokens
+        assert not sent.counts
 
 
 # The work of a sample is that of torchvision's tables, in multiply-adds.

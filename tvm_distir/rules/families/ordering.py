@@ -65,7 +65,7 @@ def topk(call: CallShape) -> Draft:
     if 0 < count and not (isinstance(extent, int) and count >= extent):
         best = tuple(count if d == axis else n for d, n in enumerate(shape))
         comm_bytes = statistic_bytes(best, (), call.in_dtypes[0]) + statistic_bytes(best, ())
-        draft.tie({0: axis}, {}, "stat", comm_bytes=comm_bytes)
+        draft.tie({0: axis}, {}, "stat", comm_bytes=comm_bytes, adjacent=True)
     draft.default_why = "all its elements are put in order"
     return _compared(draft, axis)
 

@@ -116,7 +116,8 @@ def fits(cut: Cut, ty: Any) -> bool:
         ):
             return False  # its blocks would not be contiguous
         count = shard_counts(labels, sizes, int(ty.tensor_ty.ndim))[cut.label]
-    uneven = cut.factor.uneven and len(cut.axes) == 1 and count == own
+    alone = len(cut.axes) == 1 and count == own
+    uneven = cut.factor.uneven and (alone or not cut.factor.adjacent)
     return uneven or int(cut.factor.size) % count == 0
 
 
