@@ -29,9 +29,9 @@ def _shape(ty: Any) -> tuple[int, ...] | None:
 def placement(
     rng: np.random.Generator, shape: Sequence[int], mesh: Sequence[int], open_share: float = 0.05
 ) -> str:
-    """A placement the plan's checks allow: several axes cut a dim only when it comes out even.
+    """A placement the plan's checks allow: several axes give each shard of a dim an element.
 
-    A dim is seldom cut into more parts than it has elements.
+    A dim is seldom cut into more parts than it has elements by one axis, which may be.
     """
     labels = [
         int(rng.integers(0, len(shape))) if shape and rng.random() < 0.65 else -1 for _ in mesh
@@ -39,7 +39,7 @@ def placement(
     for dim in range(len(shape)):
         axes = [a for a, label in enumerate(labels) if label == dim]
         count = math.prod(mesh[a] for a in axes)
-        few = len(axes) > 1 or (shape[dim] <= count and rng.random() < 0.97)
+        few = shape[dim] <= count and (len(axes) > 1 or rng.random() < 0.97)
         if axes and shape[dim] % count and few:
             for a in axes:
                 labels[a] = -1
