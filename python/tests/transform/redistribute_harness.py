@@ -21,7 +21,7 @@ from tvm_distir.ir import P, R, local_shape, placement_text, shard_slices
 from tvm_distir.runtime.calls import decode_collective
 from tvm_distir.runtime.collectives import all_reduce, apply
 from tvm_distir.runtime.layout import np_dtype
-from tvm_distir.transform.legalize.rewrite import step_call
+from tvm_distir.transform.legalize.moves import step_call
 from tvm_distir.transform.legalize.shards import terms_move
 from tvm_distir.transform.legalize.steps import exchange_step
 

@@ -13,7 +13,7 @@ from tvm.relax.distributed import DTensorType
 from ...ir import mesh_key
 from ...ir.ops import dist_op_name
 from ..legalize.emit import variables
-from ..legalize.rewrite import is_redistribute
+from ..legalize.moves import is_redistribute
 
 Path = tuple[int, ...]
 """Where a leaf stands in a nested tuple."""

@@ -17,8 +17,9 @@ from ...ir.types import relax_functions
 from ...system import System
 from .emit import bindings_of, op_name, place_of
 from .local_view import is_local_view, legalize_local_view
+from .moves import is_redistribute
 from .planner import Planner
-from .rewrite import FunctionLegalizer, is_redistribute
+from .rewrite import FunctionLegalizer
 from .steps import CCL_KINDS, KINDS
 from .values import Counter
 

@@ -10,7 +10,8 @@ from . import (  # noqa: F401 (they register their handlers)
     sliding_back,
     statistics,
 )
-from .calls import LocalCall, Operand, Shard, register_local
+from .calls import LocalCall, register_local
 from .passes import LowerDistIR
+from .shard import Operand, Shard
 
 __all__ = ["LocalCall", "LowerDistIR", "Operand", "Shard", "register_local"]

@@ -39,11 +39,12 @@ from ..legalize.terms import (
     within,
     without,
 )
-from .calls import LocalCall, Operand, Shard, expected_mismatch, handlers, shard
+from .calls import LocalCall, expected_mismatch, handlers
 from .collectives import collective, reduced_terms
 from .fold import folded, is_foldable
 from .packed import packed_call
 from .padding import protect, stays_zero
+from .shard import Operand, Shard, shard
 from .tir import call_tir
 from .values import Values
 

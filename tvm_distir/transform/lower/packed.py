@@ -15,7 +15,7 @@ from ...ir import flat_types, labels_of, tensor_type
 from ...rules import PackedForm, match_factor, packed_args, packed_form, packed_name
 from ...rules.packed import packed_rule
 from ..legalize.emit import leaves_of, place_of, typed
-from .calls import Shard
+from .shard import Shard
 from .values import Values
 
 Label = int | None

@@ -29,8 +29,8 @@ from ..legalize.emit import (
 from ..legalize.terms import (
     Terms,
 )
-from .calls import Shard, shard
 from .collectives import sliced
+from .shard import Shard, shard
 
 
 @dataclass

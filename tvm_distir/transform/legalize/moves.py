@@ -1,0 +1,235 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Where a function moves values: redistributions, transfers, and sums that stay unfinished."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+
+from ...errors import LoweringError
+from ...ir import Labels, P, R, labels_of, mesh_key, ops, placement_text, static_shape
+from .emit import op_name, substitute
+from .planner import Planner
+from .steps import Step
+from .terms import axes_of, sums
+from .values import Counter, Values
+
+
+def is_redistribute(value: Any) -> bool:
+    """Whether a value is ``R.dist.redistribute(...)``."""
+    return isinstance(value, ir.Call) and op_name(value) == "dist.redistribute"
+
+
+def step_call(
+    x: Any, mesh: Any, step: Step, before: Labels, shape: Sequence[int], op: str = "sum"
+) -> ir.Call:
+    """Write a step of a plan as a call.
+
+    Parameters
+    ----------
+    x : expression
+        The operand.
+    mesh : DeviceMesh
+    step : Step
+    before : Labels
+        How the operand lies.
+    shape : sequence of int
+        Whole shape of the tensor.
+    op : str
+        Reduction of its partial axes.
+    """
+    axes = step.axes
+    if step.kind == "all_reduce":
+        return ops.all_reduce(x, mesh, axes, op)
+    if step.kind == "partial":
+        return ops.partial(x, mesh, axes, op)
+    if step.kind == "reduce_scatter":
+        return ops.reduce_scatter(x, mesh, axes, step.split_dim, op)
+    if step.kind == "all_gather":
+        return ops.all_gather(x, mesh, axes, step.gather_dim)
+    if step.kind == "all_to_all":
+        return ops.all_to_all(x, mesh, axes, step.gather_dim, step.split_dim)
+    if step.kind == "exchange":
+        # Along axes that take no part, what is partial is typed R.
+        ends = [placement_text([R if y == P else y for y in x]) for x in (before, step.after)]
+        return ops.exchange(x, mesh, axes, *ends, shape)
+    return ops.local_slice(x, mesh, axes, step.split_dim)
+
+
+class Moves(Values):
+    """Values of a function, and how they get from placement to placement.
+
+    Parameters
+    ----------
+    mod : IRModule
+        The module at level 3.
+    name : str
+        Name of the function.
+    fn : relax.Function
+    callees : mapping of GlobalVar to GlobalVar
+        Functions whose type changes.
+    impure : bool
+        Whether the function transfers between meshes, itself or in a callee.
+    tags : Counter
+        Numbers for transfers.
+    planner : Planner
+        Finds the steps of redistributions.
+    """
+
+    def __init__(
+        self,
+        mod: ir.IRModule,
+        name: str,
+        fn: relax.Function,
+        callees: Mapping[Any, Any],
+        impure: bool,
+        tags: Counter,
+        planner: Planner,
+    ) -> None:
+        super().__init__(mod, name, fn, callees, impure, tags)
+        self.planner = planner
+
+    def _wrap(self, var: Any, value: ir.Call) -> None:
+        """``R.dist.partial``: keep what is unfinished, make partial what is complete."""
+        axes = tuple(sorted(int(a) for a in value.attrs["mesh_axes"]))
+        op = str(value.attrs["op"])
+        source = value.args[0]
+        if source in self.sources:
+            if op != "sum":
+                raise self._fault(
+                    "DIST0504",
+                    f'a redistribute cannot end in terms of "{op}"',
+                    var,
+                    value,
+                    "Use op sum.",
+                )
+            self._move(var, self.sources[source], axes)
+            return
+        if isinstance(source, ir.GenericConst):
+            self._bind(var, value, [tuple((a, op) for a in axes)])
+            return
+        if source in self.raw:
+            raw, made = self.raw[source]
+            # Of the call's own reductions those that are not named are completed here.
+            kept = [a for a in axes_of(self._terms(raw, 0)) if a in axes or a not in made]
+            leaf = self._complete(raw, 0, kept, var.name)
+        else:
+            leaf = self.env.get(source, source)
+        have = dict(self._terms(leaf, 0))
+        if any(have[a] != op for a in axes if a in have):
+            # Terms of another op are no terms of this one: the value is completed, then wrapped.
+            leaf = self._complete(leaf, 0, [a for a in have if a not in axes], var.name)
+            have = dict(self._terms(leaf, 0))
+        missing = [a for a in axes if a not in have]
+        if not missing:
+            self._alias(var, leaf)
+            return
+        call = self.builder.normalize(ops.partial(leaf, leaf.ty.device_mesh, missing, op))
+        terms = tuple(sorted((*have.items(), *((a, op) for a in missing))))
+        self._bind(var, call, [terms])
+
+    def _redistribute(self, var: Any, value: ir.Call) -> None:
+        readers = self.readers.get(var, [])
+        if self.writer.dataflow and not isinstance(var, relax.DataflowVar):
+            # Read outside its block too, where its operand may be out of sight.
+            self._move(var, value, ())
+            return
+        self.sources[var] = value
+        if not readers or any(how != "wrap" for how, _ in readers):
+            self._move(var, value, ())
+
+    def _move(self, var: Any, value: ir.Call, keep: Sequence[int]) -> None:
+        """Bind ``var`` to the operand of a redistribute, moved; partial along ``keep``."""
+        source = substitute(value.args[0], self.env)
+        name, mesh = var.name, value.attrs.device_mesh
+        target = labels_of(value.attrs.placement)
+        if not isinstance(source.ty, DTensorType):
+            raise self._fault(
+                "DIST0504", f"a redistribute of {source.ty}", var, value, "Give it one DTensor."
+            )
+        if mesh_key(source.ty.device_mesh) != mesh_key(mesh):
+            self._transfer(var, source, mesh, target, keep)
+            return
+        terms = self._terms(source, 0)
+        if keep or len({op for _, op in terms}) > 1:
+            # Only a sum can stay unfinished; of several reductions all but the sums end first.
+            source = self._complete(source, 0, [a for a, op in terms if op == "sum"], name)
+            terms = self._terms(source, 0)
+        before = self._with_partial(labels_of(source.ty.placement), axes_of(terms))
+        after = self._with_partial(target, keep)
+        if before == after:
+            self._alias(var, source)
+            return
+        shape = self._static(source, var, value)
+        at, op = before, terms[0][1] if terms else "sum"
+        *steps, final = self._plan(source, shape, before, after, mesh, var, value)
+        for step in steps:
+            source = self.writer.emit(step_call(source, mesh, step, at, shape, op), name)
+            at = step.after
+        last = self.builder.normalize(step_call(source, mesh, final, at, shape, op))
+        self._bind(var, last, [sums(keep)])
+
+    def _plan(
+        self,
+        source: Any,
+        shape: tuple[int, ...],
+        before: Labels,
+        after: Labels,
+        mesh: Any,
+        var: Any,
+        value: Any,
+    ) -> tuple[Step, ...]:
+        sizes, devices = mesh_key(mesh)
+        dtype = str(source.ty.tensor_ty.dtype)
+        try:
+            return self.planner.plan(shape, before, after, sizes, dtype, devices).steps
+        except LoweringError as error:
+            raise self._fault(error.code, error.what, var, value, error.remedy) from error
+
+    def _static(self, source: Any, var: Any, value: Any) -> tuple[int, ...]:
+        shape = static_shape(source.ty)
+        if shape is None or not all(isinstance(n, int) for n in shape):
+            raise self._fault(
+                "DIST0502", f"the shape {shape} is not constant", var, value, "Bind its sizes."
+            )
+        return shape
+
+    @staticmethod
+    def _with_partial(labels: Labels, axes: Sequence[int]) -> Labels:
+        return tuple(P if a in axes else x for a, x in enumerate(labels))
+
+    def _transfer(
+        self, var: Any, source: Any, mesh: Any, target: Labels, keep: Sequence[int]
+    ) -> None:
+        """Send from one mesh, receive on the other; partial sums are completed first."""
+        name = var.name
+        source = self._complete(source, 0, (), name)
+        ty = source.ty
+        shape = self._static(source, var, ir.Call(ir.Op.get("relax.dist.redistribute"), [source]))
+        placement, peer = placement_text(labels_of(ty.placement)), placement_text(target)
+        tag = self.tags.take()
+        sent = self.writer.emit(
+            ops.send(source, ty.device_mesh, mesh, placement, peer, shape, tag), f"{name}_sent"
+        )
+        arrival = self.builder.normalize(
+            ops.recv(
+                sent,
+                device_mesh=mesh,
+                peer_mesh=ty.device_mesh,
+                placement=peer,
+                peer_placement=placement,
+                shape=shape,
+                dtype=ty.tensor_ty.dtype,
+                tag=tag,
+            )
+        )
+        if not keep:
+            self._bind(var, arrival)
+            return
+        got = self.writer.emit(arrival, name)
+        call = self.builder.normalize(ops.partial(got, mesh, sorted(keep), "sum"))
+        self._bind(var, call, [sums(keep)])
