@@ -13,7 +13,16 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from ...errors import PropagationError
-from ...ir import R, as_dtensor, labels_of, mesh_key, mesh_shape, ops, shard_counts
+from ...ir import (
+    R,
+    as_dtensor,
+    blocks_fault,
+    labels_of,
+    mesh_key,
+    mesh_shape,
+    ops,
+    shard_counts,
+)
 from ...ir.ops import dist_op_name
 from ...rules import Factor, rule_of
 from ..branches import is_choice
@@ -108,17 +117,19 @@ def fits(cut: Cut, ty: Any) -> bool:
     """Whether the devices along the axes can share the factor, which gives a result of a type."""
     sizes = mesh_shape(ty.device_mesh)
     own = math.prod(sizes[axis] for axis in cut.axes)
-    count = own
-    if cut.label != R:
-        labels = [cut.label if a in cut.axes else x for a, x in enumerate(labels_of(ty.placement))]
-        if any(
-            labels[a] == cut.label for a in range(cut.axes[0], len(labels)) if a not in cut.axes
-        ):
-            return False  # its blocks would not be contiguous
-        count = shard_counts(labels, sizes, int(ty.tensor_ty.ndim))[cut.label]
-    alone = len(cut.axes) == 1 and count == own
+    tied = [(e.ty, d) for e, d in zip(cut.operands, cut.factor.ins) if d is not None]
+    most = own
+    for own_ty, dim in [*tied, *([(ty, cut.label)] if cut.label != R else [])]:
+        if not isinstance(own_ty, DTensorType):
+            continue
+        labels = [R if a in cut.axes else x for a, x in enumerate(labels_of(own_ty.placement))]
+        if blocks_fault(labels, cut.axes, dim):
+            return False
+        labels = [dim if a in cut.axes else x for a, x in enumerate(labels)]
+        most = max(most, shard_counts(labels, sizes, int(own_ty.tensor_ty.ndim))[dim])
+    alone = len(cut.axes) == 1 and most == own
     uneven = cut.factor.uneven and (alone or not cut.factor.adjacent)
-    return uneven or int(cut.factor.size) % count == 0
+    return uneven or int(cut.factor.size) % most == 0
 
 
 def on_shards(edit: Editor, var: Any, call: ir.Call, cut: Cut, given: dict[Any, Any]) -> Any:
