@@ -128,6 +128,14 @@ def test_weights_of_tensor_parallelism_move_along_the_data_axis_only(other: str)
     assert sorted(up.placement) == [0, 1]
 
 
+@pytest.mark.parametrize("text", ["tensor_parallel+zero:stage=1", "megatron+zero:stage=3"])
+def test_with_tensor_parallelism_a_step_equals_one_device(text: str) -> None:
+    model = td.zoo.gpt(**{**GPT, "hidden": 16, "vocab": 32, "seq": 8, "batch": 4})
+    step = td.train_step(model, optimizer="sgd", momentum=0.9)
+    plan = strategy.make_plan(step, text, {"dp": 2, "tp": 2})
+    assert td.verify(step, plan, engine="virtual").equal
+
+
 def test_axes_along_which_stationary_weights_move_survive_json() -> None:
     """And are checked against the mesh."""
     plan = strategy.make_plan(gpt_step(), "zero+megatron", {"dp": 2, "tp": 2})
