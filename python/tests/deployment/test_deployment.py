@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 from mpi_cases import CASES, gpt
 from test_runtime_mpi import has_mpi
+from tvm import relax
 
 import tvm_distir as td
 from tvm_distir.errors import EnvironmentError_, RuntimeError_
+from tvm_distir.plan import Plan
 from tvm_distir.runtime import engine
 from tvm_distir.runtime.inputs import input_ports
 from tvm_distir.runtime.layout import same_bits
@@ -95,6 +97,24 @@ def test_two_meshes_have_a_library_each(tmp_path):
     ]
     for name in ("virtual", "threads"):
         assert all(same_bits(a, b) for a, b in zip(loaded.run(inputs, engine=name), want))
+
+
+def test_a_weight_that_two_axes_cut_unevenly(tmp_path):
+    """9 columns over 2 x 2 are 3, 2, 3 and 1: blocks of 5 and 4, each cut again."""
+    builder = relax.BlockBuilder()
+    x, w = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in (("x", [3, 5]), ("w", [5, 9])))
+    with builder.function("main", [x, w], {"num_input": 1}):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.matmul(x, w))
+        builder.emit_func_output(out)
+    rules = [{"param": "w", "placement": "S[1], S[1]"}]
+    plan = Plan.from_dict({"schema_version": 1, "mesh": {"a": 2, "b": 2}, "rules": rules})
+    mod = td.distribute(builder.get(), plan)
+    rng = np.random.default_rng(0)
+    data, weight = (rng.integers(-4, 5, s).astype("float32") for s in ((3, 5), (5, 9)))
+    td.deploy(mod, tmp_path / "out", {"w": weight})
+    (got,) = td.load(tmp_path / "out", check=True).run([data], engine="threads")
+    assert same_bits(got, data @ weight)
 
 
 CHILD = """

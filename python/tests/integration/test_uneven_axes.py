@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""An annotated dim that two mesh axes cut unevenly: kept by the ops that can, moved for the rest."""
+"""A dim that two mesh axes cut unevenly, by annotation: kept by the ops that can, else moved."""
 
 from __future__ import annotations
 
