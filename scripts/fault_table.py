@@ -197,11 +197,17 @@ def engine_for(name: str, timeout_s: float) -> Any:
     return engine
 
 
+def interrupt_soon() -> None:
+    """Send this process what Ctrl-C sends, also where it was started deaf to it (with ``&``)."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+
+
 def run_row(name: str, fault: Fault, timeout_s: float) -> int:
     """Run a fault; prints one JSON object and returns the exit code of a program that fails so."""
     run_program(engine_for(name, AGAIN_S))
     if fault.interrupts:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        interrupt_soon()
     start_s = time.monotonic()
     message, code = "no error", 0
     try:

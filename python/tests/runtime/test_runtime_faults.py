@@ -4,11 +4,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -28,7 +25,7 @@ CASES = [(e, f) for e in HERE for f in table.FAULTS if f.name in table.ENGINES[e
 def failure_of(engine, fault):
     """Text of what the broken run raises."""
     if fault.interrupts:
-        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        table.interrupt_soon()
     with pytest.raises((DistIRError, KeyboardInterrupt)) as caught:
         table.run_program(engine, fault)
     return "KeyboardInterrupt" if fault.interrupts else str(caught.value)
