@@ -10,6 +10,7 @@
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/dtype.h>
 #include <tvm/ffi/error.h>
+#include <tvm/ffi/extra/structural_equal.h>
 #include <tvm/ffi/extra/structural_hash.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/object.h>
@@ -34,6 +35,7 @@ using tvm::ffi::Object;
 using tvm::ffi::ObjectRef;
 using tvm::ffi::Shape;
 using tvm::ffi::String;
+using tvm::ffi::StructuralEqual;
 using tvm::ffi::StructuralHash;
 using tvm::ffi::reflection::FieldGetter;
 
@@ -159,12 +161,15 @@ class Surveyor {
     const size_t before = operands_.size();
     Ints key;
     const bool is_open = call != nullptr && sources_.back() == kNone;
+    parts_.clear();
     if (is_open && DescribeCall(call, variable, &key)) {
-      like_.push_back(calls_.emplace(std::move(key), number).first->second);
+      const auto place = calls_.emplace(std::move(key), Known{number, parts_}).first;
+      // Hashes of unlike calls may meet.
+      like_.push_back(Matches(place->second.parts) ? place->second.number : kNone);
     } else {
       like_.push_back(kNone);
-      operands_.resize(before);
     }
+    if (like_.back() == kNone) operands_.resize(before);
     begin_.push_back(static_cast<int64_t>(operands_.size()));
   }
 
@@ -211,7 +216,7 @@ class Surveyor {
   }
 
   // The type of a variable: its class where it has one.
-  void AddType(int64_t number, const Any& variable, Ints* key) const {
+  void AddType(int64_t number, const Any& variable, Ints* key) {
     if (first_[number] != kNone) {
       key->insert(key->end(), {kVariable, first_[number]});
     } else {
@@ -219,8 +224,19 @@ class Surveyor {
     }
   }
 
-  static int64_t Hash(const Any& value) {
+  // Hash of a part of a call, which is kept to be compared.
+  int64_t Hash(const Any& value) {
+    parts_.push_back(value);
     return static_cast<int64_t>(StructuralHash::Hash(value));
+  }
+
+  // Whether the parts of a known call equal those of the present one.
+  bool Matches(const std::vector<Any>& parts) const {
+    if (parts.size() != parts_.size()) return false;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (!StructuralEqual::Equal(parts[i], parts_[i])) return false;
+    }
+    return true;
   }
 
   // Number of the variable that a call annotates, kNone when it does not.
@@ -235,7 +251,14 @@ class Surveyor {
   const Fields& fields_ = Fields::Get();
   Ints first_, sources_, named_, like_, operands_;
   Ints begin_{0};
-  std::map<Ints, int64_t> classes_, calls_;
+  struct Known {
+    int64_t number;
+    std::vector<Any> parts;
+  };
+
+  std::map<Ints, int64_t> classes_;
+  std::map<Ints, Known> calls_;
+  std::vector<Any> parts_;
   std::unordered_map<const Object*, int64_t> numbers_;
   std::unordered_set<std::string> names_;
 };

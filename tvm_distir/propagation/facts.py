@@ -66,7 +66,7 @@ class Facts:
         self.mesh_shapes = [mesh_shape(m) for m in meshes(mod)]
         self.mesh_numbers = {mesh_key(m): i for i, m in enumerate(meshes(mod))}
         self.home = 0 if len(self.mesh_shapes) == 1 else -1
-        self._tensors: dict[int, Tensor] = {}
+        self._tensors: dict[int, list[tuple[Any, Tensor]]] = {}
         self._by_handle: dict[int, Tensor] = {}
         self._starts: dict[int, list[int]] = {}
         self.pins: dict[tuple[int, int, Sequence[Any], int], Pin] = {}
@@ -79,12 +79,13 @@ class Facts:
         """Dims and bytes of a tensor type, read once per distinct type."""
         found = self._by_handle.get(handle(ty))
         if found is None:
-            key = tvm_ffi.structural_hash(ty)
-            found = self._tensors.get(key)
+            alike = self._tensors.setdefault(tvm_ffi.structural_hash(ty), [])
+            equal = (x for other, x in alike if tvm_ffi.structural_equal(other, ty))
+            found = next(equal, None)
             if found is None:
                 shape, item = static_shape(ty), item_bytes(ty)
                 found = Tensor(shape, item, math.prod(map(nominal, shape or ())) * item)
-                self._tensors[key] = found
+                alike.append((ty, found))
             self._by_handle[handle(ty)] = found
         return found
 

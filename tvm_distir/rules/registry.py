@@ -10,7 +10,7 @@ from importlib import metadata
 from typing import Any, NamedTuple
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, relax, tirx
 
 from ..errors import PropagationError
 from .derive import derive_primfunc
@@ -32,10 +32,18 @@ _writers: dict[str, RuleWriter] = {}
 
 class _Entry(NamedTuple):
     shape: CallShape
+    func: Any
     rule: Rule
 
 
-_by_call: dict[Any, Rule] = {}
+class _Seen(NamedTuple):
+    """What tells a call from others of the same hash: TVM's hashes of like calls do meet."""
+
+    parts: tuple[Any, ...]
+    rule: Rule
+
+
+_by_call: dict[Any, list[_Seen]] = {}
 _by_shape: dict[Any, list[_Entry]] = {}
 
 
@@ -107,6 +115,25 @@ def _hash(node: Any, free: bool) -> int:
     return int(tvm_ffi.structural_hash(node, map_free_vars=free, skip_tensor_content=True))
 
 
+def _equal(a: Any, b: Any) -> bool:
+    """Whether two values, nodes or None, are the same; contents of tensors do not count."""
+    if isinstance(a, tvm_ffi.Object) and isinstance(b, tvm_ffi.Object):
+        return bool(
+            a.same_as(b)
+            or tvm_ffi.structural_equal(a, b, map_free_vars=True, skip_tensor_content=True)
+        )
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return type(a) is type(b) and bool(a == b)
+
+
+def _part(arg: Any) -> Any:
+    """What of an argument its rule depends on: of tensors the type, which holds no data."""
+    if isinstance(arg, relax.Tuple):
+        return tuple(_part(field) for field in arg.fields)
+    return arg.ty if isinstance(arg, ir.Var | ir.GenericConst) else arg
+
+
 def _prim_func(call: ir.Call, name: str, mod: Any) -> Any:
     target = call.args[0]
     found = None
@@ -143,6 +170,11 @@ def _symbolic(shape: CallShape) -> bool:
 def _same_dims(a: CallShape, b: CallShape) -> bool:
     pairs = zip((*a.ins, *a.outs), (*b.ins, *b.outs))
     return all(len(x) == len(y) and all(map(same, x, y)) for x, y in pairs)
+
+
+def _same_form(a: CallShape, b: CallShape) -> bool:
+    """Whether two descriptions of equal hash are alike but for the names of symbols."""
+    return _same_dims(a, b) and _equal(a.attrs, b.attrs) and _equal(a.args, b.args)
 
 
 def _write(call: ir.Call, shape: CallShape, func: Any) -> Rule:
@@ -196,22 +228,24 @@ def rule_of(call: ir.Call, mod: Any = None, out_type: Any = None) -> Rule:
         0 if func is None else _hash(func, False),
         0 if out_type is None else _hash(out_type, True),
     )
-    found = _by_call.get(key)
-    if found is not None:
-        return found
+    parts = (call.attrs, func, out_type, tuple(map(_part, call.args[:])))
+    for seen in _by_call.get(key, ()):
+        if _equal(seen.parts, parts):
+            return seen.rule
     shape = call_shape(call, out_type)
     deep = (_shape_key(shape), key[1])
     entries = _by_shape.setdefault(deep, [])
-    rule = next((e.rule for e in entries if _same_dims(e.shape, shape)), None)
+    alike = (e for e in entries if _same_form(e.shape, shape) and _equal(e.func, func))
+    rule = next((e.rule for e in alike), None)
     if rule is None:
         if len(_by_call) + len(_by_shape) > _CACHE_LIMIT:
             _by_call.clear()
             _by_shape.clear()
             _by_shape[deep] = entries
         rule = _write(call, shape, func)
-        entries.append(_Entry(shape, rule))
+        entries.append(_Entry(shape, func, rule))
     if not _symbolic(shape):  # symbols differ between calls of equal hash
-        _by_call[key] = rule
+        _by_call.setdefault(key, []).append(_Seen(parts, rule))
     return rule
 
 
