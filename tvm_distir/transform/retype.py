@@ -81,6 +81,10 @@ class FunctionRewriter(Operands):
             if is_dataflow(self.homes.get(v)):
                 self.homes[v] = field
         self.fields.clear()
+        for v in self.arrived:  # outside it is brought again
+            if is_dataflow(self.homes.get(v)):
+                del self.homes[v]
+        self.arrived.clear()
         for key, var in self.shadowed.items():
             inner = self.exprs[key]
             outer = make_var(var.name, inner.ty)

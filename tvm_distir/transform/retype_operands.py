@@ -60,7 +60,7 @@ class Operands(ValueForms):
         return out
 
     def _arrive(self, v: int) -> None:
-        """Emit the move that brings a value from another mesh, once."""
+        """Emit the move that brings a value from another mesh, once as far as it can be seen."""
         if v in self.homes:
             return
         k, _ = self.g.producer[v]
@@ -72,6 +72,7 @@ class Operands(ValueForms):
         root = self._route(v).root
         call = redistribute(expr, self._mesh(v), placement_of(root))
         self.homes[v] = self._emit(self.g.values[v].name, call, self._type(v, root))
+        self.arrived.append(v)
 
     def _arguments(self, k: int, args: Sequence[Any]) -> list[Any]:
         """All arguments of a call, tensors in their wanted forms."""

@@ -31,8 +31,8 @@ class ValueForms:
 
     ``exprs`` maps each old variable, by its handle, to its new expression; ``homes`` each value
     number to the expression of its root form; ``made`` has the forms converted so far, ``fields``
-    the homes that were bound to a variable of the open dataflow block. All forget what a closed
-    block hides.
+    the homes that were bound to a variable of the open dataflow block, ``arrived`` the values that
+    came from another mesh in it. All forget what a closed block hides.
     """
 
     def __init__(
@@ -58,6 +58,7 @@ class ValueForms:
         self.routes: dict[int, Route] = decision.settled(inst)
         self.shadowed: dict[int, Any] = {}
         self.fields: dict[int, Any] = {}
+        self.arrived: list[int] = []
         self.types: dict[tuple[int, int, Form], Any] = {}
         self.bindings: list[Any] = []
         self.dataflow = False
