@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+from peers import Peer
 from tvm import ir
 
 import tvm_distir as td
@@ -62,6 +64,12 @@ class Traffic:
             kinds[one.kind, one.group_size] += times
         words = [f"{kinds[kind, size]} {kind}/{size}" for kind, size in sorted(kinds)]
         return ", ".join(words) or "none"
+
+
+def of_peer(peer: Peer, do: str, **question: Any) -> Traffic:
+    """Count the collectives of a peer's answer."""
+    answer = peer.ask(do, **question)
+    return Traffic.of(Collective(*one) for one in answer["collectives"])
 
 
 def of_module(mod: ir.IRModule) -> Traffic:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import models
-from collectives import Collective, Traffic, of_module
+from collectives import of_module, of_peer
 from measure import parser, print_setting, table
 from peers import JaxPeer
 from tvm import ir
@@ -56,12 +56,6 @@ CASES: dict[str, tuple[str, bool, Callable[[int], tuple[ir.IRModule, Plan]]]] = 
 """Name: the model's name in JAX, whether its input is cut along the sequence, ours."""
 
 
-def of_xla(peer: JaxPeer, model: str, layers: int, sequence: bool, shardy: bool) -> Traffic:
-    """Return the collectives that XLA:CPU compiles."""
-    found = peer.ask("xla", model=model, layers=layers, sequence=sequence, shardy=shardy)
-    return Traffic.of(Collective(*one) for one in found["collectives"])
-
-
 def main() -> None:
     """Print a table of bytes, and one of counts."""
     options = parser(__doc__, jax=True)
@@ -78,8 +72,9 @@ def main() -> None:
                 if given.verify:
                     td.verify(mod, plan).check()
                     print(f"{title}, {layers}: equal to the single device's result", flush=True)
+                asked = {"model": model, "layers": layers, "sequence": sequence}
                 shardy, gspmd = (
-                    of_xla(peer, model, layers, sequence, which) for which in (True, False)
+                    of_peer(peer, "xla", **asked, shardy=which) for which in (True, False)
                 )
                 best = min(shardy.wire_bytes, gspmd.wire_bytes)
                 name = f"{title}, {layers}"

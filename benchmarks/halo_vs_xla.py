@@ -10,18 +10,12 @@ its result, of other collectives by the ring formulae.
 
 from __future__ import annotations
 
-from collectives import Collective, Traffic, of_module
+from collectives import of_module, of_peer
 from images import PROGRAMS, module_of, plan_of
 from measure import parser, print_setting, table
 from peers import JaxPeer
 
 import tvm_distir as td
-
-
-def of_xla(peer: JaxPeer, question: dict[str, object], shardy: bool) -> Traffic:
-    """Return the collectives that XLA:CPU compiles."""
-    found = peer.ask("image", **question, shardy=shardy)
-    return Traffic.of(Collective(*one) for one in found["collectives"])
 
 
 def main() -> None:
@@ -39,7 +33,10 @@ def main() -> None:
             mod, plan = module_of(program), plan_of(program)
             td.verify(mod, plan).check()
             ours = of_module(td.distribute(mod, plan))
-            theirs = [of_xla(peer, program.question(), which) for which in (True, False)]
+            theirs = [
+                of_peer(peer, "image", **program.question(), shardy=which)
+                for which in (True, False)
+            ]
             all_three = [ours, *theirs]
             best = min(one.wire_bytes for one in theirs)
             share = f"{best / ours.wire_bytes:.2f}" if ours.wire_bytes else "-"

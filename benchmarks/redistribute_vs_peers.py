@@ -16,7 +16,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from collectives import Collective, Traffic
+from collectives import Collective, of_peer
 from measure import parser, print_setting, table
 from peers import JaxPeer, Peer, TorchPeer
 
@@ -88,12 +88,6 @@ def our_bytes(
     return round(total)
 
 
-def peer_bytes(peer: Peer, **question: object) -> int:
-    """Wire bytes of a peer."""
-    answer = peer.ask("reshard", **question)
-    return Traffic.of(Collective(*one) for one in answer["collectives"]).wire_bytes
-
-
 def measured(planner: Planner, title: str, mesh: tuple[int, ...], name: str, peer: Peer) -> Score:
     """Score of a peer on a mesh."""
     score, shape = Score(), SHAPES[title]
@@ -104,7 +98,8 @@ def measured(planner: Planner, title: str, mesh: tuple[int, ...], name: str, pee
             continue
         mine = our_bytes(planner, shape, mesh, before, after)
         labels = {"before": list(before), "after": list(after)}
-        theirs = peer_bytes(peer, shape=list(shape), mesh=list(mesh), **labels)
+        asked = {"shape": list(shape), "mesh": list(mesh), **labels}
+        theirs = of_peer(peer, "reshard", **asked).wire_bytes
         score.add(mine, theirs, (shape, mesh, before, after))
     return score
 

@@ -163,9 +163,11 @@ class Surveyor {
     const bool is_open = call != nullptr && sources_.back() == kNone;
     parts_.clear();
     if (is_open && DescribeCall(call, variable, &key)) {
-      const auto place = calls_.emplace(std::move(key), Known{number, parts_}).first;
+      const auto [place, is_new] = calls_.try_emplace(std::move(key));
+      Known& known = place->second;
+      if (is_new) known = {number, std::move(parts_)};
       // Hashes of unlike calls may meet.
-      like_.push_back(Matches(place->second.parts) ? place->second.number : kNone);
+      like_.push_back(is_new || Matches(known.parts) ? known.number : kNone);
     } else {
       like_.push_back(kNone);
     }

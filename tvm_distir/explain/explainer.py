@@ -12,7 +12,17 @@ from tvm import ir
 
 from ..analysis import check_level
 from ..errors import DistIRError
-from ..ir import P, R, handle, local_shape, mesh_names, mesh_shape, meshes, placement_text
+from ..ir import (
+    P,
+    R,
+    ceil_div,
+    handle,
+    local_shape,
+    mesh_names,
+    mesh_shape,
+    meshes,
+    placement_text,
+)
 from ..ir.branches import lift_branches
 from ..plan import Plan
 from ..plan.schema import OpenLabels
@@ -222,7 +232,7 @@ class _Explainer:
             over += f", where another axis cuts it into {taken} parts already"
         if not fits(size, ranks, taken, True):
             return f"{size} is too small for {over}: some devices would hold nothing"
-        padded = -(-int(size) // (ranks * taken)) * ranks * taken
+        padded = ceil_div(int(size), ranks * taken) * ranks * taken
         return f"{size} does not divide by {over}: the shards would be padded to {padded} in all"
 
     def _makers(self, inst: Instance, v: int) -> Iterator[tuple[Instance, int, int]]:

@@ -12,6 +12,7 @@ import itertools
 import math
 
 import numpy as np
+from redistribute_harness import together
 
 from tvm_distir.ir import P, R
 
@@ -75,15 +76,6 @@ class Search:
                 return False
         return True
 
-    def joined(self, parts, sizes, dim, size):
-        """Shards of groups of axes one behind the other, each axis's padding cut off."""
-        if not sizes:
-            return parts[0]
-        per, block = len(parts) // sizes[0], -(-size // sizes[0])
-        groups = [parts[i * per : (i + 1) * per] for i in range(sizes[0])]
-        x = np.concatenate([self.joined(g, sizes[1:], dim, block) for g in groups], dim)
-        return np.take(x, range(size), axis=dim)
-
     def moved(self, labels, axes, gather, split):
         out = []
         for coord in self.coords:
@@ -93,7 +85,7 @@ class Search:
                 rest = [a for a, label in enumerate(labels) if label == gather and a not in axes]
                 keep = -(-self.shape[gather] // math.prod(self.mesh[a] for a in rest))
                 parts = [self.held[labels][m] for m in members]
-                x = self.joined(parts, [self.mesh[a] for a in axes], gather, keep)
+                x = together(parts, gather, [self.mesh[a] for a in axes], keep)
             for a in axes if split is not None else ():
                 x = chunk(x, split, coord[a], self.mesh[a])
             out.append(x)

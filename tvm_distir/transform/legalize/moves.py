@@ -4,19 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from ...errors import LoweringError
-from ...ir import Labels, P, R, labels_of, mesh_key, ops, placement_text, static_shape
+from ...ir import Labels, P, R, known_shape, labels_of, mesh_key, ops, placement_text, static_shape
 from .emit import op_name, substitute
-from .planner import Planner
 from .steps import Step
 from .terms import axes_of, sums
-from .values import Counter, Values
+from .values import Values
 
 
 def is_redistribute(value: Any) -> bool:
@@ -61,37 +60,7 @@ def step_call(
 
 
 class Moves(Values):
-    """Values of a function, and how they get from placement to placement.
-
-    Parameters
-    ----------
-    mod : IRModule
-        The module at level 3.
-    name : str
-        Name of the function.
-    fn : relax.Function
-    callees : mapping of GlobalVar to GlobalVar
-        Functions whose type changes.
-    impure : bool
-        Whether the function transfers between meshes, itself or in a callee.
-    tags : Counter
-        Numbers for transfers.
-    planner : Planner
-        Finds the steps of redistributions.
-    """
-
-    def __init__(
-        self,
-        mod: ir.IRModule,
-        name: str,
-        fn: relax.Function,
-        callees: Mapping[Any, Any],
-        impure: bool,
-        tags: Counter,
-        planner: Planner,
-    ) -> None:
-        super().__init__(mod, name, fn, callees, impure, tags)
-        self.planner = planner
+    """Values of a function, and how they get from placement to placement."""
 
     def _wrap(self, var: Any, value: ir.Call) -> None:
         """``R.dist.partial``: keep what is unfinished, make partial what is complete."""
@@ -191,11 +160,10 @@ class Moves(Values):
             raise self._fault(error.code, error.what, var, value, error.remedy) from error
 
     def _static(self, source: Any, var: Any, value: Any) -> tuple[int, ...]:
-        shape = static_shape(source.ty)
-        if shape is None or not all(isinstance(n, int) for n in shape):
-            raise self._fault(
-                "DIST0502", f"the shape {shape} is not constant", var, value, "Bind its sizes."
-            )
+        shape = known_shape(source.ty)
+        if shape is None:
+            what = f"the shape {static_shape(source.ty)} is not constant"
+            raise self._fault("DIST0502", what, var, value, "Bind its sizes.")
         return shape
 
     @staticmethod

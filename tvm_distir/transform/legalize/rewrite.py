@@ -31,7 +31,7 @@ from .values import REDUCERS
 
 
 class FunctionLegalizer(Moves):
-    """Rewrites one function; the parameters are those of :class:`.moves.Moves`."""
+    """Rewrites one function; the parameters are those of :class:`.values.Values`."""
 
     def _visit(self, var: Any, value: Any) -> None:
         kind = dist_op_name(value)

@@ -26,6 +26,7 @@ from .emit import (
     typed,
     variables,
 )
+from .planner import Planner
 from .terms import Terms, axes_of, sums, without
 
 Leaf = tuple[Any, int]
@@ -45,7 +46,24 @@ class Counter:
 
 
 class Values:
-    """What is known of a function's variables, see :class:`.rewrite.FunctionLegalizer`."""
+    """What is known of a function's variables.
+
+    Parameters
+    ----------
+    mod : IRModule
+        The module at level 3.
+    name : str
+        Name of the function.
+    fn : relax.Function
+    callees : mapping of GlobalVar to GlobalVar
+        Functions whose type changes.
+    impure : bool
+        Whether the function transfers between meshes, itself or in a callee.
+    tags : Counter
+        Numbers for transfers.
+    planner : Planner
+        Finds the steps of redistributions.
+    """
 
     def __init__(
         self,
@@ -55,9 +73,10 @@ class Values:
         callees: Mapping[Any, Any],
         impure: bool,
         tags: Counter,
+        planner: Planner,
     ) -> None:
         self.mod, self.name, self.fn = mod, name, fn
-        self.impure, self.tags = impure, tags
+        self.impure, self.tags, self.planner = impure, tags, planner
         self.builder = relax.BlockBuilder(mod)
         self.env: dict[Any, Any] = dict(callees)
         self.terms: dict[Leaf, Terms] = {}
