@@ -23,8 +23,7 @@ from tvm_distir.frontend.zoo.blocks import causal_mask, layer_class, positions
 from tvm_distir.frontend.zoo.configs import GptConfig
 from tvm_distir.frontend.zoo.gpt_model import GptLayer
 from tvm_distir.ir.attributes import PARAM_NAMES_ATTR
-from tvm_distir.plan import MeshSpec, Plan, Rule, parse_open_placement
-from tvm_distir.plan.schema import DEFAULT_MESH
+from tvm_distir.plan import DEFAULT_MESH, MeshSpec, Plan, PlanRule, parse_open_placement
 from tvm_distir.strategy import make_plan
 from tvm_distir.strategy.training import with_updates
 
@@ -192,7 +191,7 @@ def plan_for(mod: ir.IRModule, strategy: str = STRATEGY) -> Plan:
 def with_rules(plan: Plan, rules: dict[tuple[str, str], str]) -> Plan:
     """Add rules, ``(kind, name): placement``, to a plan of one mesh; the last one counts."""
     extra = tuple(
-        Rule(kind, name, parse_open_placement(text), DEFAULT_MESH)
+        PlanRule(kind, name, parse_open_placement(text), DEFAULT_MESH)
         for (kind, name), text in rules.items()
     )
     return Plan(plan.meshes, (*plan.rules, *extra))

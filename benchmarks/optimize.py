@@ -20,6 +20,8 @@ from tvm import ir, relax
 
 import tvm_distir as td
 from tvm_distir.ir.ops import dist_op_name
+from tvm_distir.ir.rewrite.substitute import substitute
+from tvm_distir.ir.rewrite.writer import with_body
 from tvm_distir.plan import Plan
 from tvm_distir.strategy import make_plan
 from tvm_distir.strategy.facts import as_mesh_spec, parameter_rule, tensor_parameters
@@ -37,7 +39,6 @@ from tvm_distir.transform import (
     SplitCollectives,
     traffic,
 )
-from tvm_distir.transform.legalize.emit import substitute, with_body
 
 Case = Callable[[int], tuple[ir.IRModule, Plan]]
 LARGE = models.Sizes(batch=16, seq=1024, hidden=2048, ffn=8192, heads=16)

@@ -4,10 +4,11 @@
 
 ``python scripts/fault_table.py [--engine threads ...] [--timeout 1.0] [--json]``
 
-Three ranks run two all-reduces with a fault of one rank in between. Every row is a process of its
-own, which runs the healthy program, the broken one and the healthy one again. The table says how
-long the broken run took, its error, whether the engine was usable again, the exit code, and what
-it left behind in ``/dev/shm`` or as processes. Exit code 1 when a row is not as it should be.
+Three ranks run two all-reduces with a fault of one rank (or of all) in between. Every row is a
+process of its own, which runs the healthy program, the broken one and the healthy one again. The
+table says how long the broken run took, its error, whether the engine was usable again, the exit
+code, and what it left behind in ``/dev/shm`` or as processes. Exit code 1 when a row is
+not as it should be.
 
 An engine joins by an entry in ``ENGINES``: the faults that apply to it, and the command of a row.
 """
@@ -38,7 +39,7 @@ import tvm_distir as td
 from tvm_distir.errors import DistIRError
 from tvm_distir.ir import ops
 from tvm_distir.runtime import engine as make_engine
-from tvm_distir.runtime.ccl import PREFIX
+from tvm_distir.runtime.collectives.ccl import PREFIX
 
 RANKS = 3
 BROKEN = 1
@@ -105,6 +106,8 @@ class Fault:
         After the second all-reduce instead.
     interrupts : bool
         Whether the controller is interrupted meanwhile.
+    everyone : bool
+        Whether all ranks are broken so, and not one alone.
     """
 
     name: str
@@ -112,8 +115,10 @@ class Fault:
     text: str
     last: bool = False
     interrupts: bool = False
+    everyone: bool = False
 
 
+_STOPPED = r"DIST0613.*ranks 0, 1, 2 did nothing"
 _REDUCES = r"DIST0611 group.*rank 1 called all_reduce"
 FAULTS = (
     Fault("worker raises", _raise, r"DIST0612 main: worker 1: ValueError: boom"),
@@ -130,6 +135,7 @@ FAULTS = (
     Fault("crashes", _crash, r"DIST0615 main: worker 1: .*killed by SIGSEGV"),
     Fault("exits", _exit, r"DIST0615 main: worker 1: .*ended with exit code 3"),
     Fault("stopped", _kill(signal.SIGSTOP), r"DIST0613.*waited .* in all_reduce.* for rank 1"),
+    Fault("all stopped", _kill(signal.SIGSTOP), _STOPPED, everyone=True),
 )
 """All faults; number 0 of the program is none."""
 
@@ -140,10 +146,11 @@ def _act(x: Any, position: Any, number: Any, last: int, out: Any) -> None:
     """Copy ``x`` to ``out``; the broken rank does what the fault says."""
     out.copyfrom(x.numpy())
     chosen = int(number.numpy()[0])
-    if int(position.numpy()) == BROKEN and chosen:
-        fault = FAULTS[chosen - 1]
-        if fault.last == bool(last):
-            fault.act(x, out)
+    if not chosen:
+        return
+    fault = FAULTS[chosen - 1]
+    if fault.last == bool(last) and (fault.everyone or int(position.numpy()) == BROKEN):
+        fault.act(x, out)
 
 
 tvm_ffi.register_global_func(ACT, _act, override=True)

@@ -5,7 +5,7 @@
 
 Usage: scripts/joint_optimum.py [--count N] [--first SEED] [--limit-s S]
 On N small random modules (private calls, fan-out, meshes of two and three axes): how many cost
-exactly the joint optimum, and how far the others are from it. Needs SciPy.
+exactly the joint optimum, and how far the others are from it.
 """
 
 from __future__ import annotations

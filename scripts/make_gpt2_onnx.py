@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from tvm_distir.errors import DistIRError
-from tvm_distir.frontend import onnx_gpt2
+from tvm_distir.frontend.onnx import gpt2
 
 
 def main() -> int:
@@ -37,7 +37,7 @@ def main() -> int:
     options = vars(parser.parse_args())
     output: Path = options.pop("output")
     try:
-        model = onnx_gpt2.build(**options)
+        model = gpt2.build(**options)
         output.write_bytes(model.SerializeToString())
     except DistIRError as error:
         print(error, file=sys.stderr)

@@ -31,7 +31,7 @@ def prove_plans(every: int) -> tuple[int, list[str]]:
     """Run the plans of all cases; returns their number and what is wrong."""
     import redistribute_harness as harness
 
-    from tvm_distir.transform.legalize import Planner
+    from tvm_distir.redistribution import Planner
 
     planner, wrong, count = Planner(), [], 0
     by_mesh: collections.Counter[tuple[int, ...]] = collections.Counter()

@@ -1,60 +1,60 @@
 #!/usr/bin/env python3
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Prove the sharding rules by execution: every op, every case, every placement it offers.
+"""Prove the sharding rules of this checkout by execution: every op, every case, every placement.
 
-Usage: scripts/prove_rules.py [NAME ...] [--lowered]
-Runs each call of the case table (python/tests/rules) on blocks of its operands, along every
-factor of its rule over 2 and 3 devices, and compares the joined results with the whole call; so
-too every operand group the rule calls linear. With --lowered each sharded call is also lowered
-and run on virtual devices (minutes). NAME: only cases whose name holds one of the words.
-Prints "N ops, M cases, ..., W wrong"; exits 1 when something is wrong.
+Usage: scripts/prove_rules.py [WORD ...] [--op NAME] [--missing] [--lowered]
+As ``python -m tvm_distir.ops.validate``, on the sources beside this script whatever else is
+installed. With --lowered each sharded call is also lowered by the passes and run on virtual
+devices (minutes). Prints "N ops, M cases, ..., W wrong"; exits 1 when something is wrong.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python" / "tests" / "rules"))
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+
+def lowered(words: list[str]) -> int:
+    """Lower and run each sharded call; return how many placements differ."""
+    sys.path.insert(0, str(ROOT / "python" / "tests" / "ops"))
+    from rule_lowered import NOT_LOWERED, prove_lowered
+
+    from tvm_distir.ops.validate.table import TABLE
+
+    ran = differ = 0
+    for case in TABLE:
+        if words and not any(w in case.name for w in words):
+            continue
+        if case.numpy is not None or case.name in NOT_LOWERED:
+            print(f"not lowered: {case.name}: {NOT_LOWERED.get(case.name, 'TVM has no kernel')}")
+            continue
+        count, wrong = prove_lowered(case)
+        ran, differ = ran + count, differ + len(wrong)
+        if wrong:
+            print(case.name, *wrong, sep="\n  ")
+    print(f"{ran} placements lowered, {differ} wrong")
+    return differ
 
 
 def main() -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--lowered", action="store_true", help="also lower each sharded call")
-    options = parser.parse_args()
+    import tvm_distir
 
-    from rule_harness import Proof, run_cases
-    from rule_lowered import NOT_LOWERED, prove_lowered
-    from rule_table import TABLE, UNPROVED, chunks
+    found = Path(tvm_distir.__file__).resolve().parent
+    if found != ROOT / "tvm_distir":
+        print(f"prove_rules: {found} was imported, not {ROOT / 'tvm_distir'}", file=sys.stderr)
+        return 2
+    from tvm_distir.ops.validate.__main__ import main as validate
 
-    chosen = [c for c in TABLE if not options.names or any(n in c.name for n in options.names)]
-    total = Proof({})
-    for number, chunk in enumerate(chunks(chosen)):
-        total.add(run_cases(chunk))
-        if sys.stderr.isatty():
-            print(f"{number * 60 + len(chunk)} of {len(chosen)}", end="\r", file=sys.stderr)
-    inside = lowered = 0
-    for case in chosen:
-        ran, wrong = prove_lowered(case, only_inside=True)
-        inside += ran
-        if options.lowered and case.numpy is None and case.name not in NOT_LOWERED:
-            more, found = prove_lowered(case)
-            lowered, wrong = lowered + more, wrong + found
-        total.failures[case.name] += wrong
-    for name, found in total.wrong.items():
-        print(name, *found, sep="\n  ")
-    if not options.names:
-        for op, why in UNPROVED.items():
-            print(f"not proved: {op}: {why}")
-        for name, why in NOT_LOWERED.items() if options.lowered else ():
-            print(f"not lowered: {name}: {why}")
-    total.placements += inside
-    print(total.summary() + (f", {lowered} placements lowered" if options.lowered else ""))
-    return 1 if total.wrong else 0
+    arguments = [a for a in sys.argv[1:] if a != "--lowered"]
+    code = validate(arguments)
+    if "--lowered" in sys.argv[1:]:
+        code |= bool(lowered([a for a in arguments if not a.startswith("-")]))
+    return code
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def _register_tests_own() -> None:
 
 def _swap_sessions(disco: Any) -> None:
     """Make sessions join our fabric where they would start NCCL."""
-    from tvm_distir.runtime import disco_ccl
+    from tvm_distir.runtime.collectives import disco as disco_ccl
 
     def made(base: Any, **options: Any) -> Any:
         class Joined(base):  # type: ignore[misc]
@@ -115,7 +115,7 @@ class OnCpus:
         """Swap before the tests are imported."""
         import tvm_ffi
 
-        from tvm_distir.autoload import repair_disco
+        from tvm_distir._disco import repair_disco
 
         tvm_ffi.register_global_func("runtime.disco.compiled_ccl", lambda: "nccl", override=True)
         here = str(Path(__file__).resolve().parent)
@@ -141,7 +141,7 @@ class OnCpus:
 def main() -> int:
     """Run the tests; 2 when the checkout is not one. Also Disco's worker process."""
     if len(sys.argv) == _WORKER_ARGUMENTS and all(a.isdigit() for a in sys.argv[1:]):
-        from tvm_distir.runtime import disco_ccl
+        from tvm_distir.runtime.collectives import disco as disco_ccl
 
         _register_tests_own()
         disco_ccl.main()

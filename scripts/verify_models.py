@@ -30,9 +30,9 @@ from tvm import ir
 
 import tvm_distir as td
 from tvm_distir import strategy
-from tvm_distir.rules.dims import size_bytes
+from tvm_distir.ops.dims import size_bytes
+from tvm_distir.plan import data_positions
 from tvm_distir.simulation.result import Result
-from tvm_distir.strategy.facts import data_positions
 from tvm_distir.strategy.tensor_parallel import bounds_of
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"

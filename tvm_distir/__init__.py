@@ -8,83 +8,34 @@ stages load when they are first used.
 
 from __future__ import annotations
 
-import importlib
-import sys
-from pathlib import Path
-from typing import Any
+import lazy_loader
 
 from ._versions import check_versions as _check_versions
-from .errors import DistIRError as _DistIRError
 
-try:
-    _check_versions()
-except _DistIRError as _error:
-    if Path(sys.argv[0]).name != "tvm-distir":
-        raise
-    sys.exit(str(_error))  # the command prints one message and exits 1, without a traceback
+_check_versions()
 
 
 def _register() -> None:
-    """Tell TVM of our errors and ops. Its runtime-only library knows no ops: nothing to add."""
+    """Tell TVM of our errors and ops. Its runtime-only library knows no ops."""
     from tvm.base import _RUNTIME_ONLY
 
-    if _RUNTIME_ONLY:
-        return
-    from .errors.tree import register_with_ffi
-    from .ir import async_ops, ops
-    from .rules.inference import register_inference
+    from .errors import register_with_ffi
 
     register_with_ffi()
-    async_ops.add()
-    ops.register()
+    if _RUNTIME_ONLY:
+        return
+    from .ir import register_ops
+    from .ops import register_inference
+    from .runtime import register_legalization
+
+    register_ops()
     register_inference()
-
-    from .runtime import legalize
-
-    legalize.register()
+    register_legalization()
 
 
 _register()
 
 __version__ = "0.1.0"
 
-_LAZY = {
-    "Plan": "plan",
-    "Program": "program",
-    "System": "system",
-    "ShardedArray": "runtime",
-    "deploy": "deployment",
-    "device_mesh": "ir",
-    "distribute": "transform",
-    "export": "program",
-    "from_onnx": "frontend",
-    "from_tvmscript": "frontend",
-    "load": "deployment",
-    "load_model": "frontend",
-    "open_weights": "deployment",
-    "run": "runtime",
-    "simulate": "simulation",
-    "train_step": "frontend.training",
-    "verify": "verification",
-    "zoo": "frontend",
-}
-"""Public names and the module each comes from."""
-
-_MODULES = ("analysis", "errors", "explain", "propagation", "rules", "strategy", "transform")
-
-__all__ = [*_LAZY, *_MODULES]
-
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        value = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
-    elif name in _MODULES:
-        value = importlib.import_module(f".{name}", __name__)
-    else:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+# The public names, and the folder that each comes from, stand in ``__init__.pyi``.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

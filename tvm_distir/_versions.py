@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from importlib import metadata
 
-from .errors import EnvironmentError_
+from .errors import DependencyError
 
 _VERSION = re.compile(
     r"v?(?P<release>\d+(?:\.\d+)*)"
@@ -105,17 +105,17 @@ def check_versions() -> None:
 
     Raises
     ------
-    EnvironmentError_
+    DependencyError
         DIST0101 for apache-tvm, DIST0102 for apache-tvm-ffi; the remedy is a pip command.
     """
     for pin in PINS:
         version = _installed(pin.distribution)
         if version is None:
-            raise EnvironmentError_(
+            raise DependencyError(
                 pin.code, f"{pin.distribution} is not installed", place="import", remedy=REMEDY
             )
         if not accepts(pin, version):
-            raise EnvironmentError_(
+            raise DependencyError(
                 pin.code,
                 f"{pin.distribution} {version} is installed, but tvm_distir needs "
                 f"{pin.requirement}",

@@ -9,57 +9,19 @@ compiled level-5 code as stand-ins that load the real ones at their first call.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from ._disco import repair_disco
+from .ir import COLLECTIVES, LOCAL_OPS, TRANSFERS
+
 CCL_PREFIX = "tvm_distir.ccl."
-CCL_NAMES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "collective_permute",
-    "local_slice",
-    "partial",
-    "axis_index",
-    "exchange",
-    "send",
-    "recv",
-)
-
-
-def repair_disco() -> Any:
-    """Return ``tvm.runtime.disco``, importing it again if ``import tvm`` left it None.
-
-    TVM imports it before its runtime library is loaded, gives up, and leaves a half-made
-    ``_ffi_api`` behind.
-
-    Returns
-    -------
-    disco : module or None
-        None where the Disco runtime is not part of the loaded TVM.
-    """
-    import tvm
-
-    disco = sys.modules.get("tvm.runtime.disco")
-    if disco is None or not hasattr(disco, "ThreadedSession"):
-        sys.modules.pop("tvm.runtime.disco", None)
-        sys.modules.pop("tvm.runtime.disco._ffi_api", None)
-        try:
-            disco = importlib.import_module("tvm.runtime.disco")
-        except (ImportError, AttributeError, RuntimeError, ValueError):
-            return None
-    tvm.runtime.disco = disco
-    if not hasattr(disco.session._ffi_api, "SessionThreaded"):
-        return None
-    return disco
+CCL_NAMES = (*COLLECTIVES, *LOCAL_OPS, *TRANSFERS)
 
 
 def _stand_in(name: str) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
-        from .runtime import ccl
+        from .runtime.collectives import ccl
 
         ccl.register()
         return ccl.functions()[name](*args)

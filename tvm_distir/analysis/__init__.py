@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from .levels import LEVELS, check_level
-from .partial import PartialState
+import lazy_loader
 
-__all__ = ["LEVELS", "PartialState", "check_level"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -15,10 +15,17 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ..ir import mesh_key, mesh_shape, meshes, parse_placement
-from ..ir.async_ops import collective_op, is_done
-from ..ir.attributes import IO_ATTR
-from ..ir.ops import call_axes, dist_op_name
+from ..ir import (
+    IO_ATTR,
+    call_axes,
+    collective_op,
+    dist_op_name,
+    is_done,
+    mesh_key,
+    mesh_shape,
+    meshes,
+    parse_placement,
+)
 
 Axis = tuple[Any, int]
 """A mesh, as its key, and the number of an axis."""

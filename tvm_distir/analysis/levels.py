@@ -12,41 +12,37 @@ from tvm.relax.distributed import DTensorType
 
 from ..errors import LevelError
 from ..ir import (
+    COLLECTIVES,
+    DONE,
+    IO_ATTR,
+    TRANSFERS,
     check_placement,
     flat_types,
+    holds_branch,
+    is_done,
     is_private,
     labels_of,
     mesh_index,
     mesh_shape,
     meshes,
+    relax_functions,
+    start_name,
+    started_op,
     tensor_type,
 )
-from ..ir.async_ops import DONE, STARTED, is_done, start_name, started_op
-from ..ir.attributes import IO_ATTR
-from ..ir.branches import holds_branch
-from ..ir.types import relax_functions
+from ..ir.rewrite import op_name
 from .conditions import Differing
 from .partial import PartialState
 
 LEVELS = {1: "global", 2: "annotated", 3: "distributed", 4: "legalized", 5: "local"}
 
-COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "local_slice",
-    "collective_permute",
-    "exchange",
-    "send",
-    "recv",
-)
+_MOVES = (*COLLECTIVES, "local_slice", *TRANSFERS)
 ALLOWED: dict[int, tuple[str, ...]] = {
     1: (),
     2: ("annotate_sharding",),
     3: ("redistribute", "partial"),
-    4: ("partial", *COLLECTIVES),
-    5: ("partial", "axis_index", *COLLECTIVES, *map(start_name, STARTED), DONE),
+    4: ("partial", *_MOVES),
+    5: ("partial", "axis_index", *_MOVES, *map(start_name, COLLECTIVES), DONE),
 }
 """``relax.dist.*`` ops each level may hold."""
 
@@ -93,17 +89,6 @@ def _check_conditions(mod: ir.IRModule) -> None:
         numbers = sorted({axis for _, axis in axes})
         what = f"a condition that differs between devices along mesh axes {numbers}"
         raise _Checker(mod, name, mod[name], 5).error(f"{var.name} (If)", what)
-
-
-def op_name(expr: Any) -> str:
-    """Short name of what a call calls."""
-    if not isinstance(expr, ir.Call):
-        return type(expr).__name__
-    if isinstance(expr.op, ir.Op):
-        return str(expr.op.name).removeprefix("relax.")
-    if isinstance(expr.op, ir.GlobalVar):
-        return str(expr.op.name_hint)
-    return str(getattr(expr.op, "global_symbol", type(expr.op).__name__))
 
 
 def _reads(expr: Any) -> list[Any]:

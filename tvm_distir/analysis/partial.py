@@ -14,11 +14,8 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from ..errors import LevelError
-from ..ir import P, R, is_private, labels_of
-from ..ir.attributes import PARTIAL_ATTR
-from ..ir.ops import call_axes
-from ..ir.types import value_types
-from ..rules import is_packed_call, match_factor, rule_of
+from ..ir import PARTIAL_ATTR, P, R, call_axes, is_private, labels_of, value_types
+from ..ops import is_packed_call, match_factor, rule_of
 
 Axes = frozenset[int]
 NONE: Axes = frozenset()

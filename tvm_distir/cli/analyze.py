@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from .opt import script
 from .options import add_model_options, check_model_options
 from .outputs import Outputs
 from .stages import Stopwatch, Work, load_work, run_passes
-from .terminal import say, wants_colour
+from .terminal import put, say, wants_colour
 
 
 def add_parser(commands: Any) -> None:
@@ -26,10 +25,7 @@ def add_parser(commands: Any) -> None:
         description="Distribute a model over a mesh and predict time, memory and traffic.",
         allow_abbrev=False,
     )
-    add_model_options(parser)
-    parser.add_argument(
-        "--system", required=True, metavar="S", help="a system's name, or a .json file"
-    )
+    add_model_options(parser, system_required=True)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--report", metavar="r.html", help="write a self-contained HTML report")
     parser.add_argument("--trace", metavar="t.json", help="write a trace for Perfetto")
@@ -45,11 +41,22 @@ def add_parser(commands: Any) -> None:
 def command_line(arguments: argparse.Namespace) -> str:
     """The command that gives the same analysis again, without its output files."""
     words = ["tvm-distir", arguments.command, arguments.model]
-    for option in ("plan", "strategy", "mesh", "batch", "system"):
+    for option in ("plan", "strategy", "mesh", "batch", "train", "loss", "optimizer", "system"):
         value = getattr(arguments, option, None)
-        if value is not None:
+        if value is True:
+            words.append(f"--{option}")
+        elif value not in (None, False):
             words += [f"--{option}", str(value)]
     return shlex.join(words)
+
+
+def unused_axes(plan: Any) -> tuple[str, ...]:
+    """What to say of each mesh axis along which nothing is cut."""
+    return tuple(
+        f'the mesh axis "{axis}" of "{mesh.name}" cuts nothing: the {mesh.axes[axis]} devices '
+        "along it do the same work"
+        for mesh, axis in plan.unused_axes()
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -60,12 +67,11 @@ def run(arguments: argparse.Namespace) -> int:
     trace = outputs.promise(arguments.trace, "--trace")
     folder = outputs.promise_folder(arguments.folder, "-o")
     watch = Stopwatch()
-    with watch.stage("load"):
-        from ..system import System
-
-        system = System.load(arguments.system)
     work = load_work(arguments, axes, watch)
     local = run_passes(work, watch, keep=folder is not None)
+    warned = unused_axes(work.plan)
+    for line in warned:
+        say(f"warning: {line}")
     with watch.stage("export"):
         from ..program import export
 
@@ -73,19 +79,19 @@ def run(arguments: argparse.Namespace) -> int:
     with watch.stage("simulate"):
         from ..simulation import simulate
 
-        result = simulate(program, system)
-    from ..report import to_dict, to_html, to_json, to_text
-    from ..report.collect import analysis_of, batch_of
+        result = simulate(program, work.system)
+    from ..report import analysis_of, batch_of, to_dict, to_html, to_json, to_text
 
     analysis = analysis_of(
         result,
         program,
-        system,
+        work.system,
         model=arguments.model,
         command=command_line(arguments),
         strategy=arguments.strategy,
         batch=batch_of(program) if work.model.kind != "tvmscript" else None,
         plan=work.plan.to_dict(),
+        warnings=warned,
         timings_s=watch.timings_s,
     )
     data = to_json(to_dict(analysis))
@@ -106,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
             say(f"wrote {path}")
     if folder is not None:
         say(f"wrote {sum(path.parent == folder for path in written)} files into {folder}")
-    sys.stdout.write(data if arguments.json else to_text(analysis, wants_colour()))
+    put(data if arguments.json else to_text(analysis, wants_colour()))
     return 0
 
 

@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TextIO
 
 from ..errors import DistIRError, UsageError
 from . import analyze, deploy, explain, opt, run, simulate, verify
+from .terminal import forget, open_closed_streams, put, say
 
 EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
@@ -30,6 +31,11 @@ _COMMANDS = (analyze, explain, verify, opt, simulate, deploy, run)
 
 class _Parser(argparse.ArgumentParser):
     """An argument parser whose complaints are errors of our tree."""
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print help as results are printed; argparse says nothing where that fails."""
+        if message:
+            (put if file in (None, sys.stdout) else say)(message)
 
     def error(self, message: str) -> NoReturn:
         """Raise the complaint together with the usage line."""
@@ -54,7 +60,7 @@ class _Version(argparse.Action):
                 found.append(f"{name} {version(name)}")
             except PackageNotFoundError:
                 found.append(f"{name} is not installed")
-        print("\n".join(found))
+        put("\n".join([*found, ""]))
         parser.exit()
 
 
@@ -91,24 +97,21 @@ def _show_warning(
     file: TextIO | None = None,
     line: str | None = None,
 ) -> None:
-    print(f"warning: {' '.join(str(message).split())}", file=sys.stderr)
+    say(f"warning: {' '.join(str(message).split())}")
 
 
 def _report(error: BaseException, debug: bool) -> int:
     """Print one message for a failure and return the exit code."""
     if debug:
-        traceback.print_exception(error, file=sys.stderr)
+        say("".join(traceback.format_exception(error)).rstrip())
     if isinstance(error, DistIRError):
         usage = getattr(error, "usage", None)
         if usage:
-            print(usage, end="", file=sys.stderr)
-        print(str(error).replace("\n", "\n  "), file=sys.stderr)
+            say(usage.rstrip())
+        say(str(error).replace("\n", "\n  "))
         return error.exit_code
     hint = "" if debug else " [Run it again with --debug, and report the traceback.]"
-    print(
-        f"DIST0901 internal error: {_one_line(type(error).__name__, str(error))}{hint}",
-        file=sys.stderr,
-    )
+    say(f"DIST0901 internal error: {_one_line(type(error).__name__, str(error))}{hint}")
     return EXIT_INTERNAL
 
 
@@ -130,22 +133,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code. No exception leaves this function.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    open_closed_streams()
+    try:
+        return _run(words)
+    except BrokenPipeError:
+        # Who read the results or the messages has gone, and wants no more of them.
+        forget(sys.stdout)
+        forget(sys.stderr)
+        return EXIT_PIPE_CLOSED
+
+
+def _run(words: Sequence[str]) -> int:
+    """Run the sub-command; failures become a message and a code."""
     debug = _wants_debug(words)
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             arguments = build_parser().parse_args(words)
-            code = int(arguments.run(arguments))
-            sys.stdout.flush()
-            return code
+            return int(arguments.run(arguments))
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        say("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of stdout has gone. Python would complain once more when it closes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_PIPE_CLOSED
+        raise
     except Exception as error:
         return _report(error, debug)

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from .options import add_model_options, check_model_options
 from .stages import Stopwatch, load_work, run_passes
+from .terminal import put
 
 
 def add_parser(commands: Any) -> None:
@@ -52,12 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
     files = {name: size for name, (size, _) in made.manifest.files.items()}
     if arguments.json:
         told = {"schema_version": 1, "folder": str(made.folder), "inputs": inputs, "files": files}
-        sys.stdout.write(json.dumps({**told, "timings_s": watch.timings_s}, indent=1) + "\n")
+        put(json.dumps({**told, "timings_s": watch.timings_s}, indent=1) + "\n")
         return 0
     ranks = sum(len(e.ranks) for e in made.entries)
-    print(f"{made.folder}: {len(made.entries)} meshes, {ranks} devices")
-    for name, size in files.items():
-        print(f"  {name}  {size:,} bytes")
-    for item in inputs:
-        print(f"  a run needs {item['name']}: {item['dtype']}{item['shape']}")
+    lines = [f"{made.folder}: {len(made.entries)} meshes, {ranks} devices"]
+    lines += [f"  {name}  {size:,} bytes" for name, size in files.items()]
+    lines += [f"  a run needs {item['name']}: {item['dtype']}{item['shape']}" for item in inputs]
+    put("\n".join(lines) + "\n")
     return 0

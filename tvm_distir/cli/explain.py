@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from typing import Any
 
 from .options import add_model_options, check_model_options
-from .stages import Stopwatch, load_work, make_pass
+from .stages import Stopwatch, load_work
+from .terminal import put
 
 
 def add_parser(commands: Any) -> None:
@@ -45,11 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
     axes = check_model_options(arguments)
     work = load_work(arguments, axes, Stopwatch())
     from ..explain import explain
+    from ..transform import AnnotateSharding
 
-    annotated = make_pass("annotate", work.plan)(work.model.mod)
-    found = explain(annotated, arguments.value, prices=arguments.prices)
+    annotated = AnnotateSharding(work.plan)(work.model.mod)
+    found = explain(annotated, arguments.value, system=work.system, prices=arguments.prices)
     if arguments.json:
-        sys.stdout.write(json.dumps(found.to_dict(), indent=1) + "\n")
+        put(json.dumps(found.to_dict(), indent=1) + "\n")
     else:
-        sys.stdout.write(found.to_text())
+        put(found.to_text())
     return 0

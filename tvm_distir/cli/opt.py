@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
-from ..errors import UsageError
+from .listing import HelpPasses, LateHelp, pass_names
 from .outputs import Outputs
-from .stages import COLLECTIVES, LEVELS, PASSES, Stopwatch, check_pass, load_plan, make_pass
+from .stages import Stopwatch, load_plan, load_system
+from .terminal import put, say
 
 
 def add_parser(commands: Any) -> None:
@@ -23,9 +23,20 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("input", metavar="in.py", help="a .py file that holds one module")
     parser.add_argument(
-        "-p", "--passes", required=True, metavar="P,P,...", help=f"of {', '.join(PASSES)}"
+        "-p",
+        "--passes",
+        action=LateHelp,
+        required=True,
+        metavar="P{k=v,...},P,...",
+        late=lambda: f"passes with their options, of {', '.join(pass_names())}",
     )
-    parser.add_argument("--plan", metavar="P.json", help="the plan for annotate")
+    parser.add_argument(
+        "--help-passes", action=HelpPasses, help="print the passes with their options and exit"
+    )
+    parser.add_argument("--plan", metavar="P.json", help="the plan for annotate{plan=...}")
+    parser.add_argument(
+        "--system", metavar="S", help="a system's name, or a .json file: whose times decide"
+    )
     parser.add_argument("-o", dest="output", metavar="out.py", help="write here, not to stdout")
     parser.add_argument(
         "--print-after-all", action="store_true", help="print the module after each pass to stderr"
@@ -42,23 +53,12 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def _names(text: str) -> list[str]:
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise UsageError(
-            "DIST0152",
-            f'"{text}" holds an empty name',
-            place="-p",
-            remedy=f"Write passes separated by commas: {','.join(PASSES)}.",
-        )
-    return names
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Read, run the passes in the order given, print."""
-    names = _names(arguments.passes)
-    for name in names:
-        check_pass(name, arguments.plan is not None)
+    from ..transform import levels_after, parse_passes
+
+    specs = parse_passes(arguments.passes, "-p")
+    levels = levels_after(specs, "-p")
     outputs = Outputs()
     target = outputs.promise(arguments.output, "-o")
     watch = Stopwatch()
@@ -66,31 +66,33 @@ def run(arguments: argparse.Namespace) -> int:
         from ..analysis import check_level
         from ..frontend import from_tvmscript
 
-        plan = load_plan(arguments.plan, None) if arguments.plan is not None else None
-        steps = [(name, make_pass(name, plan)) for name in names]
+        given = {} if arguments.plan is None else {"plan": load_plan(arguments.plan, None)}
+        system = load_system(arguments, watch)
+        if system is not None:
+            given["system"] = system
+        steps = [spec.make(**given) for spec in specs]
         mod = from_tvmscript(arguments.input)
-    levels = {**LEVELS, **COLLECTIVES}
-    for name, step in steps:
-        before = mod
+    for spec, step, level in zip(specs, steps, levels, strict=True):
+        before, name = mod, spec.name
         with watch.stage(name):
             mod = step(mod)
         if arguments.traffic:
-            print(_change(name, before, mod), file=sys.stderr)
+            say(_change(name, before, mod))
         if arguments.print_after_all:
-            print(f"# after {name}\n{script(mod)}", file=sys.stderr)
-        if arguments.verify_each and name in levels:
+            say(f"# after {spec}\n{script(mod)}")
+        if arguments.verify_each and level is not None:
             with watch.stage("verify-each"):
-                check_level(mod, levels[name])
+                check_level(mod, level)
     with watch.stage("print"):
         text = script(mod)
     if target is None:
-        sys.stdout.write(text)
+        put(text)
     else:
         outputs.add(target, text)
         outputs.commit()
     if arguments.time_passes:
         for stage, took_s in watch.timings_s.items():
-            print(f"{took_s:9.4f} s  {stage}", file=sys.stderr)
+            say(f"{took_s:9.4f} s  {stage}")
     return 0
 
 

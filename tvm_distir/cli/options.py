@@ -8,7 +8,8 @@ import argparse
 import math
 import re
 
-from ..errors import MeshError, UsageError
+from ..errors import MAX_DEVICES, MAX_INT, MeshError, UsageError, parse_int, shortened
+from .listing import HelpStrategies, LateHelp, strategy_names, system_help
 
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REMEDY = "Write axes and sizes, major first: --mesh dp=2,tp=4."
@@ -36,7 +37,10 @@ def parse_mesh(text: str) -> dict[str, int]:
         name, equals, size = (word.strip() for word in part.partition("="))
         if not equals or not _AXIS.fullmatch(name):
             raise UsageError(
-                "DIST0152", f'"{part}" is not an axis and its size', place="--mesh", remedy=_REMEDY
+                "DIST0152",
+                f'"{shortened(part)}" is not an axis and its size',
+                place="--mesh",
+                remedy=_REMEDY,
             )
         if name in axes:
             raise UsageError(
@@ -45,14 +49,23 @@ def parse_mesh(text: str) -> dict[str, int]:
                 place="--mesh",
                 remedy="Give each axis its own name.",
             )
-        if not re.fullmatch(r"[0-9]+", size) or int(size) < 1:
+        count = parse_int(size, 1)
+        if count is None:
             raise MeshError(
                 "DIST0201",
-                f'axis "{name}" has size "{size}", which is not a positive integer',
+                f'axis "{name}" has size "{shortened(size)}", which is not a positive integer '
+                f"of at most {MAX_INT}",
                 place="--mesh",
                 remedy=_REMEDY,
             )
-        axes[name] = int(size)
+        axes[name] = count
+    if math.prod(axes.values()) > MAX_DEVICES:
+        raise MeshError(
+            "DIST0201",
+            f"a mesh of {' x '.join(map(str, axes.values()))} devices is too large",
+            place="--mesh",
+            remedy=f"A mesh has at most {MAX_DEVICES:,} devices.",
+        )
     return axes
 
 
@@ -60,30 +73,32 @@ def parse_batch(text: str | None) -> int | None:
     """Read the value of ``--batch``: a positive integer."""
     if text is None:
         return None
-    if not re.fullmatch(r"[0-9]+", text.strip()) or int(text) < 1:
+    batch = parse_int(text, 1)
+    if batch is None:
         raise UsageError(
             "DIST0152",
-            f'"{text}" is not a positive integer',
+            f'"{shortened(text)}" is not a positive integer of at most {MAX_INT}',
             place="--batch",
             remedy="Give the whole batch, over all devices, e.g. --batch 8.",
         )
-    return int(text)
+    return batch
 
 
 def parse_seed(text: str) -> int:
     """Read the value of ``--seed``: an integer from 0 to 2^32 - 1."""
-    if not re.fullmatch(r"[0-9]+", text.strip()) or int(text) >= 2**32:
+    seed = parse_int(text, 0, 2**32 - 1)
+    if seed is None:
         raise UsageError(
             "DIST0152",
-            f'"{text}" is not an integer from 0 to 4294967295',
+            f'"{shortened(text)}" is not an integer from 0 to 4294967295',
             place="--seed",
             remedy="Give one, e.g. --seed 0.",
         )
-    return int(text)
+    return seed
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add MODEL, the plan or strategy, the mesh and the batch."""
+def add_model_options(parser: argparse.ArgumentParser, system_required: bool = False) -> None:
+    """Add MODEL, the plan or strategy, the mesh, the batch and the system."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -92,15 +107,27 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan", metavar="P.json", help="the plan, as a JSON file")
     parser.add_argument(
         "--strategy",
+        action=LateHelp,
         metavar="NAME[:k=v,...][+NAME...]",
-        help="make the plan: data_parallel, zero, tensor_parallel, expert_parallel, "
-        "spatial_parallel, megatron; several are joined with +",
+        late=lambda: f"make the plan: {', '.join(strategy_names())}; several are joined with +",
+    )
+    parser.add_argument(
+        "--help-strategies",
+        action=HelpStrategies,
+        help="print the strategies with their options and exit",
     )
     parser.add_argument(
         "--mesh", metavar="dp=2,tp=4", help="mesh axes and sizes, major first (with --strategy)"
     )
     parser.add_argument(
         "--batch", metavar="N", help="set the batch dimension of the model to N (whole batch)"
+    )
+    parser.add_argument(
+        "--system",
+        action=LateHelp,
+        required=system_required,
+        metavar="S",
+        late=lambda: f"{system_help()}; its times decide what the plan leaves open",
     )
     parser.add_argument(
         "--train",
@@ -130,7 +157,7 @@ def parse_optimizer(text: str) -> tuple[str, dict[str, float]]:
         if not key or not equals or not math.isfinite(number) or key in options:
             raise UsageError(
                 "DIST0152",
-                f'"{item}" is not an option and its number',
+                f'"{shortened(item)}" is not an option and its number',
                 place="--optimizer",
                 remedy="Write NAME:key=value,..., e.g. adam:rate=0.001.",
             )

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import UsageError
+from .terminal import put
 
 Content = str | bytes | Callable[[str], object]
 """A file's content, or a function that writes it to the path it is given."""
@@ -33,6 +34,11 @@ def _check_folder(folder: Path, path: Path, option: str) -> None:
         raise _fault(path, f"{folder} is not a folder", option)
     if not os.access(folder, os.W_OK | os.X_OK):
         raise _fault(path, f"the folder {folder} is not writable", option)
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:  # such as /proc, which tells root that it is writable
+        reason = error.strerror or str(error)
+        raise _fault(path, f"the folder {folder} takes no new file ({reason})", option) from error
 
 
 class Outputs:
@@ -68,12 +74,21 @@ class Outputs:
             return None
         if not path:
             raise UsageError("DIST0152", "the path is empty", place=option, remedy="Name a file.")
-        target = Path(os.path.realpath(path))
+        if path == "-":
+            raise UsageError(
+                "DIST0152",
+                '"-" is not taken for standard output here',
+                place=option,
+                remedy="Write /dev/stdout for that, or ./- for a file of this name.",
+            )
+        target = Path(path)
         if target.is_dir():
             raise _fault(target, "it is a folder", option)
         if target.exists() and not os.access(target, os.W_OK):
             raise _fault(target, "the file is not writable", option)
-        _check_folder(target.parent, target, option)
+        if _regular(target):
+            target = Path(os.path.realpath(path))
+            _check_folder(target.parent, target, option)
         self._claim(target, option)
         return target
 
@@ -116,17 +131,19 @@ class Outputs:
         made = [folder for folder in self._folders if not folder.exists()]
         ready: list[tuple[str, Path]] = []
         done = False
+        where = Path()
         try:
-            for folder in made:
-                folder.mkdir()
-            for path, content in self._content:
-                ready.append((_temporary(path), path))
+            for where in made:
+                where.mkdir()
+            for where, content in self._content:
+                ready.append((_temporary(where), where))
                 _fill(ready[-1][0], content)
-            for temporary, path in ready:
-                _move(temporary, path)
+            for temporary, where in ready:
+                _move(temporary, where)
             done = True
+        except BrokenPipeError:  # not a fault: the reader wants no more
+            raise
         except OSError as error:
-            where = ready[-1][1] if ready else made[0]
             raise _fault(where, error.strerror or str(error), "output") from error
         finally:
             for temporary, _ in ready:
@@ -139,9 +156,12 @@ class Outputs:
         return [path for path, _ in self._content]
 
 
+_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+
+
 def _regular(path: Path) -> bool:
-    """Whether ``path`` is, or will be, an ordinary file (no device, no pipe)."""
-    return not path.exists() or path.is_file()
+    """Whether ``path`` is, or will be, an ordinary file (no device, no pipe, not stdout)."""
+    return str(path) not in _STDOUT and (not path.exists() or path.is_file())
 
 
 def _temporary(path: Path) -> str:
@@ -163,6 +183,9 @@ def _fill(temporary: str, content: Content) -> None:
 
 def _move(temporary: str, path: Path) -> None:
     """Put a finished file in its place, with the mode an ordinary new file has."""
+    if str(path) in _STDOUT:  # results follow there: opened anew it might be overwritten
+        put(Path(temporary).read_text(encoding="utf-8"))
+        return
     if not _regular(path):
         with open(temporary, "rb") as source, open(path, "wb") as target:
             target.write(source.read())

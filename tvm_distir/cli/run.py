@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
 from .outputs import Outputs
+from .terminal import put
 
 
 def add_parser(commands: Any) -> None:
@@ -57,6 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..runtime import engine
 
     chosen = engine(arguments.engine)
+    chosen.check_available()
     inputs = open_weights(arguments.inputs) if arguments.inputs else {}
     outputs = load(arguments.folder).run(inputs, chosen)
     named = {f"output{i}": array for i, array in enumerate(outputs)}
@@ -66,5 +67,5 @@ def run(arguments: argparse.Namespace) -> int:
         described = {name: (array.shape, str(array.dtype)) for name, array in named.items()}
         safetensors.write(Path(arguments.output), described, named.__getitem__)
     for i, array in enumerate(outputs):
-        sys.stdout.write(f"output{i}: {array.dtype}{list(array.shape)}\n")
+        put(f"output{i}: {array.dtype}{list(array.shape)}\n")
     return 0

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import sys
 from typing import Any
 
+from .listing import LateHelp, system_help
 from .outputs import Outputs
 from .stages import Stopwatch
-from .terminal import wants_colour
+from .terminal import put, wants_colour
 
 
 def add_parser(commands: Any) -> None:
@@ -23,9 +23,7 @@ def add_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     parser.add_argument("program", metavar="program.json", help="as `analyze -o DIR` writes it")
-    parser.add_argument(
-        "--system", required=True, metavar="S", help="a system's name, or a .json file"
-    )
+    parser.add_argument("--system", action=LateHelp, required=True, metavar="S", late=system_help)
     parser.add_argument(
         "--blocking",
         action="store_true",
@@ -36,6 +34,12 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def command_line(arguments: argparse.Namespace) -> str:
+    """The command that gives the same prediction again, without its output files."""
+    words = ["tvm-distir", "simulate", arguments.program, "--system", arguments.system]
+    return shlex.join([*words, *(["--blocking"] if arguments.blocking else [])])
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Load, simulate, print."""
     outputs = Outputs()
@@ -43,8 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     watch = Stopwatch()
     with watch.stage("load"):
         from ..program import Program
-        from ..report import to_dict, to_json, to_text
-        from ..report.collect import analysis_of
+        from ..report import analysis_of, to_dict, to_json, to_text
         from ..simulation import simulate
         from ..system import System
 
@@ -57,12 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
         program,
         system,
         model=arguments.program,
-        command=shlex.join(["tvm-distir", "simulate", arguments.program, "--system", system.name]),
+        command=command_line(arguments),
         timings_s=watch.timings_s,
     )
     text = to_json(to_dict(analysis)) if arguments.json else to_text(analysis, wants_colour())
     if trace is not None:
         outputs.add(trace, result.to_perfetto)
     outputs.commit()
-    sys.stdout.write(text)
+    put(text)
     return 0

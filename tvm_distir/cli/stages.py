@@ -11,57 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import UsageError, nearest
+from ..errors import UsageError
 from .options import parse_optimizer
-
-LEVELS = {
-    "annotate": "annotated",
-    "propagate": "distributed",
-    "legalize": "legalized",
-    "optimize": "legalized",
-    "lower": "local",
-}
-"""Passes of the pipeline, in order, and the level each ends at."""
-
-STRUCTURE = ("outline", "inline")
-"""Further passes of ``opt -p``, which keep the level."""
-
-COLLECTIVES = {
-    "share": "legalized",
-    "slices": "legalized",
-    "gathers": "legalized",
-    "cancel": "legalized",
-    "fuse": "legalized",
-    "merge": "legalized",
-    "unused": "legalized",
-    "bucket": "local",
-    "bucket-gathers": "local",
-    "split": "local",
-    "schedule": "local",
-}
-"""Single passes over collectives, for ``opt -p``, and the level they work at."""
-
-PASSES = (*STRUCTURE, *LEVELS, *COLLECTIVES)
-
-_FACTORIES = {
-    "outline": "OutlineRepeatedLayers",
-    "inline": "InlinePrivateFunctions",
-    "propagate": "PropagateSharding",
-    "legalize": "LegalizeRedistribute",
-    "optimize": "OptimizeCollectives",
-    "lower": "LowerDistIR",
-    "share": "ShareCollectives",
-    "slices": "MoveSlices",
-    "gathers": "MoveGathers",
-    "cancel": "CancelCollectives",
-    "fuse": "FuseCollectives",
-    "merge": "MergeReductions",
-    "unused": "RemoveUnused",
-    "bucket": "BucketReductions",
-    "bucket-gathers": "BucketGathers",
-    "split": "SplitCollectives",
-    "schedule": "ScheduleCollectives",
-}
 
 
 class Stopwatch:
@@ -83,36 +34,25 @@ class Stopwatch:
 
 @dataclass
 class Work:
-    """A model on its way through the pipeline (``model`` as ``frontend.load_model`` gives it)."""
+    """A model on its way through the pipeline (``model`` as ``frontend.load_model`` gives it).
+
+    ``system``: whose times decide, None where none is given.
+    """
 
     model: Any
     plan: Any
+    system: Any = None
     levels: dict[str, Any] = field(default_factory=dict)
 
 
-def check_pass(name: str, has_plan: bool) -> None:
-    """Refuse a pass of ``opt -p`` before TVM is loaded.
+def load_system(arguments: argparse.Namespace, watch: Stopwatch) -> Any:
+    """Load the system of ``--system``; None where none is given."""
+    if arguments.system is None:
+        return None
+    with watch.stage("load"):
+        from ..system import System
 
-    Raises
-    ------
-    UsageError
-        DIST0152 for an unknown name, DIST0151 for ``annotate`` without a plan.
-    """
-    if name not in PASSES:
-        raise UsageError("DIST0152", f'no pass "{name}"', place="-p", remedy=nearest(name, PASSES))
-    if name == "annotate" and not has_plan:
-        raise UsageError(
-            "DIST0151", "annotate needs a plan", place="-p", remedy="Add --plan P.json."
-        )
-
-
-def make_pass(name: str, plan: Any | None) -> Any:
-    """The pass called ``name`` in ``opt -p``; `check_pass` has seen the name."""
-    from .. import transform
-
-    if name == "annotate" and plan is not None:
-        return transform.AnnotateSharding(plan)
-    return getattr(transform, _FACTORIES[name])()
+        return System.load(arguments.system)
 
 
 def load_work(arguments: argparse.Namespace, axes: dict[str, int] | None, watch: Stopwatch) -> Work:
@@ -127,7 +67,7 @@ def load_work(arguments: argparse.Namespace, axes: dict[str, int] | None, watch:
     watch : Stopwatch
         Gets the stages ``load``, ``plan`` and, with ``--train``, ``train``.
     """
-    plan = None
+    plan, system = None, load_system(arguments, watch)
     with watch.stage("plan"):
         if arguments.plan is not None:
             plan = load_plan(arguments.plan, axes)
@@ -144,17 +84,17 @@ def load_work(arguments: argparse.Namespace, axes: dict[str, int] | None, watch:
             model = replace(model, mod=training_step(model.mod, arguments))
     with watch.stage("plan"):
         if plan is None:
-            plan = strategy.compose(model.mod, axes or {}, specs)
+            plan = strategy.compose(model.mod, axes or {}, specs, system)
         elif arguments.train:
-            from ..strategy.training import with_updates
+            from ..strategy import with_updates
 
             plan = with_updates(model.mod, plan)
-    return Work(model, plan)
+    return Work(model, plan, system)
 
 
 def training_step(mod: Any, arguments: argparse.Namespace) -> Any:
     """Make the training step that ``--train``, ``--loss`` and ``--optimizer`` ask for."""
-    from ..frontend.training import train_step
+    from ..transform.gradient import train_step
 
     name, options = parse_optimizer(arguments.optimizer or "sgd")
     return train_step(mod, arguments.loss or "cross_entropy", name, False, **options)
@@ -200,12 +140,13 @@ def run_passes(work: Work, watch: Stopwatch, keep: bool) -> Any:
     mod : tvm.ir.IRModule
         At the level local.
     """
-    from .. import transform  # noqa: F401  (its import is not part of a pass's time)
+    from ..transform import PIPELINE, PassSpec
 
+    steps = [(name, PassSpec(name).make(plan=work.plan, system=work.system)) for name in PIPELINE]
     mod = work.model.mod
-    for name in LEVELS:
+    for name, step in steps:
         with watch.stage(name):
-            mod = make_pass(name, work.plan)(mod)
+            mod = step(mod)
         if keep:
             work.levels[name] = mod
     return mod

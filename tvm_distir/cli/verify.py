@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from .options import add_model_options, check_model_options, parse_seed
 from .stages import Stopwatch, load_work, run_passes
-from .terminal import wants_colour
+from .terminal import put, wants_colour
 
 ENGINES = ("virtual", "threads", "processes", "mpi")
 
@@ -41,13 +40,12 @@ def run(arguments: argparse.Namespace) -> int:
     seed = parse_seed(arguments.seed)
     watch = Stopwatch()
     with watch.stage("load"):
-        from ..frontend import draw_inputs
-        from ..report import to_json
-        from ..report.verification import to_dict, to_text
+        from ..report import to_json, verdict_dict, verdict_text
         from ..runtime import engine
-        from ..verification import verify
+        from ..verification import draw_inputs, verify
 
         chosen = engine(arguments.engine)
+        chosen.check_available()
     work = load_work(arguments, axes, watch)
     with watch.stage("draw"):
         weights = {} if arguments.exact else work.model.read_weights()
@@ -64,9 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
             dist=local,
         )
     if arguments.json:
-        sys.stdout.write(to_json(to_dict(outcome, arguments.model, watch.timings_s)))
+        put(to_json(verdict_dict(outcome, arguments.model, watch.timings_s)))
     else:
-        sys.stdout.write(to_text(outcome, arguments.model, watch.timings_s, wants_colour()))
-    sys.stdout.flush()
+        put(verdict_text(outcome, arguments.model, watch.timings_s, wants_colour()))
     outcome.check()
     return 0

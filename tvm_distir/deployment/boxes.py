@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import RuntimeError_
-from ..runtime.layout import Bounds
+from ..errors import EngineError
+from ..runtime.program import Bounds
 
 Array = npt.NDArray[Any]
 _PIECE_BYTES = 1 << 18
@@ -78,7 +78,7 @@ class FileArray:
 
         Raises
         ------
-        RuntimeError_
+        EngineError
             DIST0641 when the file has gone or has become shorter.
         """
         try:
@@ -122,8 +122,8 @@ class FileArray:
             piece[:] = np.frombuffer(data, np.uint8)
 
 
-def unreadable(path: Path, what: str) -> RuntimeError_:
+def unreadable(path: Path, what: str) -> EngineError:
     """DIST0641."""
-    return RuntimeError_(
+    return EngineError(
         "DIST0641", what, place=str(path), remedy="Check the file, or write it again."
     )

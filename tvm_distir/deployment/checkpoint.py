@@ -40,7 +40,7 @@ def open_weights(path: str | os.PathLike[str]) -> dict[str, FileArray]:
 
     Raises
     ------
-    RuntimeError_
+    EngineError
         DIST0641 for a file that is missing, broken, or of another kind.
     """
     where = Path(path).resolve()
@@ -72,7 +72,7 @@ def _index(where: Path) -> dict[str, FileArray]:
     try:
         homes = json.loads(where.read_text(encoding="utf-8"))["weight_map"]
         files = {name: where.parent / str(file) for name, file in homes.items()}
-    except (OSError, ValueError, KeyError, AttributeError) as err:
+    except (OSError, ValueError, RecursionError, KeyError, AttributeError) as err:
         raise unreadable(where, f"it is no index of safetensors files: {err}") from err
     opened = {file: safetensors.read_header(file) for file in sorted(set(files.values()))}
     missing = sorted(name for name, file in files.items() if name not in opened[file])

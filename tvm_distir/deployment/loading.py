@@ -10,13 +10,17 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ..runtime.base import Engine
-from ..runtime.engines import run
-from ..runtime.executed import AxisTable
-from ..runtime.inputs import Inputs, input_ports
-from ..runtime.layout import Bounds, Entry, Port
-from ..runtime.runnable import load_saved
-from ..runtime.sharded import ShardedArray
+from ..runtime.engines import Engine, run
+from ..runtime.program import (
+    AxisTable,
+    Bounds,
+    Entry,
+    Inputs,
+    Port,
+    ShardedArray,
+    input_ports,
+    load_saved,
+)
 from . import safetensors
 from .boxes import FileArray
 from .manifest import MANIFEST, Manifest, broken, check_built_with, check_file, read_manifest
@@ -90,7 +94,7 @@ class Deployment:
 
         Raises
         ------
-        RuntimeError_
+        EngineError
             DIST0640 when the file is not the one that was written.
         """
         return load_saved(self.save(entry, self.folder), entry.function)
@@ -120,7 +124,7 @@ def load(folder: str | os.PathLike[str], check: bool = False) -> Deployment:
 
     Raises
     ------
-    RuntimeError_
+    EngineError
         DIST0640 when it is not whole, or was built for another machine or apache-tvm.
     """
     where = Path(folder).resolve()

@@ -13,18 +13,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..errors import RuntimeError_
-from ..runtime.executed import AxisTable
-from ..runtime.layout import Entry, check_entries, read_port
+from ..errors import EngineError
+from ..reading import Value, read_json
+from ..runtime.program import AxisTable, Entry, check_entries, read_port
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
 _BLOCK_BYTES = 1 << 20
 
 
-def broken(place: Path, what: str, remedy: str = "Deploy the program again.") -> RuntimeError_:
+def broken(place: Path, what: str, remedy: str = "Deploy the program again.") -> EngineError:
     """DIST0640."""
-    return RuntimeError_("DIST0640", what, place=str(place), remedy=remedy)
+    return EngineError("DIST0640", what, place=str(place), remedy=remedy)
 
 
 @dataclass(frozen=True)
@@ -94,50 +94,66 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises
     ------
-    RuntimeError_
+    EngineError
         DIST0640 when it is missing, broken, or of another schema version.
     """
     path = folder / MANIFEST
+    if not path.exists():
+        raise broken(folder, f"it holds no {MANIFEST}", "Name a folder that td.deploy wrote.")
+    top = Value(read_json(path, _refuse), str(path), _refuse).object()
+    version = top["schema_version"] if "schema_version" in top else Value(None, top.place, _refuse)
+    version.version(SCHEMA_VERSION)
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as err:
-        raise broken(
-            folder, f"it holds no {MANIFEST}", "Name a folder that td.deploy wrote."
-        ) from err
-    except (OSError, ValueError) as err:
-        raise broken(path, f"it cannot be read: {err}") from err
-    found = data.get("schema_version") if isinstance(data, dict) else None
-    if found != SCHEMA_VERSION:
-        raise broken(path, f"its schema version is {found}, this package reads {SCHEMA_VERSION}")
-    try:
-        return _from_dict(data, path)
-    except (KeyError, TypeError, ValueError, AttributeError) as err:
+        return _manifest(top.object(_KEYS))
+    except (KeyError, TypeError, ValueError, AttributeError) as err:  # of a port or an axis
         raise broken(path, f"a value is missing or wrong: {type(err).__name__}: {err}") from err
 
 
-def _from_dict(data: Mapping[str, Any], path: Path) -> Manifest:
-    entries = []
-    for item in data["entries"]:
-        name, shape = str(item["function"]), tuple(int(n) for n in item["mesh_shape"])
-        ins = tuple(read_port(p, name, shape) for p in item["inputs"])
-        outs = tuple(read_port(p, name, shape) for p in item["outputs"])
-        ranks = tuple(int(d) for d in item["device_ids"])
-        devices = tuple(int(d) for d in item.get("mesh_device_ids", ranks))
-        entries.append(Entry(name, int(item["mesh"]), shape, ranks, ins, outs, devices))
-    weights = {
-        int(item["index"]): {
-            int(part["device"]): (str(part["file"]), str(part["key"])) for part in item["parts"]
+_KEYS = ("schema_version", "built_with", "entries", "meshes", "weights", "files")
+_ENTRY = (
+    "function", "mesh", "mesh_shape", "mesh_device_ids", "device_ids", "library", "inputs",
+    "outputs",
+)  # fmt: skip
+
+
+def _refuse(place: str, what: str, remedy: str) -> EngineError:
+    return broken(Path(place), what, remedy)
+
+
+def _manifest(top: Value) -> Manifest:
+    items = [item.object(_ENTRY, optional=("mesh_device_ids",)) for item in top["entries"].items()]
+    weights = {}
+    for item in top["weights"].items():
+        found = item.object(("index", "parts"))
+        parts = (part.object(("device", "file", "key")) for part in found["parts"].items())
+        weights[found["index"].integer()] = {
+            part["device"].integer(): (part["file"].text(), part["key"].text()) for part in parts
         }
-        for item in data["weights"]
+    files = {
+        name: file.object(("bytes", "sha256")) for name, file in top["files"].object().fields()
     }
     return Manifest(
-        check_entries(entries),
-        AxisTable.from_dict(data["meshes"]),
-        {str(item["function"]): str(item["library"]) for item in data["entries"]},
+        check_entries([_entry(item) for item in items]),
+        AxisTable.from_dict(top["meshes"].data),
+        {item["function"].text(): item["library"].text() for item in items},
         weights,
-        {str(n): (int(f["bytes"]), str(f["sha256"])) for n, f in data["files"].items()},
-        {str(k): str(v) for k, v in data["built_with"].items()},
+        {
+            name: (file["bytes"].integer(), file["sha256"].text(empty=True))
+            for name, file in files.items()
+        },
+        {name: text.text() for name, text in top["built_with"].object().fields()},
     )
+
+
+def _entry(item: Value) -> Entry:
+    name, shape = item["function"].text(), item["mesh_shape"].integers(least=1)
+    inputs, outputs = (
+        tuple(read_port(port.data, name, shape) for port in item[side].items())
+        for side in ("inputs", "outputs")
+    )
+    ranks = item["device_ids"].integers()
+    devices = item["mesh_device_ids"].integers() if "mesh_device_ids" in item else ranks
+    return Entry(name, item["mesh"].integer(), shape, ranks, inputs, outputs, devices)
 
 
 def built_with() -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..runtime.layout import np_dtype
+from ..runtime.program import np_dtype
 from .boxes import FileArray, unreadable
 
 Array = npt.NDArray[Any]
@@ -51,7 +51,7 @@ def read_header(path: Path) -> dict[str, FileArray]:
 
     Raises
     ------
-    RuntimeError_
+    EngineError
         DIST0641 for a file that is broken, or holds an unknown type.
     """
     try:
@@ -63,7 +63,7 @@ def read_header(path: Path) -> dict[str, FileArray]:
             if count > min(size_bytes - _LENGTH.size, _MOST_HEADER_BYTES):
                 raise unreadable(path, f"its header claims {count} bytes")
             header = json.loads(file.read(count))
-    except (OSError, struct.error, ValueError) as err:
+    except (OSError, struct.error, ValueError, RecursionError) as err:
         raise unreadable(path, f"it is no safetensors file: {err}") from err
     start = _LENGTH.size + count
     return {

@@ -13,11 +13,17 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
-from ..errors import RuntimeError_
-from ..runtime.inputs import LocalInputs, bind_some, input_ports
-from ..runtime.layout import Bounds, Entry, Port
-from ..runtime.linking import need_compiler
-from ..runtime.lowered import Lowered
+from ..errors import EngineError
+from ..runtime.program import (
+    Bounds,
+    Entry,
+    LocalInputs,
+    Lowered,
+    Port,
+    bind_some,
+    input_ports,
+    need_compiler,
+)
 from . import safetensors
 from .checkpoint import open_weights
 from .loading import Deployment
@@ -51,9 +57,9 @@ def deploy(
 
     Raises
     ------
-    EnvironmentError_
+    DependencyError
         DIST0112 without a C compiler, which links the libraries.
-    RuntimeError_
+    EngineError
         DIST0602 for weights that do not fit, DIST0603 not at level 5, DIST0606 when TVM cannot
         compile it, DIST0640 when the folder cannot be written, DIST0641 for weights that cannot
         be read.
@@ -81,7 +87,7 @@ def _make_room(where: Path) -> None:
         where.mkdir(parents=True, exist_ok=True)
         there = sorted(p.name for p in where.iterdir())
         if there and MANIFEST not in there:
-            raise RuntimeError_(
+            raise EngineError(
                 "DIST0640",
                 f"it holds {there[0]} and is no deployed program",
                 place=str(where),

@@ -4,42 +4,6 @@
 
 from __future__ import annotations
 
-from .codes import CODES
-from .tree import (
-    DistIRError,
-    EnvironmentError_,
-    InfeasibleError,
-    InternalError,
-    LevelError,
-    LoweringError,
-    MeshError,
-    MismatchError,
-    ModelError,
-    PlanError,
-    PropagationError,
-    RuntimeError_,
-    SimulationError,
-    SystemError_,
-    UsageError,
-    nearest,
-)
+import lazy_loader
 
-__all__ = [
-    "CODES",
-    "DistIRError",
-    "EnvironmentError_",
-    "InfeasibleError",
-    "InternalError",
-    "LevelError",
-    "LoweringError",
-    "MeshError",
-    "MismatchError",
-    "ModelError",
-    "PlanError",
-    "PropagationError",
-    "RuntimeError_",
-    "SimulationError",
-    "SystemError_",
-    "UsageError",
-    "nearest",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

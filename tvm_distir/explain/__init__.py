@@ -4,19 +4,6 @@
 
 from __future__ import annotations
 
-from .explainer import explain
-from .explanation import Alternative, AxisReason, Dim, Explanation, Move, Step
-from .picture import Part, parts, picture
+import lazy_loader
 
-__all__ = [
-    "Alternative",
-    "AxisReason",
-    "Dim",
-    "Explanation",
-    "Move",
-    "Part",
-    "Step",
-    "explain",
-    "parts",
-    "picture",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

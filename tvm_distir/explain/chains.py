@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..ir import P
+from ..ops import describe_factor
 from ..propagation import Instance
 from ..propagation.graph import Node
-from ..rules.match import describe_factor
-from .explanation import Step
-from .scene import Caller, Scene
+from .findings import Step
+from .instances import Caller, InstanceIndex
 
 Stack = tuple[Caller, ...]
 """Calls a search went into: it comes out of them where it went in."""
@@ -51,14 +51,14 @@ class Chains:
 
     Parameters
     ----------
-    scene : Scene
+    index : InstanceIndex
     axis : int
         Number among the decision's axes.
     """
 
-    def __init__(self, scene: Scene, axis: int) -> None:
-        self.scene, self.a = scene, axis
-        self.axis = scene.decision.axes[axis]
+    def __init__(self, index: InstanceIndex, axis: int) -> None:
+        self.index, self.a = index, axis
+        self.axis = index.decision.axes[axis]
 
     def to(self, inst: Instance, value: int, dim: int, stack: Stack = ()) -> Chain | None:
         """Chain to a dim: one the program follows, else one of tied dims; None where there is none.
@@ -122,12 +122,12 @@ class Chains:
             g = inst.graph
             k, _ = g.producer[value]
             if g.nodes[k].pin_on(self.axis):
-                return Chain(self.scene.place(inst, value), tuple(reversed(steps)), True)
+                return Chain(self.index.place(inst, value), tuple(reversed(steps)), True)
             if g.nodes[k].kind != "param":
                 return None
             position = g.params.index(k)
             found = None
-            for caller, kc in self.scene.callers.get(inst.number, ()):
+            for caller, kc in self.index.callers.get(inst.number, ()):
                 w = caller.graph.nodes[kc].operands[position]
                 if w < 0 or self._form(caller, w) != self._form(inst, value):
                     return None
@@ -155,7 +155,7 @@ class Chains:
                 step = self._call_step(inst, k, (kid, w), (inst, v), None)
                 yield (kid, w, (*stack, (inst, k))), step
         elif node.kind == "param":
-            for caller, kc in stack[-1:] or self.scene.callers.get(inst.number, []):
+            for caller, kc in stack[-1:] or self.index.callers.get(inst.number, []):
                 w = caller.graph.nodes[kc].operands[g.params.index(k)]
                 if w >= 0:
                     step = self._call_step(caller, kc, (caller, w), (inst, v), None)
@@ -191,7 +191,7 @@ class Chains:
         node = inst.graph.nodes[inst.graph.producer[v][0]]
         if node.pin is None or not node.pin_on(self.axis) or node.pin[self.axis.index] != d:
             return None
-        return self.scene.place(inst, v)
+        return self.index.place(inst, v)
 
     def _neighbours(self, spot: Spot, followed: bool) -> Iterator[tuple[Spot, Step]]:
         """Dims one step away, and the step from each of them to ``spot``."""
@@ -229,8 +229,8 @@ class Chains:
         if stack:
             return stack[-1:]
         if followed:
-            return self.scene.callers.get(inst.number, [])
-        return self.scene.callers_of_graph.get(inst.graph.key, [])
+            return self.index.callers.get(inst.number, [])
+        return self.index.callers_of_graph.get(inst.graph.key, [])
 
     def _form(self, inst: Instance, value: int) -> int:
         """Label a value is produced with along the axis."""
@@ -296,13 +296,13 @@ class Chains:
         values = inst.graph.values
         variable = values[node.results[0]].name if node.results else node.label
         return Step(
-            f"{self.scene.name(inst)}/{variable}",
+            f"{self.index.name(inst)}/{variable}",
             op,
             kind,
             words,
-            self.scene.place(inst, source[0]),
+            self.index.place(inst, source[0]),
             source[1],
-            self.scene.place(inst, target[0]),
+            self.index.place(inst, target[0]),
             target[1],
         )
 
@@ -316,13 +316,13 @@ class Chains:
     ) -> Step:
         kid = caller.kids[k]
         return Step(
-            f"{self.scene.name(caller)}/{caller.graph.nodes[k].label}",
-            f"call {self.scene.name(kid)}",
+            f"{self.index.name(caller)}/{caller.graph.nodes[k].label}",
+            f"call {self.index.name(kid)}",
             "call",
             "",
-            self.scene.place(*source),
+            self.index.place(*source),
             dim,
-            self.scene.place(*target),
+            self.index.place(*target),
             dim,
         )
 

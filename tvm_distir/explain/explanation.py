@@ -1,189 +1,16 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What an explanation says, as frozen data."""
+"""An explanation as data and as a page of text."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .findings import Alternative, AxisReason, Collective, Dim, Move, Step
+
 SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Step:
-    """One step of a chain: an op or a call ties a dim of one value to a dim of another.
-
-    Attributes
-    ----------
-    place : str
-        ``function/variable`` of the op or call.
-    op : str
-        ``matmul``, or ``call layer``.
-    kind : str
-        Of the factor that ties the dims (``map``, ``sum``, ...); ``linear`` where a partial sum
-        passes through; ``call`` at a function's boundary.
-    factor : str
-        The factor: ``S(0), R -> S(0)``.
-    source, target : str
-        ``function/variable`` of the two values.
-    source_dim, target_dim : int or None
-        Their dims; None for a partial sum.
-    """
-
-    place: str
-    op: str
-    kind: str
-    factor: str
-    source: str
-    source_dim: int | None
-    target: str
-    target_dim: int | None
-
-
-@dataclass(frozen=True)
-class AxisReason:
-    """Why a value has its label along one mesh axis.
-
-    Attributes
-    ----------
-    axis : str
-    size : int
-        Devices along it.
-    label : str
-        ``S[d]``, ``R`` or ``P`` (partial sum).
-    produced : str
-        The label the producer gives; another one where a partial sum is completed at once.
-    reason : str
-        ``annotated`` here; ``followed``: by a chain the program takes along the axis; ``tied``: by
-        a chain the program leaves somewhere; ``summed``: a partial sum, or one just completed;
-        ``fixed``: every call gives it so; ``unreached``: no annotation reaches any dim;
-        ``cheapest``: an annotation reaches a dim, and whole costs least.
-    annotation : str
-        The nearest annotation that gave the label, ``function/variable``; empty for none.
-    steps : tuple of Step
-        From the annotation to the value.
-    also : tuple of str
-        Further annotations whose dims are tied to the same dim, nearest first.
-    claims : tuple of (str, str)
-        Labels that annotations reach the value with, and the nearest annotation of each: more
-        than one, or one that was not taken, is a conflict.
-    """
-
-    axis: str
-    size: int
-    label: str
-    produced: str
-    reason: str
-    annotation: str
-    steps: tuple[Step, ...]
-    also: tuple[str, ...]
-    claims: tuple[tuple[str, str], ...]
-
-    @property
-    def conflict(self) -> bool:
-        """Whether annotations ask for something else too."""
-        return any(label != self.label for label, _ in self.claims)
-
-
-@dataclass(frozen=True)
-class Dim:
-    """What limits the sharding of one dim.
-
-    Attributes
-    ----------
-    dim : int
-    size : str
-    axes : tuple of str
-        Mesh axes that shard it.
-    obstacles : tuple of str
-        Why an axis cannot, or can only at the price of a conversion: the size, or an op's rule.
-    """
-
-    dim: int
-    size: str
-    axes: tuple[str, ...]
-    obstacles: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Collective:
-    """One collective, or the difference of many.
-
-    Attributes
-    ----------
-    kind : str
-    axis : str
-        The mesh axis it runs along.
-    count : int
-    wire_bytes : int
-        Sent per device, by ring formulae.
-    """
-
-    kind: str
-    axis: str
-    count: int
-    wire_bytes: int
-
-
-@dataclass(frozen=True)
-class Move:
-    """A change of the value's form.
-
-    Attributes
-    ----------
-    source, target : str
-        Placements.
-    collectives : tuple of Collective
-    users : tuple of str
-        Who takes the value in the target form.
-    """
-
-    source: str
-    target: str
-    collectives: tuple[Collective, ...]
-    users: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Alternative:
-    """What another annotation of the value would do to the whole module.
-
-    Attributes
-    ----------
-    axis : str
-    label : str
-        ``S[d]`` or ``R``; ``?`` for the value's annotation taken away along the axis.
-    becomes : str
-        For ``?``, the label propagation picks then; else the label.
-    asked : bool
-        Whether annotations reach the value with this label, so that propagation weighed it.
-    price : float or None
-        What the program costs more, in bytes on the wire: sent bytes, and what collectives, FLOPs
-        and memory traffic weigh in propagation. None: not possible.
-    cost : float or None
-        Difference of what propagation minimises, in the same unit. It is a sum over the axes:
-        each counts the work again, an axis not yet decided is estimated; conversions of annotated
-        values count double; and ties are broken.
-    wire_bytes, flops, memory_bytes : int
-        Differences per device and execution: bytes sent, arithmetic, bytes ops read and write.
-    collectives : tuple of Collective
-        Those that appear (count > 0) or vanish (count < 0), or send another number of bytes.
-    impossible : str
-        Why not, where it is not.
-    """
-
-    axis: str
-    label: str
-    becomes: str
-    asked: bool
-    price: float | None
-    cost: float | None
-    wire_bytes: int = 0
-    flops: int = 0
-    memory_bytes: int = 0
-    collectives: tuple[Collective, ...] = ()
-    impossible: str = ""
 
 
 @dataclass(frozen=True)
@@ -255,6 +82,159 @@ class Explanation:
 
     def to_text(self) -> str:
         """A page of text, ending with a newline."""
-        from .text import page
+        return "\n".join(_lines(self)) + "\n"
 
-        return page(self)
+
+_REASONS = {
+    "annotated": "annotated here",
+    "followed": "from {annotation}",
+    "tied": "dims tied to {annotation}",
+    "summed": "a sum over a dim sharded by {annotation}",
+    "unreached": "no annotation along this axis reaches it",
+    "cheapest": "whole costs least, see below",
+}
+_LEGEND = (
+    "asked: an annotation reaches the value with it, or it is whole",
+    "price: wire bytes, and what collectives, FLOPs and memory bytes weigh, as wire bytes",
+    "cost: what propagation minimises, axis by axis, conversions of annotated values doubled",
+)
+MOST_STEPS = 12
+
+_HEAD = [
+    "axis",
+    "instead",
+    "asked",
+    "price",
+    "cost",
+    "wire bytes",
+    "FLOPs",
+    "memory bytes",
+    "collectives",
+]
+
+
+def _lines(e: Explanation) -> Iterator[str]:
+    axes = ", ".join(f"{name}={size}" for name, size in e.mesh_axes)
+    yield f"{e.name}: {e.made_by}, shape {_shape(e.shape)}"
+    yield f"  placement {e.placement} on {e.mesh} ({axes})"
+    yield (
+        f"  {_shape(e.local_shape)} per device: {e.bytes_per_device:,} of {e.size_bytes:,} bytes"
+    )
+    if len(e.specialisations) > 1:
+        each = "; ".join(f"{name}: {placement}" for name, placement in e.specialisations)
+        yield f"  specialisations of {e.function}: {each}"
+    yield ""
+    yield "Who holds what"
+    yield from _indent(e.picture.split("\n"))
+    yield ""
+    yield "Why"
+    for reason in e.axes:
+        prices = {x.label: x.price for x in e.alternatives if x.axis == reason.axis}
+        yield from _indent(_reason(reason, prices))
+    if e.users:
+        yield ""
+        yield "Used by"
+        yield from _table([[user, form] for user, form in e.users])
+    if e.moves:
+        yield ""
+        yield "Changes of form"
+        for move in e.moves:
+            how = ", ".join(_collective(c) for c in move.collectives)
+            users = f", for {', '.join(move.users)}" if move.users else ""
+            yield f"  {move.source} -> {move.target}: {how}{users}"
+    limits = [f"dim {d.dim} ({d.size}): {why}" for d in e.dims for why in d.obstacles]
+    if limits:
+        yield ""
+        yield "Limits"
+        yield from _indent(limits)
+    if e.alternatives:
+        yield ""
+        yield "Other placements, as annotations: differences for the whole module, per device"
+        now = f"price {e.price:,.0f}, cost {e.cost:,.0f}, {e.wire_bytes:,} bytes on the wire"
+        yield f"  now: {now}"
+        yield from _alternatives(e.alternatives)
+
+
+def _shape(dims: Sequence[str]) -> str:
+    return f"({', '.join(dims)}{',' if len(dims) == 1 else ''})"
+
+
+def _indent(lines: Sequence[str] | Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        yield f"  {line}"
+
+
+def _reason(reason: AxisReason, prices: Mapping[str, float | None]) -> Iterator[str]:
+    words = _REASONS[reason.reason].format(annotation=reason.annotation or "a constant")
+    if reason.produced != reason.label:
+        words += f" (made as {reason.produced}, completed at once)"
+    yield f"{reason.axis} ({reason.size}): {reason.label}, {words}"
+    steps = reason.steps
+    if len(steps) > MOST_STEPS:
+        half = MOST_STEPS // 2
+        yield from (f"    {_step(step)}" for step in steps[:half])
+        yield f"    ... {len(steps) - 2 * half} steps ..."
+        steps = steps[-half:]
+    yield from (f"    {_step(step)}" for step in steps)
+    if reason.also:
+        yield f"    the same dim is tied to {', '.join(reason.also)}"
+    for label, annotation in reason.claims:
+        if label != reason.label:
+            price = prices.get(label)
+            tail = f", at a price of {price:+,.0f}" if price is not None else ""
+            yield f"    conflict: {annotation} asks for {label}{tail}"
+
+
+def _step(step: Step) -> str:
+    source = _dim(step.source, step.source_dim)
+    target = _dim(step.target, step.target_dim)
+    factor = f" ({step.kind}: {step.factor})" if step.factor else ""
+    return f"{step.place} = {step.op}: {source} -> {target}{factor}"
+
+
+def _dim(name: str, dim: int | None) -> str:
+    return f"{name} partial" if dim is None else f"{name} dim {dim}"
+
+
+def _collective(c: Collective) -> str:
+    return f"{c.kind} along {c.axis}, {c.wire_bytes:,} bytes"
+
+
+def _alternatives(alternatives: Sequence[Alternative]) -> Iterator[str]:
+    rows = [_HEAD]
+    notes = []
+    for x in alternatives:
+        label = x.label if x.becomes == x.label else f"{x.label} gives {x.becomes}"
+        if x.cost is None:
+            notes.append(f"{x.axis} {label}: {x.impossible}")
+            continue
+        changes = "; ".join(
+            f"{f'{c.count:+,} ' if c.count else ''}{c.kind} {c.axis} ({c.wire_bytes:+,} bytes)"
+            for c in x.collectives
+        )
+        rows.append(
+            [
+                x.axis,
+                label,
+                "yes" if x.asked else "no",
+                f"{x.price:+,.0f}",
+                f"{x.cost:+,.0f}",
+                f"{x.wire_bytes:+,}",
+                f"{x.flops:+,}",
+                f"{x.memory_bytes:+,}",
+                changes or "the same",
+            ]
+        )
+    if len(rows) > 1:
+        yield from _table(rows)
+        yield from _indent(_LEGEND)
+    if notes:
+        yield "  Not possible"
+        yield from _indent([f"  {note}" for note in notes])
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        line = "  ".join(word.ljust(n) for word, n in zip(row, widths))
+        yield f"  {line.rstrip()}"

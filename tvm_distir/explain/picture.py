@@ -12,8 +12,15 @@ from typing import Any
 import numpy as np
 from tvm.relax.distributed import DeviceMesh
 
-from ..ir import P, check_placement, mesh_devices, mesh_shape
-from ..ir.placement import parse_placement, shard_counts, shard_slices
+from ..ir import (
+    P,
+    check_placement,
+    mesh_devices,
+    mesh_shape,
+    parse_placement,
+    shard_counts,
+    shard_slices,
+)
 
 MOST_CELLS = 16
 """Rows or columns of a grid, or runs of device ids in a cell; what is more is left out."""

@@ -9,10 +9,9 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ..ir import R, labels_of, meshes, placement_of
-from ..ir.attributes import OPEN_AXES_ATTR
-from ..plan.schema import OpenLabels
-from ..propagation.extract import is_annotation
+from ..ir import OPEN_AXES_ATTR, R, labels_of, meshes, placement_of
+from ..plan import OpenLabels
+from ..propagation.graph import is_annotation
 
 NAME = "explained"
 

@@ -9,10 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..ir import P, R
-from ..propagation import Costs, Decision, Instance
-from ..propagation.cost import sent_inside
-from ..propagation.routes import Form
+from ..ir import COLLECTIVES
+from ..propagation import Decision, Instance
+from ..propagation.solve import Form, conversion_kind, sent_inside
+from ..system import wire_share
 
 Kind = tuple[str, str]
 """Collective (``all_gather``, ``halo``, ``send``, ...) and the mesh axis it runs along."""
@@ -56,13 +56,13 @@ class Traffic:
         return sum(self.wire_bytes.values())
 
 
-def price_bytes(traffic: Traffic, costs: Costs) -> float:
+def price_bytes(traffic: Traffic, decision: Decision) -> float:
     """What the traffic and work weigh in propagation, in bytes on the wire."""
-    weight = (
-        costs.wire * traffic.total_wire_bytes
-        + costs.launch * sum(traffic.counts.values())
-        + costs.flop * traffic.flops
-        + costs.memory * traffic.memory_bytes
+    costs = decision.conversions.costs
+    along = {axis.name: costs.along(a) for a, axis in enumerate(decision.axes)}
+    weight = costs.work(traffic.flops, traffic.memory_bytes) + sum(
+        along.get(kind[1], costs).sending(traffic.wire_bytes[kind], count)
+        for kind, count in traffic.counts.items()
     )
     return weight / costs.wire
 
@@ -79,21 +79,9 @@ def conversion(have: int, want: int, size_bytes: int, ranks: int) -> tuple[str, 
     ranks : int
         Devices along the axis.
 
-    Notes
-    -----
-    Ring formulae with u = size_bytes (ranks - 1) / ranks: all-reduce 2u, all-gather and
-    reduce-scatter u, all-to-all u / ranks.
     """
-    unit = size_bytes * (ranks - 1) // ranks
-    if have == want:
-        return "none", 0
-    if have == R:
-        return ("local_slice" if want >= 0 else "partial"), 0
-    if have == P:
-        return ("all_reduce", 2 * unit) if want == R else ("reduce_scatter", unit)
-    if want >= 0:
-        return "all_to_all", unit // ranks
-    return "all_gather", unit
+    kind = conversion_kind(have, want)
+    return kind, wire_share(kind, size_bytes, ranks) if kind in COLLECTIVES else 0
 
 
 def conversions(

@@ -4,20 +4,6 @@
 
 from __future__ import annotations
 
-from . import zoo
-from .draw import draw_inputs
-from .inputs import InputSpec, input_specs
-from .model import Model, from_onnx, load_model, load_weights
-from .tvmscript import from_tvmscript
+import lazy_loader
 
-__all__ = [
-    "InputSpec",
-    "Model",
-    "draw_inputs",
-    "from_onnx",
-    "from_tvmscript",
-    "input_specs",
-    "load_model",
-    "load_weights",
-    "zoo",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

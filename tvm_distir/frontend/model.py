@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
-from ..errors import ModelError
+from ..errors import MAX_INT, ModelError, parse_int, shortened
 from . import zoo
 from .tvmscript import from_tvmscript
 
@@ -124,9 +124,9 @@ def from_onnx(
     Raises
     ------
     ModelError
-        DIST0301, DIST0303 the file, DIST0310 to DIST0314 the model.
+        DIST0301, DIST0303 the file; DIST0310 to DIST0314, DIST0316, DIST0317 the model.
     """
-    from .onnx_reader import from_onnx as read
+    from .onnx import from_onnx as read
 
     return read(source, batch=batch, dims=dims)
 
@@ -148,7 +148,7 @@ def load_weights(
     ModelError
         DIST0315 the weights cannot be read; DIST0301, DIST0303 the file cannot.
     """
-    from .onnx_reader import load_weights as read
+    from .onnx import load_weights as read
 
     return read(source, filled=filled)
 
@@ -167,8 +167,12 @@ def _split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:
 
 
 def _size(key: str, value: str, spec: str) -> int:
-    if not value.isdigit() or int(value) < 1:
+    size = parse_int(value, 1)
+    if size is None:
         raise ModelError(
-            "DIST0302", f"{key}={value} is no size", place=spec, remedy="Give a positive integer."
+            "DIST0302",
+            f"{shortened(key)}={shortened(value)} is no size",
+            place=shortened(spec),
+            remedy=f"Give a positive integer of at most {MAX_INT}.",
         )
-    return int(value)
+    return size

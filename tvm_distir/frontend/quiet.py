@@ -16,12 +16,13 @@ def drop_half_built(error: BaseException) -> None:
     They hold a BlockBuilder that TVM's C++ side, when it is released, reports on standard error
     as "destroyed with remaining blocks"; our own error says what is wrong.
     """
-    with _muted_stderr():
+    with muted_stderr():
         traceback.clear_frames(error.__traceback__)
 
 
 @contextlib.contextmanager
-def _muted_stderr() -> Iterator[None]:
+def muted_stderr() -> Iterator[None]:
+    """Show nothing that is written to standard error meanwhile, by C++ either."""
     try:
         saved = os.dup(2)
     except OSError:  # standard error is closed

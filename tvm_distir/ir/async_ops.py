@@ -18,16 +18,7 @@ from tvm import ir, relax
 from ..errors import MeshError
 from . import ops
 from .infer import INFER
-
-STARTED = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "collective_permute",
-    "exchange",
-)
-"""Collectives that have a start."""
+from .names import COLLECTIVES
 
 DONE = "collective_done"
 _SUFFIX = "_start"
@@ -90,11 +81,12 @@ def _local(name: str, infer: Callable[[ir.Call, Any], Any]) -> Callable[[ir.Call
     return check
 
 
-def add() -> None:
-    """Put the ops among those of :mod:`.ops`, before they are registered."""
-    for kind in STARTED:
+def register_ops() -> None:
+    """Add the ops of :mod:`.ops` and these to TVM's registry and to the TVMScript parser."""
+    for kind in COLLECTIVES:
         name = start_name(kind)
         ops.CONSTRUCTORS[name] = _starter(kind)
         INFER[name] = _local(name, INFER[kind])
     ops.CONSTRUCTORS[DONE] = collective_done
     INFER[DONE] = _local(DONE, lambda call, _: call.args[0].ty)
+    ops.register()

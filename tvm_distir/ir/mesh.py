@@ -13,7 +13,7 @@ import numpy.typing as npt
 from tvm import ir
 from tvm.relax.distributed import DeviceMesh
 
-from ..errors import MeshError, nearest
+from ..errors import MAX_DEVICES, MAX_INT, MeshError, nearest, shortened
 
 MESH_INFO = "mesh"
 AXES_ATTR = "mesh_axes"
@@ -32,12 +32,21 @@ def check_axes(axes: Mapping[str, int], place: str = "mesh") -> None:
                 "DIST0201", f"{name!r} is no axis name", place=place, remedy="Use a word."
             )
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            told = shortened(size if isinstance(size, int) else repr(size))
             raise MeshError(
                 "DIST0201",
-                f'axis "{name}" has size {size!r}',
+                f'axis "{shortened(name)}" has size {told}',
                 place=place,
                 remedy="Give a positive integer.",
             )
+    if math.prod(axes.values()) > MAX_DEVICES:
+        sizes = " x ".join(shortened(size) for size in axes.values())
+        raise MeshError(
+            "DIST0201",
+            f"a mesh of {sizes} devices is too large",
+            place=place,
+            remedy=f"A mesh has at most {MAX_DEVICES:,} devices.",
+        )
 
 
 def device_mesh(
@@ -63,9 +72,13 @@ def device_mesh(
     check_axes(axes)
     count = math.prod(axes.values())
     if device_ids is None:
-        if isinstance(start, bool) or not isinstance(start, int) or start < 0:
+        good = isinstance(start, int) and not isinstance(start, bool)
+        if not good or not 0 <= start <= MAX_INT - count:
             raise MeshError(
-                "DIST0202", f"start is {start!r}", place="mesh", remedy="Give 0 or more."
+                "DIST0202",
+                f"start is {shortened(start)}",
+                place="mesh",
+                remedy=f"Give 0 or more; device ids are at most {MAX_INT}.",
             )
         return DeviceMesh(tuple(axes.values()), ir.Range(start, start + count))
     ids = [int(d) for d in device_ids]
@@ -76,9 +89,12 @@ def device_mesh(
             place="mesh",
             remedy=f"Give {count} ids.",
         )
-    if len(set(ids)) != count or min(ids) < 0:
+    if len(set(ids)) != count or min(ids) < 0 or max(ids) > MAX_INT:
         raise MeshError(
-            "DIST0202", "a device id is negative or stands twice", place="mesh", remedy="Fix it."
+            "DIST0202",
+            "a device id is negative, too large or stands twice",
+            place="mesh",
+            remedy=f"Give ids from 0 to {MAX_INT}, each once.",
         )
     if ids == list(range(ids[0], ids[0] + count)):
         return DeviceMesh(tuple(axes.values()), ir.Range(ids[0], ids[0] + count))
@@ -87,7 +103,7 @@ def device_mesh(
 
 def mesh_shape(mesh: DeviceMesh) -> tuple[int, ...]:
     """Sizes of the mesh's axes, major first."""
-    return tuple(int(n) for n in mesh.shape)
+    return tuple(mesh.shape)
 
 
 def mesh_devices(mesh: DeviceMesh) -> npt.NDArray[np.int64]:
@@ -111,7 +127,7 @@ def mesh_devices(mesh: DeviceMesh) -> npt.NDArray[np.int64]:
 
 def mesh_key(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(shape, device ids): equal exactly when two meshes are the same, hashable."""
-    return mesh_shape(mesh), tuple(int(d) for d in mesh_devices(mesh).ravel())
+    return mesh_shape(mesh), tuple(mesh_devices(mesh).ravel().tolist())
 
 
 def axis_groups(mesh: DeviceMesh, axes: Sequence[int]) -> list[list[int]]:

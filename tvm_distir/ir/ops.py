@@ -8,6 +8,7 @@ plain values, so that it prints as ``R.dist.<name>(...)`` and parses back struct
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,6 @@ from .infer import INFER
 from .placement import parse_placement, placement_text
 
 PREFIX = "relax.dist."
-REDUCERS = ("sum", "prod", "min", "max")
 IMPURE = ("send", "recv")
 """Ops that must neither be removed nor reordered: they stand in plain binding blocks of
 functions marked impure."""
@@ -241,11 +241,16 @@ def axis_index(device_mesh: DeviceMesh | str, mesh_axis: int) -> ir.Call:
 
 def dist_op_name(expr: Any) -> str | None:
     """Short name (``"all_reduce"``) of a call of one of these ops, else None."""
-    if isinstance(expr, ir.Call) and isinstance(expr.op, ir.Op):
-        name = str(expr.op.name)
-        if name.startswith(PREFIX) and name[len(PREFIX) :] in CONSTRUCTORS:
-            return name[len(PREFIX) :]
-    return None
+    return _names().get(_handle(expr.op)) if type(expr) is ir.Call else None
+
+
+_handle: Callable[[Any], int] = tvm_ffi.Object.__chandle__
+
+
+@functools.cache
+def _names() -> dict[int, str]:
+    """Short names by the handles of the ops, of which there is one node each."""
+    return {_handle(ir.Op.get(PREFIX + name)): name for name in CONSTRUCTORS}
 
 
 def register() -> None:
@@ -262,13 +267,13 @@ def register() -> None:
         ir.register_op_attr(PREFIX + name, "FInferType", INFER[name])
         ir.register_op_attr(PREFIX + name, "dist.FInferType", INFER[name])
         ir.register_op_attr(PREFIX + name, "FPurity", name not in IMPURE)
+    _names.cache_clear()
 
 
 __all__ = [
     "CONSTRUCTORS",
     "IMPURE",
     "PREFIX",
-    "REDUCERS",
     "call_axes",
     "dist_op_name",
     "register",

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import MeshError
+from ..errors import MeshError, parse_int, shortened
 
 if TYPE_CHECKING:
     from tvm.relax.distributed import Placement
@@ -37,14 +37,17 @@ def parse_placement(text: str) -> Labels:
         entry = word.strip()
         if entry == "R":
             labels.append(R)
-        elif entry.startswith("S[") and entry.endswith("]") and entry[2:-1].strip().isdigit():
-            labels.append(int(entry[2:-1]))
-        else:
+            continue
+        shards = entry.startswith("S[") and entry.endswith("]")
+        dim = parse_int(entry[2:-1]) if shards else None
+        if dim is None:
             raise MeshError(
                 "DIST0203",
-                f'"{entry}" in the placement "{text}" is neither R nor S(dim)',
-                remedy='Write one entry per mesh axis, as in "S(0), R" with square brackets.',
+                f'"{shortened(entry)}" in the placement "{shortened(text)}" is neither R nor '
+                "S(dim)",
+                remedy='Write one entry per mesh axis, as in "S[0], R".',
             )
+        labels.append(dim)
     return tuple(labels)
 
 
@@ -71,10 +74,11 @@ def placement_of(labels: Sequence[int]) -> Placement:
     return _placement(tuple(labels))
 
 
+@functools.lru_cache(maxsize=4096)
 def labels_of(placement: Placement) -> Labels:
     """Labels of a TVM ``Placement``."""
     out = []
-    for spec in placement.dim_specs:
+    for spec in placement.dim_specs[:]:
         kind = int(spec.kind)
         axis = int(spec.axis)
         if kind == 0 and axis < 0:
@@ -218,17 +222,3 @@ def shard_slices(
         parts, places = [mesh_shape[a] for a in cutting], [coords[a] for a in cutting]
         bounds.append(shard_range(int(n), parts, places))
     return bounds
-
-
-def shard_number(labels: Sequence[int], mesh_shape: Sequence[int], coords: Sequence[int]) -> int:
-    """Product position of a device among all shards, replicas sharing one number."""
-    number = 0
-    for x, k, c in zip(labels, mesh_shape, coords):
-        if x >= 0:
-            number = number * k + c
-    return number
-
-
-def replica_count(labels: Sequence[int], mesh_shape: Sequence[int]) -> int:
-    """How many devices hold the same shard."""
-    return math.prod(n for x, n in zip(labels, mesh_shape) if x < 0)

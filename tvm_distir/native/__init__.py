@@ -4,22 +4,6 @@
 
 from __future__ import annotations
 
-from .loader import ABI_VERSION, LIBRARY_VARIABLE, library_path, load_library
-from .schedule import Tasks, schedule
-from .survey import Survey, survey
-from .tables import INFINITE, Elimination, Problem, Tables
+import lazy_loader
 
-__all__ = [
-    "ABI_VERSION",
-    "INFINITE",
-    "LIBRARY_VARIABLE",
-    "Elimination",
-    "Problem",
-    "Survey",
-    "Tables",
-    "Tasks",
-    "library_path",
-    "load_library",
-    "schedule",
-    "survey",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Native collectives between threads or processes (``passes/ccl.cc``, ``fabric.cc``)."""
+"""Native collectives between threads or processes (``passes/ccl/``)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from ..errors import DistIRError
 from .loader import load_library
 
 NATIVE_KINDS: tuple[str, ...] = (
@@ -24,11 +25,12 @@ NATIVE_KINDS: tuple[str, ...] = (
     "broadcast",
     "scatter",
     "gather",
-    "uneven_all_gather",
-    "uneven_reduce_scatter",
-    "uneven_all_to_all",
 )
 """Collectives the library has, in the order of its enum ``Kind``."""
+
+
+_FAULT = ("class", "code", "place", "what", "remedy")
+"""The fields of ``Fault`` (``passes/ffi/refuse.h``), in its order."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Executed:
 
 
 def collective(kind: str) -> Any:
-    """Packed function of a kind; signatures as in :mod:`tvm_distir.runtime.ccl`.
+    """Packed function of a kind; signatures as in :mod:`tvm_distir.runtime.collectives.ccl`.
 
     It raises DIST0605 on a thread that is no worker of a :class:`NativeFabric`.
     """
@@ -60,7 +62,7 @@ def collective(kind: str) -> Any:
 
 
 def send(x: Any, tag: int, destination: int, label: bytes) -> None:
-    """Post a letter from the calling worker; does not wait.
+    """Post a message from the calling worker; does not wait.
 
     Parameters
     ----------
@@ -73,25 +75,25 @@ def send(x: Any, tag: int, destination: int, label: bytes) -> None:
     load_library()["ccl_send"](x, tag, destination, label)
 
 
-def await_letter(tag: int, source: int, what: str) -> tuple[bytes, int]:
-    """Wait for a sender's next letter; returns its label and the bytes of its data.
+def await_message(tag: int, source: int, what: str) -> tuple[bytes, int]:
+    """Wait for a sender's next message; returns its label and the bytes of its data.
 
     Raises
     ------
-    RuntimeError_
+    EngineError
         As a collective, with ``what`` for what the rank waits in.
     """
     label, size_bytes = load_library()["ccl_await"](tag, source, what)
     return bytes(label), int(size_bytes)
 
 
-def take_letter(tag: int, source: int, out: Any) -> None:
-    """Take the letter that was awaited; ``out`` has as many bytes as its data."""
+def take_message(tag: int, source: int, out: Any) -> None:
+    """Take the message that was awaited; ``out`` has as many bytes as its data."""
     load_library()["ccl_recv"](tag, source, out)
 
 
 class NativeFabric:
-    """Meeting place of the ranks of one run, in the library.
+    """Fabric of the ranks of one run, in the library.
 
     Parameters
     ----------
@@ -142,21 +144,36 @@ class NativeFabric:
         """Make the calling thread the worker ``rank`` until it ends or enters another fabric."""
         self._call("enter", rank)
 
-    def fail(self, rank: int, message: str) -> int:
-        """Record a failure unless there is one; wakes all. Returns the rank that failed first."""
-        return int(self._call("fail", rank, message))
+    def fail(self, rank: int, error: DistIRError | str) -> int:
+        """Record a failure unless there is one; wakes all. Returns the rank that failed first.
 
-    def failure(self) -> tuple[int, str] | None:
-        """Rank and message of the first failure; rank -1 when it was none of the ranks."""
-        rank, message, failed = self._call("failure")
-        return (int(rank), str(message)) if failed else None
+        Parameters
+        ----------
+        rank : int
+            -1 when it was none of the ranks.
+        error : DistIRError or str
+            An error of ours, of which other processes learn the fields, or what to say of another.
+        """
+        if isinstance(error, str):
+            return int(self._call("fail", rank, "", "", "", error, ""))
+        fields = error.to_dict()
+        return int(self._call("fail", rank, *(fields[key] for key in _FAULT)))
+
+    def failure(self) -> tuple[int, DistIRError | str] | None:
+        """Rank and error of the first failure, as :meth:`fail` was given them."""
+        found = list(self._call("failure"))
+        if not found:
+            return None
+        fields = dict(zip(_FAULT, map(str, found[1:])))
+        told = DistIRError.from_dict(fields) if fields["code"] else fields["what"]
+        return int(found[0]), told
 
     def finish(self, rank: int) -> None:
         """Record that a rank has run to its end."""
         self._call("finish", rank)
 
     def progress(self) -> int:
-        """Return a number that grows while ranks come to meetings or post letters."""
+        """Return a number that grows while ranks come to a rendezvous or post messages."""
         return int(self._call("progress"))
 
     def executed(self, rank: int) -> list[Executed]:

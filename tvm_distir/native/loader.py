@@ -11,10 +11,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..errors import EnvironmentError_
+from ..errors import DependencyError
 
-ABI_VERSION = 6
-"""Version of the interface that the Python side is written for (``passes/abi.cc``)."""
+ABI_VERSION = 7
+"""Version of the interface that the Python side is written for (``passes/ffi/abi.cc``)."""
 
 LIBRARY_VARIABLE = "TVM_DISTIR_LIBRARY"
 """Environment variable that names a library to load instead of the installed one."""
@@ -45,14 +45,14 @@ def library_path() -> Path:
 
     Raises
     ------
-    EnvironmentError_
+    DependencyError
         DIST0110 when there is none.
     """
     named = os.environ.get(LIBRARY_VARIABLE)
     if named:
         path = Path(named)
         if not path.is_file():
-            raise EnvironmentError_(
+            raise DependencyError(
                 "DIST0110",
                 f"{LIBRARY_VARIABLE} names {named}, which is no file",
                 place="native library",
@@ -65,7 +65,7 @@ def library_path() -> Path:
         if path.is_file():
             return path
         looked.append(str(path))
-    raise EnvironmentError_(
+    raise DependencyError(
         "DIST0110",
         f"there is no {LIBRARY_NAME} (looked for {', '.join(looked)})",
         place="native library",
@@ -83,7 +83,7 @@ def load_library() -> Any:
 
     Raises
     ------
-    EnvironmentError_
+    DependencyError
         DIST0110 when it is missing, broken, or of another version.
     """
     return _load(library_path())
@@ -97,7 +97,7 @@ def _load(path: Path) -> Any:
     try:
         module = tvm_ffi.load_module(str(path))
     except Exception as err:  # the loader reports what dlopen says in several classes
-        raise EnvironmentError_(
+        raise DependencyError(
             "DIST0110",
             f"it cannot be loaded: {str(err).strip().splitlines()[-1]}",
             place=place,
@@ -106,12 +106,12 @@ def _load(path: Path) -> Any:
     try:
         version = int(module["abi_version"]())
     except AttributeError as err:
-        raise EnvironmentError_(
+        raise DependencyError(
             "DIST0110", "it does not tell its version: it is another library", place=place,
             remedy=_REBUILD,
         ) from err  # fmt: skip
     if version != ABI_VERSION:
-        raise EnvironmentError_(
+        raise DependencyError(
             "DIST0110",
             f"its interface has version {version}, this package needs {ABI_VERSION}",
             place=place,

@@ -4,15 +4,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
-import numpy.typing as npt
 
-if TYPE_CHECKING:
-    from .schedule import Tasks
+from .tasks import Ints, Tasks
 
-Ints = npt.NDArray[np.int64]
 _LARGEST = (1 << 63) - 1
 
 

@@ -10,8 +10,10 @@ repeated layer then costs look-ups.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -77,6 +79,60 @@ class Elimination:
     factors: Factors
 
 
+@dataclass(frozen=True)
+class Restriction:
+    """A problem with fewer states: what became constant, and False where these exclude all."""
+
+    problem: Problem
+    constant: int
+    feasible: bool
+
+
+class Dual:
+    """Rising lower bounds of a problem, and labellings, by tree-reweighted message passing.
+
+    V. Kolmogorov, Convergent Tree-Reweighted Message Passing for Energy Minimization, IEEE TPAMI
+    28(10), 2006; in integers, so that every bound holds exactly (``passes/solver/dual.h``).
+    """
+
+    def __init__(self, functions: Sequence[Any], domains: Sequence[int]) -> None:
+        self._round, self._prune, self._excess, self._labels, self._offer = functions
+        self._sizes = list(domains)
+
+    def round(self) -> tuple[int, int]:
+        """Pass once to and fro: the lower bound, the cost of the best labelling known.
+
+        The second is :data:`INFINITE` until there is a labelling. Once the bound exceeds what
+        labellings may cost, there is none.
+        """
+        bound, best = self._round()
+        return bound, best
+
+    def prune(self) -> list[list[int]]:
+        """Drop the states that no best labelling has; per variable those left, ascending."""
+        flat = list(self._prune())
+        states, at = [], 0
+        for _ in self._sizes:
+            states.append(flat[at + 1 : at + 1 + flat[at]])
+            at += 1 + flat[at]
+        self._sizes = [len(left) for left in states]
+        return states
+
+    def excess(self) -> list[list[int]]:
+        """Per variable, how much dearer than the least each state left looked last."""
+        flat = list(self._excess())
+        ends = list(itertools.accumulate(self._sizes))
+        return [flat[end - size : end] for end, size in zip(ends, self._sizes, strict=True)]
+
+    def labels(self) -> list[int]:
+        """The best labelling known, in the states of the problem."""
+        return list(self._labels())
+
+    def offer(self, cost: int, labels: Sequence[int]) -> None:
+        """Take a labelling found elsewhere, where it costs less than the best one."""
+        self._offer(cost, _ints(labels))
+
+
 class Tables:
     """Interned tables and the eliminations done with them; lives for one propagation."""
 
@@ -90,6 +146,9 @@ class Tables:
             self._eliminate,
             self._decode,
             self._evaluate,
+            self._width,
+            self._restrict,
+            self._dual,
             self._counts,
         ) = load_library()["tables"]()
         self._sums: dict[tuple[int, int], tuple[int, int]] = {}
@@ -158,13 +217,35 @@ class Tables:
         number, constant, feasible, count, *rest = self._eliminate(
             *problem.arrays, _ints(sorted(keep)), limit, most
         )
-        left: Factors = {}
-        at = count
-        while at < len(rest):
-            table, rank = rest[at : at + 2]
-            left[tuple(rest[at + 2 : at + 2 + rank])] = table
-            at += 2 + rank
+        left = _factors(rest[count:])
         return Elimination(number, constant, bool(feasible), rest[:count], left)
+
+    def width(self, problem: Problem) -> int:
+        """Entries of the largest bucket that eliminating all variables would join."""
+        return int(self._width(*problem.arrays))
+
+    def restrict(self, problem: Problem, states: Sequence[Sequence[int]]) -> Restriction:
+        """The problem with some states only.
+
+        Parameters
+        ----------
+        problem : Problem
+        states : sequence of sequence of int
+            Per variable what is left of it, ascending. Variables keep their numbers; no factor
+            stands over one that has a single state.
+        """
+        flat = [x for left in states for x in (len(left), *left)]
+        constant, feasible, *rest = self._restrict(*problem.arrays, _ints(flat))
+        return Restriction(
+            Problem([len(left) for left in states], _factors(rest)), constant, bool(feasible)
+        )
+
+    def dual(self, problem: Problem, most: int) -> Dual:
+        """Bounds of a problem whose factors stand over one or two variables.
+
+        Labellings that cost more than ``most`` may be lost.
+        """
+        return Dual(self._dual(*problem.arrays, most), problem.domains)
 
     def decode(self, done: Elimination, values: list[int]) -> list[int]:
         """Values with those of the eliminated variables filled in."""
@@ -181,6 +262,17 @@ class Tables:
     def joins(self) -> int:
         """Number of distinct buckets joined so far."""
         return int(self._counts()[1])
+
+
+def _factors(flat: Sequence[int]) -> Factors:
+    """Factors as the library lists them: table, number of variables, variables."""
+    found: Factors = {}
+    at = 0
+    while at < len(flat):
+        table, rank = flat[at : at + 2]
+        found[tuple(flat[at + 2 : at + 2 + rank])] = table
+        at += 2 + rank
+    return found
 
 
 def _ints(values: Sequence[int]) -> Array:

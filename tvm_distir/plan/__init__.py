@@ -4,27 +4,6 @@
 
 from __future__ import annotations
 
-from .matching import FunctionTargets, match_name, plain_name, resolve
-from .schema import (
-    SCHEMA_VERSION,
-    MeshSpec,
-    OpenLabels,
-    Plan,
-    Rule,
-    labels_text,
-    parse_open_placement,
-)
+import lazy_loader
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "FunctionTargets",
-    "MeshSpec",
-    "OpenLabels",
-    "Plan",
-    "Rule",
-    "labels_text",
-    "match_name",
-    "parse_open_placement",
-    "plain_name",
-    "resolve",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

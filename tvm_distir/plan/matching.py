@@ -6,18 +6,22 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax
 
-from ..errors import MeshError, PlanError, nearest
-from ..ir import check_placement, is_private, static_shape, tensor_type
-from ..ir.attributes import param_names
-from .schema import MeshSpec, Plan, Rule, labels_text
+from ..errors import Faults, MeshError, PlanError, nearest
+from ..ir import check_placement, is_private, param_names, static_shape, tensor_type
+from ..ir.rewrite import all_bindings
+from .plan import Plan
+from .schema import MeshSpec, PlanRule, faults_of_plan, labels_text
 
 MAIN = "main"
+
+Check = Callable[[Any, str], None]
+"""Gathers what is wrong with a rule for a tensor of a type, at a place."""
 
 
 @dataclass
@@ -26,11 +30,11 @@ class FunctionTargets:
 
     Attributes
     ----------
-    params : dict of int to Rule
+    params : dict of int to PlanRule
         By position of the parameter.
-    values : dict of Var to Rule
+    values : dict of Var to PlanRule
         By the variable as bound.
-    args : dict of Var to (dict of int to Rule)
+    args : dict of Var to (dict of int to PlanRule)
         By the variable a call is bound to, then by position of the argument.
     positions : dict of str to list of int
         Positions of the parameters by name, so that thousands of exact names are quick to find.
@@ -38,9 +42,9 @@ class FunctionTargets:
         Bound variables by name, for the same reason.
     """
 
-    params: dict[int, Rule] = field(default_factory=dict)
-    values: dict[Any, Rule] = field(default_factory=dict)
-    args: dict[Any, dict[int, Rule]] = field(default_factory=dict)
+    params: dict[int, PlanRule] = field(default_factory=dict)
+    values: dict[Any, PlanRule] = field(default_factory=dict)
+    args: dict[Any, dict[int, PlanRule]] = field(default_factory=dict)
     positions: dict[str, list[int]] = field(default_factory=dict, repr=False)
     bound: dict[str, list[Any]] = field(default_factory=dict, repr=False)
 
@@ -63,19 +67,6 @@ def match_name(pattern: str, name: str) -> bool:
     return fnmatch.fnmatchcase(plain_name(name), printed)
 
 
-def bindings_of(expr: Any) -> Iterator[Any]:
-    """All bindings of a function body in program order, those of branches included."""
-    if not isinstance(expr, relax.SeqExpr):
-        return
-    for block in expr.blocks:
-        for binding in block.bindings:
-            value = getattr(binding, "value", None)
-            if isinstance(value, relax.If):
-                yield from bindings_of(value.true_branch)
-                yield from bindings_of(value.false_branch)
-            yield binding
-
-
 def resolve(plan: Plan, mod: ir.IRModule) -> dict[str, FunctionTargets]:
     """Find what each rule means; of several rules for one tensor the last wins.
 
@@ -91,6 +82,8 @@ def resolve(plan: Plan, mod: ir.IRModule) -> dict[str, FunctionTargets]:
 
     Raises
     ------
+    PlanError, MeshError
+        All faults at once (``error.violations``; DIST0228 where they differ).
     PlanError
         DIST0223 a rule matches nothing, DIST0224 it names something that is no tensor or is
         not clear, DIST0225 an unknown function, DIST0226 a dim that several axes cannot share.
@@ -101,26 +94,44 @@ def resolve(plan: Plan, mod: ir.IRModule) -> dict[str, FunctionTargets]:
         str(gv.name_hint): fn for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)
     }
     targets: dict[str, FunctionTargets] = {}
+    faults = faults_of_plan()
     for number, rule in enumerate(plan.rules):
-        place = f"rules/{number} ({rule.title})"
-        names = _functions_to_search(rule, functions, place)
-        finder = {"param": _match_params, "value": _match_values, "call": _match_calls}[rule.kind]
-        mesh = plan.mesh(rule.mesh, place)
-        found = [
-            finder(rule, mesh, functions[name], name, targets.setdefault(name, FunctionTargets()))
-            for name in names
-        ]
-        if not any(found):
-            raise PlanError(
-                "DIST0223",
-                f"the rule matches nothing in {' or '.join(names)}",
-                place=place,
-                remedy=_what_there_is(rule, [functions[name] for name in names], functions),
-            )
+        with faults.gathered():
+            _resolve_rule(plan, rule, f"rules/{number} ({rule.title})", functions, targets, faults)
+    faults.raise_all()
     return targets
 
 
-def _functions_to_search(rule: Rule, functions: dict[str, Any], place: str) -> list[str]:
+def _resolve_rule(
+    plan: Plan,
+    rule: PlanRule,
+    place: str,
+    functions: dict[str, Any],
+    targets: dict[str, FunctionTargets],
+    faults: Faults,
+) -> None:
+    names = _functions_to_search(rule, functions, place)
+    finder = {"param": _match_params, "value": _match_values, "call": _match_calls}[rule.kind]
+    mesh = plan.mesh(rule.mesh, place)
+
+    def check(ty: Any, where: str) -> None:
+        with faults.gathered():
+            _check_fit(rule, mesh, ty, where)
+
+    found = [
+        finder(rule, check, functions[name], name, targets.setdefault(name, FunctionTargets()))
+        for name in names
+    ]
+    if not any(found):
+        raise PlanError(
+            "DIST0223",
+            f"the rule matches nothing in {' or '.join(names)}",
+            place=place,
+            remedy=_what_there_is(rule, [functions[name] for name in names], functions),
+        )
+
+
+def _functions_to_search(rule: PlanRule, functions: dict[str, Any], place: str) -> list[str]:
     if rule.kind == "call" and rule.name not in functions:
         private = [name for name, fn in functions.items() if is_private(fn)]
         raise PlanError(
@@ -151,11 +162,11 @@ def _functions_to_search(rule: Rule, functions: dict[str, Any], place: str) -> l
     return public
 
 
-def _what_there_is(rule: Rule, searched: Sequence[Any], functions: dict[str, Any]) -> str:
+def _what_there_is(rule: PlanRule, searched: Sequence[Any], functions: dict[str, Any]) -> str:
     if rule.kind == "param":
         return nearest(rule.name, [name for fn in searched for name in param_names(fn)][:40])
     if rule.kind == "value":
-        bound = [str(b.var.name) for fn in searched for b in bindings_of(fn.body)]
+        bound = [str(b.var.name) for fn in searched for b in all_bindings(fn.body)]
         return nearest(rule.name, bound[:40])
     calls = sum(1 for fn in searched for _ in _calls_of(fn, rule.name))
     arity = len(functions[rule.name].params)
@@ -163,7 +174,7 @@ def _what_there_is(rule: Rule, searched: Sequence[Any], functions: dict[str, Any
 
 
 def _match_params(
-    rule: Rule, mesh: MeshSpec, fn: relax.Function, name: str, targets: FunctionTargets
+    rule: PlanRule, check: Check, fn: relax.Function, name: str, targets: FunctionTargets
 ) -> bool:
     if not targets.positions:
         names = param_names(fn)
@@ -181,19 +192,19 @@ def _match_params(
     if named and not tensors:
         raise _no_tensor(rule, f"{name}/{fn.params[named[0]].name}", fn.params[named[0]].ty)
     for i in tensors:
-        _check_fit(rule, mesh, fn.params[i].ty, f"{name}/{fn.params[i].name}")
+        check(fn.params[i].ty, f"{name}/{fn.params[i].name}")
         targets.params[i] = rule
     return bool(tensors)
 
 
 def _match_values(
-    rule: Rule, mesh: MeshSpec, fn: relax.Function, name: str, targets: FunctionTargets
+    rule: PlanRule, check: Check, fn: relax.Function, name: str, targets: FunctionTargets
 ) -> bool:
     if not targets.bound:
-        for binding in bindings_of(fn.body):
+        for binding in all_bindings(fn.body):
             targets.bound.setdefault(plain_name(str(binding.var.name)), []).append(binding.var)
     if is_pattern(rule.name):
-        named = [b.var for b in bindings_of(fn.body) if match_name(rule.name, str(b.var.name))]
+        named = [b.var for b in all_bindings(fn.body) if match_name(rule.name, str(b.var.name))]
     else:
         named = targets.bound.get(plain_name(rule.name), [])
     tensors = [var for var in named if tensor_type(var.ty) is not None]
@@ -207,13 +218,13 @@ def _match_values(
             remedy=f'Rename them, or mean all of them by the pattern "{rule.name}*".',
         )
     for var in tensors:
-        _check_fit(rule, mesh, var.ty, f"{name}/{var.name}")
+        check(var.ty, f"{name}/{var.name}")
         targets.values[var] = rule
     return bool(tensors)
 
 
 def _calls_of(fn: relax.Function, callee: str) -> Iterator[Any]:
-    for binding in bindings_of(fn.body):
+    for binding in all_bindings(fn.body):
         value = getattr(binding, "value", None)
         if (
             isinstance(value, ir.Call)
@@ -224,7 +235,7 @@ def _calls_of(fn: relax.Function, callee: str) -> Iterator[Any]:
 
 
 def _match_calls(
-    rule: Rule, mesh: MeshSpec, fn: relax.Function, name: str, targets: FunctionTargets
+    rule: PlanRule, check: Check, fn: relax.Function, name: str, targets: FunctionTargets
 ) -> bool:
     found = False
     for number, binding in enumerate(_calls_of(fn, rule.name)):
@@ -235,13 +246,13 @@ def _match_calls(
         ty = binding.value.args[arg].ty
         if tensor_type(ty) is None:
             raise _no_tensor(rule, place, ty)
-        _check_fit(rule, mesh, ty, place)
+        check(ty, place)
         targets.args.setdefault(binding.var, {})[arg] = rule
         found = True
     return found
 
 
-def _no_tensor(rule: Rule, place: str, ty: Any) -> PlanError:
+def _no_tensor(rule: PlanRule, place: str, ty: Any) -> PlanError:
     return PlanError(
         "DIST0224",
         f"the rule {rule.title} means a value of type {ty}, which is no tensor",
@@ -250,7 +261,7 @@ def _no_tensor(rule: Rule, place: str, ty: Any) -> PlanError:
     )
 
 
-def _check_fit(rule: Rule, mesh: MeshSpec, ty: Any, place: str) -> None:
+def _check_fit(rule: PlanRule, mesh: MeshSpec, ty: Any, place: str) -> None:
     """Refuse a placement that the tensor cannot take."""
     tensor = tensor_type(ty)
     ndim = int(tensor.ndim) if tensor is not None else -1
@@ -261,8 +272,13 @@ def _check_fit(rule: Rule, mesh: MeshSpec, ty: Any, place: str) -> None:
             place=place,
             remedy="Give the tensor a type with its dims.",
         )
-    check_placement(rule.closed_labels, mesh.shape, ndim, place)
     shape = static_shape(ty)
+    try:
+        check_placement(rule.closed_labels, mesh.shape, ndim, place)
+    except MeshError as error:
+        words = "x".join(map(str, shape)) if shape else "unknown shape"
+        told = f"{error.what} ({words}; {rule.title})"
+        raise MeshError(error.code, told, place=place, remedy=error.remedy) from None
     for dim in range(ndim):
         axes = [a for a, label in enumerate(rule.placement) if label == dim]
         if len(axes) < 2 or shape is None or not isinstance(shape[dim], int):
@@ -276,7 +292,7 @@ def _check_fit(rule: Rule, mesh: MeshSpec, ty: Any, place: str) -> None:
             raise PlanError(
                 "DIST0226",
                 f'"{labels_text(rule.placement)}" cuts dim {dim} of size {shape[dim]} into '
-                f"{' x '.join(map(str, parts))} = {count} parts, more than it has",
+                f"{' x '.join(map(str, parts))} = {count} parts, more than it has ({rule.title})",
                 place=place,
                 remedy=f"Choose one of {names}.",
             )

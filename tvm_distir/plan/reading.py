@@ -7,18 +7,20 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from ..errors import DistIRError, MeshError, PlanError, nearest
+from ..errors import DistIRError, Faults, MeshError, PlanError
+from ..reading import LARGEST, Value, read_json
 from .schema import (
     DEFAULT_MESH,
     KINDS,
     SCHEMA_VERSION,
     MeshSpec,
-    Plan,
-    Rule,
+    PlanRule,
+    check_rule,
+    faults_of_plan,
     labels_text,
     parse_open_placement,
 )
@@ -30,188 +32,162 @@ _RULE_KEYS: dict[str, tuple[str, ...]] = {
     "value": ("value", "function", "placement", "stationary", "moving", "mesh"),
     "call": ("call", "index", "arg", "function", "placement", "stationary", "moving", "mesh"),
 }
-_WORDS = {
-    str: "a text",
-    int: "an integer",
-    bool: "true or false",
-    list: "a list",
-    dict: "an object",
-}
+Made = TypeVar("Made")
 
 
-def read_plan(data: Mapping[str, Any], place: str = "plan") -> Plan:
-    """Plan of a JSON object.
+def _wrong(place: str, what: str, remedy: str) -> PlanError:
+    return PlanError("DIST0221", what, place=place, remedy=remedy)
+
+
+def _unread(place: str, what: str, remedy: str) -> PlanError:
+    return PlanError("DIST0220", what, place=place, remedy=remedy)
+
+
+def _other_version(place: str, what: str, remedy: str) -> PlanError:
+    return PlanError("DIST0222", what, place=place, remedy=remedy)
+
+
+def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) -> Made:
+    """Hand the meshes and rules of a JSON object to ``make``.
 
     Parameters
     ----------
     data : mapping
         ``schema_version`` (1), ``mesh`` (axes) or ``meshes`` (name to ``axes``, ``start``,
-        ``device_ids``), ``rules`` (see :class:`Rule`; one of ``param``, ``value``, ``call``).
+        ``device_ids``), ``rules`` (see :class:`PlanRule`; one of ``param``, ``value``, ``call``).
     place : str
         What to call the plan in messages.
+    make : callable
+        :class:`.plan.Plan`.
 
     Raises
     ------
+    PlanError, MeshError
+        All faults of meshes and rules at once (``error.violations``; DIST0228 where they differ).
     PlanError
         DIST0221 a key or value is wrong, DIST0222 another schema version.
     MeshError
         DIST0201, DIST0202, DIST0203, DIST0204, DIST0206: meshes and placements.
     """
-    _expect(data, dict, place)
-    _check_keys(data, _PLAN_KEYS, place)
-    if "schema_version" not in data:
+    top = Value(data, place, _wrong).object(_PLAN_KEYS, optional=_PLAN_KEYS)
+    if "schema_version" not in top:
         raise PlanError(
             "DIST0222",
             'the plan has no "schema_version"',
             place=place,
             remedy=f'Add "schema_version": {SCHEMA_VERSION}.',
         )
-    version = data["schema_version"]
-    if isinstance(version, bool) or version != SCHEMA_VERSION:
-        raise PlanError(
-            "DIST0222",
-            f"schema version {version!r}",
-            place=place,
-            remedy=f"This release reads version {SCHEMA_VERSION}.",
-        )
-    specs = _read_meshes(data, place)
-    lines = _expect(data.get("rules", []), list, f"{place}/rules")
-    rules = [
-        _read_rule(_expect(line, dict, f"{place}/rules/{i}"), specs, f"{place}/rules/{i}")
-        for i, line in enumerate(lines)
-    ]
+    Value(data["schema_version"], place, _other_version).version(SCHEMA_VERSION)
+    faults = faults_of_plan(place)
+    names, specs = _read_meshes(top, faults)
+    rules: list[PlanRule] = []
+    known = len(specs) == len(names) > 0  # rules are not compared with meshes that are wrong
+    for line in _listed(top, "rules"):
+        with faults.gathered():
+            rule = _read_rule(line, names)
+            if known:
+                check_rule(rule, specs, f"{line.place} ({rule.title})")
+            rules.append(rule)
+    faults.raise_all()
     try:
-        return Plan(tuple(specs), tuple(rules))
+        return make(tuple(specs), tuple(rules))
     except DistIRError as error:
-        where = error.place if error.place.startswith("plan") else f"{place}/{error.place}"
-        raise type(error)(error.code, error.what, place=where, remedy=error.remedy) from None
+        raise error.placed(lambda at: at if at.startswith("plan") else f"{place}/{at}") from None
 
 
-def _expect(value: Any, kind: type, place: str) -> Any:
-    """Return the value if it is of the kind, or refuse it (DIST0221)."""
-    fits = isinstance(value, Mapping) if kind is dict else isinstance(value, kind)
-    if kind is list:
-        fits = isinstance(value, list | tuple)
-    if kind is int and isinstance(value, bool):
-        fits = False
-    if not fits:
-        raise PlanError(
-            "DIST0221", f"{value!r} is not {_WORDS[kind]}", place=place, remedy="Fix the value."
-        )
-    return value
-
-
-def _check_keys(data: Mapping[str, Any], known: Iterable[str], place: str) -> None:
-    names = list(known)
-    for key in data:
-        if key not in names:
-            raise PlanError(
-                "DIST0221", f'unknown key "{key}"', place=place, remedy=nearest(str(key), names)
-            )
-
-
-def _read_meshes(data: Mapping[str, Any], place: str) -> list[MeshSpec]:
-    if ("mesh" in data) == ("meshes" in data):
-        raise PlanError(
-            "DIST0221",
+def _read_meshes(top: Value, faults: Faults) -> tuple[list[str], list[MeshSpec]]:
+    """Names of all meshes, and those without a fault."""
+    if ("mesh" in top) == ("meshes" in top):
+        raise top.wrong(
             'a plan has either "mesh" or "meshes"',
-            place=place,
-            remedy='Give "mesh": {"dp": 2}, or "meshes" with a name for each.',
+            'Give "mesh": {"dp": 2}, or "meshes" with a name for each.',
         )
-    if "mesh" in data:
-        return [MeshSpec(DEFAULT_MESH, data["mesh"])]
-    specs = []
-    for name, value in _expect(data["meshes"], dict, f"{place}/meshes").items():
-        where = f"{place}/meshes/{name}"
-        _check_keys(_expect(value, dict, where), _MESH_KEYS, where)
-        if "axes" not in value:
-            raise PlanError(
-                "DIST0221", 'the mesh has no "axes"', place=where, remedy='Add "axes": {"tp": 2}.'
-            )
-        if "start" in value and "device_ids" in value:
-            raise PlanError(
-                "DIST0221",
-                'a mesh has either "start" or "device_ids"',
-                place=where,
-                remedy="Remove one of them.",
-            )
-        ids = _expect(value.get("device_ids", []), list, f"{where}/device_ids")
-        if "device_ids" in value and not ids:
-            raise MeshError(
-                "DIST0202", "the list of devices is empty", place=where, remedy="Name the devices."
-            )
-        specs.append(
-            MeshSpec(
-                str(name),
-                value["axes"],
-                _expect(value.get("start", 0), int, f"{where}/start"),
-                tuple(_expect(d, int, f"{where}/device_ids") for d in ids),
-            )
-        )
-    return specs
+    specs: list[MeshSpec] = []
+    if "mesh" in top:
+        with faults.gathered():
+            specs.append(MeshSpec(DEFAULT_MESH, top["mesh"].data))
+        return [DEFAULT_MESH], specs
+    meshes = dict(top["meshes"].fields())
+    for name, value in meshes.items():
+        with faults.gathered():
+            specs.append(_read_mesh(name, value))
+    return list(meshes), specs
 
 
-def _read_rule(data: Mapping[str, Any], specs: list[MeshSpec], place: str) -> Rule:
-    kinds = [kind for kind in KINDS if kind in data]
+def _read_mesh(name: str, data: Value) -> MeshSpec:
+    found = data.object(_MESH_KEYS, optional=_MESH_KEYS)
+    if "axes" not in found:
+        raise found.wrong('the mesh has no "axes"', 'Add "axes": {"tp": 2}.')
+    if "start" in found and "device_ids" in found:
+        raise found.wrong('a mesh has either "start" or "device_ids"', "Remove one of them.")
+    ids = [device.integer(least=-LARGEST) for device in _listed(found, "device_ids")]
+    if "device_ids" in found and not ids:
+        raise MeshError(
+            "DIST0202",
+            "the list of devices is empty",
+            place=found.place,
+            remedy="Name the devices.",
+        )
+    start = found["start"].integer(least=-LARGEST) if "start" in found else 0
+    return MeshSpec(name, found["axes"].data, start, tuple(ids))
+
+
+def _listed(data: Value, key: str) -> list[Value]:
+    return data[key].items() if key in data else []
+
+
+def _read_rule(data: Value, meshes: Sequence[str]) -> PlanRule:
+    kinds = [kind for kind in KINDS if kind in data.object()]
     if len(kinds) != 1:
         known = sorted({key for keys in _RULE_KEYS.values() for key in keys})
-        _check_keys(data, known, place)
-        raise PlanError(
-            "DIST0221",
+        data.object(known, optional=known)
+        raise data.wrong(
             f"a rule names one of {', '.join(KINDS)}; this one names "
             + (" and ".join(kinds) or "none"),
-            place=place,
-            remedy="Write one rule for each.",
+            "Write one rule for each.",
         )
     kind = kinds[0]
-    _check_keys(data, _RULE_KEYS[kind], place)
-    name = _expect(data[kind], str, f"{place}/{kind}")
-    if "placement" not in data:
-        raise PlanError(
-            "DIST0221",
-            'the rule has no "placement"',
-            place=place,
-            remedy='Add one entry per mesh axis: "placement": "S(0), R" with square brackets.',
+    rule = data.object(_RULE_KEYS[kind], optional=_RULE_KEYS[kind])
+    if "placement" not in rule:
+        raise rule.wrong(
+            'the rule has no "placement"', 'Add one entry per mesh axis: "placement": "S[0], R".'
         )
-    text = _expect(data["placement"], str, f"{place}/placement")
-    mesh = data.get("mesh")
-    if mesh is None and len(specs) > 1:
-        raise PlanError(
-            "DIST0221",
+    placement = rule["placement"]
+    if "mesh" not in rule and len(meshes) > 1:
+        raise rule.wrong(
             "the rule does not say on which of the meshes",
-            place=place,
-            remedy=f'Add "mesh", one of: {", ".join(spec.name for spec in specs)}.',
+            f'Add "mesh", one of: {", ".join(meshes)}.',
         )
+    only = meshes[0] if meshes else DEFAULT_MESH
 
-    def optional(key: str, of: type) -> Any:
-        return _expect(data[key], of, f"{place}/{key}") if key in data else None
+    def integer(key: str) -> int | None:
+        return rule[key].integer(least=-LARGEST) if key in rule else None
 
-    moving = optional("moving", list) or []
     try:
-        return Rule(
+        return PlanRule(
             kind,
-            name,
-            parse_open_placement(text, f"{place}/placement"),
-            mesh=specs[0].name if specs and mesh is None else _expect(mesh, str, f"{place}/mesh"),
-            stationary=bool(optional("stationary", bool)),
-            function=optional("function", str),
-            index=optional("index", int),
-            arg=optional("arg", int),
-            moving=tuple(_expect(axis, int, f"{place}/moving") for axis in moving),
+            rule[kind].text(empty=True),
+            parse_open_placement(placement.text(empty=True), placement.place),
+            mesh=rule["mesh"].text(empty=True) if "mesh" in rule else only,
+            stationary=rule["stationary"].flag() if "stationary" in rule else False,
+            function=rule["function"].text(empty=True) if "function" in rule else None,
+            index=integer("index"),
+            arg=integer("arg"),
+            moving=tuple(axis.integer(least=-LARGEST) for axis in _listed(rule, "moving")),
         )
     except PlanError as error:
-        where = error.place if error.place.startswith(place) else f"{place} ({error.place})"
-        raise PlanError(error.code, error.what, place=where, remedy=error.remedy) from None
+        own = rule.place
+        raise error.placed(lambda at: at if at.startswith(own) else f"{own} ({at})") from None
 
 
-def plan_dict(plan: Plan) -> dict[str, Any]:
+def plan_dict(meshes: Sequence[MeshSpec], rules: Sequence[PlanRule]) -> dict[str, Any]:
     """JSON form of a plan, without what is the default."""
     out: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
-    if len(plan.meshes) == 1 and plan.meshes[0].is_default:
-        out["mesh"] = dict(plan.meshes[0].axes)
+    if len(meshes) == 1 and meshes[0].is_default:
+        out["mesh"] = dict(meshes[0].axes)
     else:
-        out["meshes"] = {mesh.name: _mesh_dict(mesh) for mesh in plan.meshes}
-    out["rules"] = [_rule_dict(rule, len(plan.meshes) > 1) for rule in plan.rules]
+        out["meshes"] = {mesh.name: _mesh_dict(mesh) for mesh in meshes}
+    out["rules"] = [_rule_dict(rule, len(meshes) > 1) for rule in rules]
     return out
 
 
@@ -220,7 +196,7 @@ def _mesh_dict(mesh: MeshSpec) -> dict[str, Any]:
     return {"axes": dict(mesh.axes), **ids}
 
 
-def _rule_dict(rule: Rule, with_mesh: bool) -> dict[str, Any]:
+def _rule_dict(rule: PlanRule, with_mesh: bool) -> dict[str, Any]:
     out: dict[str, Any] = {rule.kind: rule.name}
     for key in ("function", "index", "arg"):
         if getattr(rule, key) is not None:
@@ -235,43 +211,19 @@ def _rule_dict(rule: Rule, with_mesh: bool) -> dict[str, Any]:
     return out
 
 
-def load_plan(path: str | Path) -> Plan:
-    """Plan of a JSON file.
+def load_plan(path: str | Path, make: Callable[..., Made]) -> Made:
+    """Hand the meshes and rules of a JSON file to ``make``.
 
     Raises
     ------
     PlanError
         DIST0220 when the file cannot be read or is no JSON, and all of :func:`read_plan`.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        data = json.loads(text, object_pairs_hook=lambda pairs: _unique_keys(pairs, str(path)))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise PlanError(
-            "DIST0220", f"cannot read the plan: {reason}", place=str(path), remedy="Check the path."
-        ) from error
-    except (json.JSONDecodeError, RecursionError) as error:
-        where = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else str(path)
-        raise PlanError(
-            "DIST0220", f"the plan is no JSON: {error}", place=where, remedy="Fix the file."
-        ) from error
-    return read_plan(data, str(path))
+    return read_plan(read_json(path, _unread, repeated=_wrong), str(path), make)
 
 
-def _unique_keys(pairs: list[tuple[str, Any]], place: str) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in out:
-            raise PlanError(
-                "DIST0221", f'the key "{key}" stands twice', place=place, remedy="Remove one."
-            )
-        out[key] = value
-    return out
-
-
-def save_plan(plan: Plan, path: str | Path) -> None:
-    """Write a plan as JSON, through a file beside it that is then renamed.
+def save_plan(data: Mapping[str, Any], path: str | Path) -> None:
+    """Write the JSON form of a plan, through a file beside it that is then renamed.
 
     Raises
     ------
@@ -279,7 +231,7 @@ def save_plan(plan: Plan, path: str | Path) -> None:
         DIST0227 when it cannot be written.
     """
     target = Path(path)
-    text = json.dumps(plan_dict(plan), indent=2) + "\n"
+    text = json.dumps(data, indent=2) + "\n"
     temporary: str | None = None
     try:
         handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)

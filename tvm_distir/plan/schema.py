@@ -1,19 +1,17 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The plan as frozen data. Whatever exists has been checked: the constructors refuse the rest."""
+"""Meshes and rules of plans as frozen data: the constructors refuse what is wrong."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from tvm.relax.distributed import DeviceMesh
 
-from ..errors import MeshError, PlanError, nearest
-from ..ir import R, check_axes, device_mesh, mesh_key, parse_placement, placement_text
+from ..errors import Faults, MeshError, PlanError, nearest, shortened
+from ..ir import R, check_axes, device_mesh, parse_placement, placement_text
 
 SCHEMA_VERSION = 1
 DEFAULT_MESH = "mesh0"
@@ -37,9 +35,9 @@ def parse_open_placement(text: str, place: str = "") -> OpenLabels:
     except MeshError as error:
         raise MeshError(
             error.code,
-            f'the placement "{text}" cannot be read: {error.what}',
+            f'the placement "{shortened(text)}" cannot be read: {error.what}',
             place=place,
-            remedy='Write R, S(dim) with square brackets, or "?" for each mesh axis.',
+            remedy='Write R, S[dim] or "?" for each mesh axis.',
         ) from None
     return tuple(None if word == "?" else label for word, label in zip(words, closed, strict=True))
 
@@ -135,7 +133,7 @@ class MeshSpec:
 
 
 @dataclass(frozen=True)
-class Rule:
+class PlanRule:
     """What one line of a plan says about the tensors it matches.
 
     Parameters
@@ -229,117 +227,33 @@ class Rule:
         return tuple(R if label is None else label for label in self.placement)
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Meshes, and rules that put tensors on them. Of several rules for one tensor the last wins.
-
-    Parameters
-    ----------
-    meshes : tuple of MeshSpec
-    rules : tuple of Rule
-
-    Raises
-    ------
-    PlanError, MeshError
-        DIST0202 two equal meshes; DIST0204 a placement of the wrong length; DIST0206 an unknown
-        mesh; DIST0221 no mesh, or two of one name.
-    """
-
-    meshes: tuple[MeshSpec, ...]
-    rules: tuple[Rule, ...] = field(default=())
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "meshes", tuple(self.meshes))
-        object.__setattr__(self, "rules", tuple(self.rules))
-        _check_meshes(self.meshes)
-        for number, rule in enumerate(self.rules):
-            self._check_rule(rule, f"rules/{number} ({rule.title})")
-
-    def _check_rule(self, rule: Rule, place: str) -> None:
-        mesh = self.mesh(rule.mesh, place)
-        if len(rule.placement) != len(mesh.axes):
-            raise MeshError(
-                "DIST0204",
-                f'the placement "{labels_text(rule.placement)}" has {len(rule.placement)} '
-                f'entries, the mesh "{mesh.name}" has {len(mesh.axes)} axes '
-                f"({', '.join(mesh.axis_names)})",
-                place=place,
-                remedy="Give one entry per mesh axis.",
-            )
-
-    def mesh(self, name: str, place: str = "plan") -> MeshSpec:
-        """Mesh of a name.
-
-        Raises
-        ------
-        MeshError
-            DIST0206 when the plan has none.
-        """
-        for mesh in self.meshes:
-            if mesh.name == name:
-                return mesh
-        raise MeshError(
-            "DIST0206",
-            f'no mesh "{name}"',
-            place=place,
-            remedy=nearest(name, [mesh.name for mesh in self.meshes]),
-        )
-
-    @staticmethod
-    def from_dict(data: Mapping[str, Any], place: str = "plan") -> Plan:
-        """Read the JSON form of a plan; see :func:`tvm_distir.plan.reading.read_plan`."""
-        from .reading import read_plan
-
-        return read_plan(data, place)
-
-    @staticmethod
-    def load(path: str | Path) -> Plan:
-        """Read a plan from a JSON file; see :func:`tvm_distir.plan.reading.load_plan`."""
-        from .reading import load_plan
-
-        return load_plan(path)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON form; :meth:`from_dict` gives an equal plan."""
-        from .reading import plan_dict
-
-        return plan_dict(self)
-
-    def save(self, path: str | Path) -> None:
-        """Write the JSON form; the file is complete or untouched.
-
-        Raises
-        ------
-        PlanError
-            DIST0227 when it cannot be written.
-        """
-        from .reading import save_plan
-
-        save_plan(self, path)
+def faults_of_plan(place: str = "plan") -> Faults:
+    """Where the faults of a plan are gathered."""
+    return Faults(place, PlanError("DIST0228", "several things are wrong"))
 
 
-def _check_meshes(meshes: Sequence[MeshSpec]) -> None:
-    if not meshes:
-        raise PlanError(
-            "DIST0221", "a plan without a mesh", place="plan", remedy='Add "mesh": {"dp": 2}.'
-        )
-    names: list[str] = []
-    keys: list[Any] = []
+def find_mesh(meshes: Sequence[MeshSpec], name: str, place: str) -> MeshSpec:
+    """Mesh of a name (MeshError DIST0206 where there is none)."""
     for mesh in meshes:
-        if mesh.name in names:
-            raise PlanError(
-                "DIST0221",
-                "two meshes of one name",
-                place=f'mesh "{mesh.name}"',
-                remedy="Rename one of them.",
-            )
-        key = mesh_key(mesh.device_mesh())
-        if key in keys:
-            raise MeshError(
-                "DIST0202",
-                f'the same devices in the same shape as mesh "{names[keys.index(key)]}"',
-                place=f'mesh "{mesh.name}"',
-                remedy='Use one mesh, or give the other ones "start" or "device_ids".',
-            )
-        names.append(mesh.name)
-        keys.append(key)
+        if mesh.name == name:
+            return mesh
+    raise MeshError(
+        "DIST0206",
+        f'no mesh "{name}"',
+        place=place,
+        remedy=nearest(name, [mesh.name for mesh in meshes]),
+    )
+
+
+def check_rule(rule: PlanRule, meshes: Sequence[MeshSpec], place: str) -> None:
+    """Refuse a rule for an unknown mesh (DIST0206), or a placement of another length (DIST0204)."""
+    mesh = find_mesh(meshes, rule.mesh, place)
+    if len(rule.placement) != len(mesh.axes):
+        raise MeshError(
+            "DIST0204",
+            f'the placement "{labels_text(rule.placement)}" has {len(rule.placement)} '
+            f'entries, the mesh "{mesh.name}" has {len(mesh.axes)} axes '
+            f"({', '.join(mesh.axis_names)})",
+            place=place,
+            remedy="Give one entry per mesh axis.",
+        )

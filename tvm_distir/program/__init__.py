@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from .exporter import export
-from .program import SCHEMA_VERSION, Entry, Function, Mesh, Op, Program, Value
+import lazy_loader
 
-__all__ = ["SCHEMA_VERSION", "Entry", "Function", "Mesh", "Op", "Program", "Value", "export"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

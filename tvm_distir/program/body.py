@@ -8,41 +8,23 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tvm import ir, relax, tirx
+from tvm import ir, relax
 
-from ..errors import PropagationError, SimulationError
-from ..ir import flat_types, known_shape, mesh_index, mesh_shape, tensor_type
-from ..ir.async_ops import collective_op, is_done
-from ..ir.types import value_types
-from ..rules import work_of
-from ..rules.dims import size_bytes
-from ..rules.packed import (
-    is_packed_call,
-    packed_args,
-    packed_functions,
-    packed_name,
-    packed_rule,
+from ..collectives import call_axes, decode_transfer
+from ..errors import SimulationError
+from ..ir import (
+    COLLECTIVES,
+    TRANSFERS,
+    collective_op,
+    is_done,
+    known_shape,
+    mesh_index,
+    mesh_shape,
+    tensor_type,
 )
-from ..runtime.calls import Transfer, call_axes, decode_collective, decode_transfer
-from ..runtime.collectives import crossing_elements
-from .program import COLLECTIVES, TRANSFERS, Function, Op, Value
-from .transposes import transposed_operands
-
-VIEWS = frozenset(
-    {
-        "relax.reshape",
-        "relax.expand_dims",
-        "relax.squeeze",
-        "relax.flatten",
-        "relax.nn.batch_flatten",
-        "relax.memory.view",
-        "relax.builtin.stop_lift_params",
-    }
-)
-"""Ops that TVM runs without touching the data."""
-
-LOCAL_COPIES = frozenset({"local_slice", "partial"})
-"""Ops of the plugin that read and write as much as their result holds, without traffic."""
+from ..ops import Kernel, is_packed_call, kernel_of, size_bytes, transposed_operands
+from ..redistribution import payload_bytes
+from .parts import Function, Op, Value
 
 Tree = Any
 """Index of a value, a tuple of trees, or None for what is no tensor."""
@@ -73,7 +55,7 @@ class FunctionExporter:
         self.values: list[Value] = []
         self.ops: list[Op] = []
         self.env: dict[Any, Tree] = {}
-        self.transposed = transposed_operands(fn)
+        self.transposed = transposed_operands(fn.body)
         self.devices: Sequence[int] = ()
 
     def run(
@@ -158,114 +140,40 @@ class FunctionExporter:
     def call(self, name: str, call: ir.Call, ty: Any, in_place: bool) -> Tree:
         """Export a call bound to ``name``, of type ``ty``; ``in_place``: it moves no data."""
         inputs = [leaf for arg in call.args for leaf in _leaves(self.tree(arg, name))]
-        if isinstance(call.op, ir.GlobalVar):
+        if isinstance(call.op, ir.GlobalVar) and isinstance(self.mod[call.op], relax.Function):
             return self.call_function(name, call, inputs, ty)
-        if not isinstance(call.op, ir.Op) or is_packed_call(call):
-            return self.packed(name, call, inputs, ty)
-        op = str(call.op.name)
         dist = collective_op(call)
-        if is_done(call):
-            out = self.declare(ty, name)
-            self.ops.append(Op(name, "wait", op, tuple(inputs), tuple(_leaves(out))))
-            return out
         if dist in COLLECTIVES:
             return self.collective(name, dist, call, inputs, ty)
         if dist in TRANSFERS:
             return self.transfer(name, dist, call, inputs, ty)
-        if dist in LOCAL_COPIES:
-            out = self.declare(ty, name)
-            size = sum(self.values[leaf].bytes for leaf in _leaves(out))
-            return self.compute(name, op, inputs, out, 0, size, size, "memory")
-        if dist == "axis_index":
-            out = self.declare(ty, name)
-            return self.compute(name, op, inputs, out, 0, 0, 8, "memory")
-        if not any(tensor_type(leaf) is not None for leaf in flat_types(ty)):
-            return self.no_tensor(name, op, inputs, ty)
-        shown, view = self.what_is_called(call, op)
-        if (view or in_place) and len(inputs) == 1:
-            out = self.declare(ty, name)
-            self.ops.append(Op(name, "view", shown, tuple(inputs), tuple(_leaves(out))))
-            return out
-        try:
-            work = work_of(call, self.mod, ty)
-        except PropagationError as err:
-            return self.unmodelled(name, shown, inputs, ty, err.what)
-        out = self.declare(ty, name)
-        read, written = sum(work.in_bytes), sum(work.out_bytes)
-        kernel_class = work.kernel_class
-        if kernel_class == "view":  # a view by its rule, but TVM copies
-            read, written, kernel_class = self.size(inputs), self.size(_leaves(out)), "memory"
-        return self.compute(name, shown, inputs, out, work.flops, read, written, kernel_class)
-
-    def packed(self, name: str, call: ir.Call, inputs: list[int], ty: Any) -> Tree:
-        """Export a call of a packed function; only those with a rule have a known work."""
-        called = packed_name(call) if is_packed_call(call) else type(call.op).__name__
-        if called not in packed_functions():
-            return self.unmodelled(name, called, inputs, ty, "an external function")
-        count = sum(len(value_types(arg.ty)) for arg in packed_args(call))
-        rule, _ = packed_rule(call, [None] * count)
-        read, written = sum(rule.work.in_bytes), sum(rule.work.out_bytes)
-        return self.compute(
-            name, called, inputs, self.declare(ty, name), 0, read, written, "memory"
-        )
-
-    def what_is_called(self, call: ir.Call, op: str) -> tuple[str, bool]:
-        """Name to show (of the PrimFunc, for a ``call_tir``), and whether it is a view."""
-        if op != "relax.call_tir" or not isinstance(call.args[0], ir.GlobalVar):
-            return op, op in VIEWS
-        target = call.args[0]
-        func = self.mod[target] if target in self.mod.functions else None
-        view = isinstance(func, tirx.PrimFunc) and bool(relax.analysis.has_reshape_pattern(func))
-        return str(target.name_hint), view
-
-    def no_tensor(self, name: str, op: str, inputs: list[int], ty: Any) -> Tree:
-        """Export a call without a tensor among its results, such as ``shape_of``."""
-        if isinstance(ty, relax.ShapeType) or op == "relax.builtin.null_value":
-            return None
-        return self.unmodelled(name, op, inputs, ty, "its result is no tensor")
-
-    def size(self, values: Sequence[int]) -> int:
-        """Bytes of some values."""
-        return sum(self.values[i].bytes for i in values)
-
-    def compute(
-        self, name: str, op: str, inputs: list[int], out: Tree,
-        flops: int, read: int, written: int, kernel_class: str,
-    ) -> Tree:  # fmt: skip
-        """Add a compute op."""
-        outputs = tuple(_leaves(out))
-        self.ops.append(
-            Op(
-                name, "compute", op, tuple(inputs), outputs, int(flops), int(read), int(written),
-                kernel_class=kernel_class, dtype=self.dtype(inputs, outputs),
-            )
-        )  # fmt: skip
-        return out
-
-    def dtype(self, inputs: Sequence[int], outputs: Sequence[int]) -> str:
-        """Type of the arithmetic: of the first floating operand, else of the first value."""
-        found = [self.values[i].dtype for i in (*inputs, *outputs)]
-        floating = [one for one in found if one.startswith(("float", "bfloat"))]
-        return (floating or found or [""])[0]
-
-    def unmodelled(self, name: str, op: str, inputs: list[int], ty: Any, reason: str) -> Tree:
-        """Add an op whose work is not known; its bytes are those of operands and results."""
         out = self.declare(ty, name)
         outputs = tuple(_leaves(out))
+        if is_done(call):
+            self.ops.append(Op(name, "wait", str(call.op.name), tuple(inputs), outputs))
+        elif outputs or not _is_nothing(call, ty):
+            self.kernel(name, kernel_of(call, self.mod, ty, in_place), inputs, outputs)
+        return out
+
+    def kernel(
+        self, name: str, kernel: Kernel, inputs: Sequence[int], outputs: Sequence[int]
+    ) -> None:
+        """Add what a call runs."""
+        if kernel.is_view:
+            self.ops.append(Op(name, "view", kernel.name, tuple(inputs), tuple(outputs)))
+            return
+        work = kernel.work
         self.ops.append(
             Op(
-                name, "compute", op, tuple(inputs), outputs, 0, self.size(inputs),
-                self.size(outputs), modelled=False, kernel_class="memory",
-                dtype=self.dtype(inputs, outputs), reason=reason,
+                name, "compute", kernel.name, tuple(inputs), tuple(outputs), int(work.flops),
+                int(sum(work.in_bytes)), int(sum(work.out_bytes)), modelled=not kernel.reason,
+                kernel_class=work.kernel_class, dtype=kernel.dtype, reason=kernel.reason,
             )
         )  # fmt: skip
-        return out
 
     def call_function(self, name: str, call: ir.Call, inputs: list[int], ty: Any) -> Tree:
         """Add a call of a private function."""
         callee = str(call.op.name_hint)
-        if not isinstance(self.mod[call.op], relax.Function):
-            return self.unmodelled(name, callee, inputs, ty, "a PrimFunc called directly")
         if callee not in self.callees:
             self.callees.append(callee)
         out = self.declare(ty, name)
@@ -311,16 +219,12 @@ class FunctionExporter:
         mesh, axes = call.attrs["device_mesh"], call_axes(call)
         out = self.declare(ty, name)
         outputs = tuple(_leaves(out))
-        payload = self.size(outputs)
-        if kind == "exchange":
-            crossing = crossing_elements(decode_collective(call))
-            payload = size_bytes((crossing,), self.values[outputs[0]].dtype)
         self.ops.append(
             Op(
                 name, "collective", str(call.op.name), tuple(inputs), outputs, collective=kind,
                 mesh=mesh_index(self.mod, mesh), mesh_axes=axes,
                 group_size=math.prod(mesh_shape(mesh)[axis] for axis in axes),
-                payload_bytes=payload,
+                payload_bytes=payload_bytes(kind, call, ty),
             )
         )  # fmt: skip
         return out
@@ -330,7 +234,7 @@ class FunctionExporter:
         out = self.declare(ty, name)
         outputs = tuple(_leaves(out))
         value = self.values[outputs[0]]
-        elements = _crossing_elements(decode_transfer(call), kind, self.devices)
+        elements = decode_transfer(call).crossing_elements(kind == "send", self.devices)
         crossing = size_bytes((elements,), value.dtype)
         self.ops.append(
             Op(
@@ -350,11 +254,8 @@ def _leaves(tree: Tree) -> list[int]:
     return [] if tree is None else [tree]
 
 
-def _crossing_elements(transfer: Transfer, kind: str, devices: Sequence[int]) -> int:
-    """The most elements that one device of this end, of ``devices`` if any, sends or receives."""
-    sums: dict[int, int] = {}
-    for tile in transfer.tiles():
-        here = tile.src if kind == "send" else tile.dst
-        if tile.src != tile.dst and (not devices or here in devices):
-            sums[here] = sums.get(here, 0) + tile.elements
-    return max(sums.values(), default=0)
+def _is_nothing(call: ir.Call, ty: Any) -> bool:
+    """Whether a call without a tensor among its results runs nothing."""
+    if not isinstance(call.op, ir.Op) or is_packed_call(call):
+        return False
+    return isinstance(ty, relax.ShapeType) or str(call.op.name) == "relax.builtin.null_value"

@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ..errors import SimulationError, nearest
-from .program import Entry, Function, Mesh, Op, Program
+from .parts import Entry, Function, Mesh, Op
+
+Functions = Mapping[str, Function]
 
 MOST_STEPS = 5_000_000
 """Steps, one device per entry, that the simulator takes on."""
@@ -18,32 +20,28 @@ def _broken(place: str, what: str, remedy: str = "Export the program again.") ->
     return SimulationError("DIST0712", what, place=place, remedy=remedy)
 
 
-def check_program(program: Program, place: str = "program") -> None:
-    """Refuse a program that contradicts itself.
-
-    Raises
-    ------
-    SimulationError
-        DIST0712, or DIST0713 for cyclic calls.
-    """
-    for i, mesh in enumerate(program.meshes):
+def check_program(
+    meshes: Sequence[Mesh], functions: Functions, entries: Sequence[Entry], place: str
+) -> None:
+    """Refuse the parts of a program that contradict each other: see :meth:`Program.check`."""
+    for i, mesh in enumerate(meshes):
         _check_mesh(mesh, f"{place}/meshes[{i}]")
-    for name, fn in program.functions.items():
-        _check_function(program, fn, f"{place}/functions/{name}")
-    _check_entries(program, place)
-    order = call_order(program, place)
+    for name, fn in functions.items():
+        _check_function(meshes, functions, fn, f"{place}/functions/{name}")
+    _check_entries(meshes, functions, entries, place)
+    order = call_order(functions, place)
     steps: dict[str, int] = {}
     for name in order:
-        ops = program.functions[name].ops
+        ops = functions[name].ops
         steps[name] = sum(max([steps[one] for one in op.callees], default=1) for op in ops)
-    total = sum(steps[entry.function] for entry in program.entries)
+    total = sum(steps[entry.function] for entry in entries)
     if total > MOST_STEPS:
         raise _broken(
             place, f"the program makes {total} steps", f"At most {MOST_STEPS} can be simulated."
         )
 
 
-def call_order(program: Program, place: str = "program") -> list[str]:
+def call_order(functions: Functions, place: str = "program") -> list[str]:
     """Names of the functions, callees before their callers.
 
     Raises
@@ -53,11 +51,11 @@ def call_order(program: Program, place: str = "program") -> list[str]:
     """
     callees = {
         name: list(dict.fromkeys(callee for op in fn.ops for callee in op.callees))
-        for name, fn in program.functions.items()
+        for name, fn in functions.items()
     }
     order: list[str] = []
     state: dict[str, int] = {}
-    for root in program.functions:
+    for root in functions:
         path = [(root, 0)] if root not in state else []
         while path:
             name, position = path.pop()
@@ -93,21 +91,23 @@ def _check_mesh(mesh: Mesh, place: str) -> None:
         raise _broken(place, "a device id stands twice")
 
 
-def _check_entries(program: Program, place: str) -> None:
-    if not program.entries:
+def _check_entries(
+    meshes: Sequence[Mesh], functions: Functions, entries: Sequence[Entry], place: str
+) -> None:
+    if not entries:
         raise _broken(f"{place}/entries", "no device runs anything")
     owner: dict[int, Entry] = {}
-    for i, entry in enumerate(program.entries):
+    for i, entry in enumerate(entries):
         where = f"{place}/entries[{i}]"
-        if entry.function not in program.functions:
-            known = nearest(entry.function, program.functions)
+        if entry.function not in functions:
+            known = nearest(entry.function, functions)
             raise _broken(where, f"there is no function {entry.function!r}", known)
-        if entry.mesh >= len(program.meshes):
-            raise _broken(where, f"mesh {entry.mesh} of {len(program.meshes)}")
-        devices = program.devices_of(entry)
+        if entry.mesh >= len(meshes):
+            raise _broken(where, f"mesh {entry.mesh} of {len(meshes)}")
+        devices = entry.device_ids or meshes[entry.mesh].device_ids
         if len(set(devices)) != len(devices):
             raise _broken(where, "a device id stands twice")
-        own = program.meshes[entry.mesh].device_ids
+        own = frozenset(meshes[entry.mesh].device_ids)
         for device in devices:
             if device not in own:
                 raise _broken(where, f"device {device} is not among those of its mesh")
@@ -116,9 +116,9 @@ def _check_entries(program: Program, place: str) -> None:
             owner[device] = entry
 
 
-def _check_function(program: Program, fn: Function, place: str) -> None:
-    if fn.mesh >= len(program.meshes):
-        raise _broken(place, f"mesh {fn.mesh} of {len(program.meshes)}")
+def _check_function(meshes: Sequence[Mesh], functions: Functions, fn: Function, place: str) -> None:
+    if fn.mesh >= len(meshes):
+        raise _broken(place, f"mesh {fn.mesh} of {len(meshes)}")
     count = len(fn.values)
     defined: Mapping[int, None] = {
         i: None for i, value in enumerate(fn.values) if value.role == "constant"
@@ -141,27 +141,27 @@ def _check_function(program: Program, fn: Function, place: str) -> None:
     for index in fn.params:
         define(index, f"{place}/params")
         mesh = fn.values[index].mesh
-        if mesh is not None and mesh >= len(program.meshes):
-            raise _broken(f"{place}/params", f"mesh {mesh} of {len(program.meshes)}")
+        if mesh is not None and mesh >= len(meshes):
+            raise _broken(f"{place}/params", f"mesh {mesh} of {len(meshes)}")
     for i, op in enumerate(fn.ops):
         where = f"{place}/ops[{i}]"
         for index in op.inputs:
             use(index, where)
         for index in op.outputs:
             define(index, where)
-        _check_op(program, op, where)
+        _check_op(meshes, functions, op, where)
     for index in fn.results:
         use(index, f"{place}/results")
 
 
-def _check_calls(program: Program, op: Op, place: str) -> None:
+def _check_calls(functions: Functions, op: Op, place: str) -> None:
     if op.kind == "branch" and len(op.callees) != 2:
         raise _broken(place, "a branch has two functions")
     takes = int(op.kind == "branch")
     for name in op.callees:
-        callee = program.functions.get(name)
+        callee = functions.get(name)
         if callee is None:
-            known = nearest(name, program.functions)
+            known = nearest(name, functions)
             raise _broken(place, f"there is no function {name!r}", known)
         takes += len(callee.params)
         if len(op.outputs) != len(callee.results):
@@ -174,23 +174,23 @@ def _check_calls(program: Program, op: Op, place: str) -> None:
         raise _broken(place, f"{names} take {takes} tensors, the call has {len(op.inputs)}")
 
 
-def _check_op(program: Program, op: Op, place: str) -> None:
+def _check_op(meshes: Sequence[Mesh], functions: Functions, op: Op, place: str) -> None:
     if op.kind in ("view", "wait") and (len(op.inputs) != 1 or len(op.outputs) != 1):
         raise _broken(place, f"a {op.kind} has one operand and one result")
     if op.kind == "compute" and not op.modelled and not op.reason:
         raise _broken(place, "it is not modelled, for no reason")
     if op.kind in ("call", "branch"):
-        _check_calls(program, op, place)
-    if op.kind in ("collective", "transfer") and op.mesh >= len(program.meshes):
-        raise _broken(place, f"mesh {op.mesh} of {len(program.meshes)}")
-    if op.kind == "transfer" and op.peer_mesh >= len(program.meshes):
-        raise _broken(place, f"mesh {op.peer_mesh} of {len(program.meshes)}")
+        _check_calls(functions, op, place)
+    if op.kind in ("collective", "transfer") and op.mesh >= len(meshes):
+        raise _broken(place, f"mesh {op.mesh} of {len(meshes)}")
+    if op.kind == "transfer" and op.peer_mesh >= len(meshes):
+        raise _broken(place, f"mesh {op.peer_mesh} of {len(meshes)}")
     if op.kind == "transfer" and len(op.inputs) != (op.collective == "send"):
         raise _broken(place, f"a {op.collective} with {len(op.inputs)} operands")
     if op.kind == "transfer" and len(op.outputs) != 1:
         raise _broken(place, f"a {op.collective} with {len(op.outputs)} results")
     if op.kind == "collective":
-        shape = program.meshes[op.mesh].shape
+        shape = meshes[op.mesh].shape
         if not op.mesh_axes or any(axis >= len(shape) for axis in op.mesh_axes):
             raise _broken(place, f"axes {list(op.mesh_axes)} of a mesh with {len(shape)} axes")
         if len(set(op.mesh_axes)) != len(op.mesh_axes):

@@ -10,11 +10,19 @@ from typing import Any
 from tvm import ir, relax
 
 from ..errors import SimulationError
-from ..ir import mesh_axes, mesh_devices, mesh_key, mesh_names, mesh_shape, meshes
-from ..ir.attributes import IO_ATTR, NUM_INPUT_ATTR
+from ..ir import (
+    IO_ATTR,
+    NUM_INPUT_ATTR,
+    mesh_axes,
+    mesh_devices,
+    mesh_key,
+    mesh_names,
+    mesh_shape,
+    meshes,
+)
 from .body import FunctionExporter
-from .checks import check_program
-from .program import Entry, Function, Mesh, Program
+from .parts import Entry, Function, Mesh
+from .program import Program
 
 
 def export(mod: ir.IRModule) -> Program:
@@ -57,7 +65,7 @@ def export(mod: ir.IRModule) -> Program:
         functions=functions,
         entries=tuple(_entry(name, fn) for name, fn in entries.items()),
     )
-    check_program(program, "export")
+    program.check("export")
     return program
 
 

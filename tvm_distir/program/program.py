@@ -10,191 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SCHEMA_VERSION = 1
-KINDS = ("compute", "collective", "wait", "call", "branch", "transfer", "view")
-COLLECTIVES = (
-    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute",
-    "exchange",
-)  # fmt: skip
-TRANSFERS = ("send", "recv")
-ROLES = ("activation", "input", "weight", "constant")
-KERNEL_CLASSES = ("matmul", "conv", "attention", "memory", "gather", "view")
-
-
-@dataclass(frozen=True)
-class Mesh:
-    """A device mesh: axis names and sizes major first, device ids row-major over them."""
-
-    name: str
-    axes: tuple[str, ...]
-    shape: tuple[int, ...]
-    device_ids: tuple[int, ...]
-
-    def groups(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Groups of devices that differ in the coordinates along ``axes`` only."""
-        rows: dict[tuple[int, ...], list[int]] = {}
-        for position, device in enumerate(self.device_ids):
-            rest, key = position, []
-            for axis in reversed(range(len(self.shape))):
-                rest, coordinate = divmod(rest, self.shape[axis])
-                key.append(0 if axis in axes else coordinate)
-            rows.setdefault(tuple(key), []).append(device)
-        return tuple(tuple(row) for row in rows.values())
-
-
-@dataclass(frozen=True)
-class Value:
-    """One tensor of a function, as one device holds it.
-
-    Attributes
-    ----------
-    name, dtype : str
-    shape : tuple of int
-        Local shape.
-    bytes : int
-        Local size.
-    role : str
-        ``activation``; ``constant`` (at hand from the start, produced by no op); of an entry's
-        parameters ``weight`` or ``input``.
-    whole_shape : tuple of int, optional
-        Of an entry's parameters: the shape over all devices of the mesh.
-    placement : str, optional
-        Of an entry's parameters.
-    mesh : int, optional
-        Of an entry's parameters: the mesh it lies on, where that is not the entry's own.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    bytes: int
-    role: str = "activation"
-    whole_shape: tuple[int, ...] | None = None
-    placement: str | None = None
-    mesh: int | None = None
-
-
-@dataclass(frozen=True)
-class Op:
-    """One step of a function.
-
-    Attributes
-    ----------
-    name : str
-        Of the binding.
-    kind : str
-        ``compute``, ``collective``, ``wait`` (for a collective that was started: its operand),
-        ``call``, ``branch``, ``transfer``, or ``view``: its result is its first operand's memory
-        under another shape. The operands of a ``branch`` are the
-        condition, those of ``callee``, those of ``otherwise``.
-    op : str
-        What is called: op, PrimFunc or function.
-    inputs, outputs : tuple of int
-        Indices into the function's ``values``.
-    flops, bytes_read, bytes_written : int
-        Work of a compute op on one device.
-    modelled : bool
-        False where the work is not known; ``reason`` says why, the bytes are then those of all
-        operands and results.
-    kernel_class, dtype : str
-        Of a compute op: which of the hardware's peaks it can reach.
-    callee : str
-        Of a call: the function. Of a branch: the one that runs when the condition holds.
-    otherwise : str
-        Of a branch: the other function.
-    collective : str
-        Of a collective: its kind. Of a transfer: ``send`` or ``recv``.
-    mesh : int
-        Of a collective or transfer: the mesh it works on.
-    mesh_axes : tuple of int
-        Of a collective: the axes it works along.
-    group_size : int
-        Of a collective: devices per group.
-    payload_bytes : int
-        Of a collective: size of one device's result. Of a transfer: size of one device's tensor.
-    wire_bytes : int
-        Of a transfer: the most that one device of this end sends or receives; in an entry, one
-        device that runs it. What stays on its device is not counted.
-    tag, peer_mesh : int
-        Of a transfer: what joins its ends, and the mesh at the other end.
-    """
-
-    name: str
-    kind: str
-    op: str
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    flops: int = 0
-    bytes_read: int = 0
-    bytes_written: int = 0
-    modelled: bool = True
-    kernel_class: str = ""
-    dtype: str = ""
-    reason: str = ""
-    callee: str = ""
-    otherwise: str = ""
-    collective: str = ""
-    mesh: int = 0
-    mesh_axes: tuple[int, ...] = ()
-    group_size: int = 0
-    payload_bytes: int = 0
-    wire_bytes: int = 0
-    tag: int = 0
-    peer_mesh: int = 0
-
-    @property
-    def is_start(self) -> bool:
-        """Whether it is a collective that other work may overlap, until its ``wait``."""
-        return self.kind == "collective" and self.op.endswith("_start")
-
-    @property
-    def callees(self) -> tuple[str, ...]:
-        """Functions that it calls, or may call."""
-        return tuple(name for name in (self.callee, self.otherwise) if name)
-
-
-COMMON_KEYS = (
-    "name", "kind", "op", "inputs", "outputs", "flops", "bytes_read", "bytes_written", "modelled",
-)  # fmt: skip
-EXTRA_KEYS: Mapping[str, tuple[str, ...]] = {
-    "compute": ("kernel_class", "dtype"),
-    "collective": ("collective", "mesh", "mesh_axes", "group_size", "payload_bytes"),
-    "call": ("callee",),
-    "branch": ("callee", "otherwise"),
-    "transfer": ("collective", "mesh", "tag", "peer_mesh", "payload_bytes", "wire_bytes"),
-    "view": (),
-    "wait": (),
-}
-"""What an op of each kind has besides :data:`COMMON_KEYS` (and ``reason``, if not modelled)."""
-
-
-@dataclass(frozen=True)
-class Function:
-    """Values, and steps in program order. ``mesh`` is the first mesh it runs on."""
-
-    mesh: int
-    params: tuple[int, ...]
-    ops: tuple[Op, ...]
-    results: tuple[int, ...]
-    values: tuple[Value, ...]
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What all devices that belong to the same meshes run.
-
-    Attributes
-    ----------
-    mesh : int
-        The first mesh it works on.
-    function : str
-    device_ids : tuple of int
-        The devices that run it, where others of the mesh run another entry; empty: all.
-    """
-
-    mesh: int
-    function: str
-    device_ids: tuple[int, ...] = ()
+from .checks import check_program
+from .parts import COMMON_KEYS, EXTRA_KEYS, SCHEMA_VERSION, Entry, Function, Mesh, Op, Value
+from .reading import load, parse, parse_text
 
 
 @dataclass(frozen=True)
@@ -250,23 +68,27 @@ class Program:
             DIST0712 for what contradicts itself, such as a callee that is not there, DIST0713
             for cyclic calls.
         """
-        from .reading import parse
-
-        return parse(data, place)
+        return parse(data, place, Program)
 
     @staticmethod
     def from_json(text: str, place: str = "program") -> Program:
         """Read JSON text. Errors as in :meth:`from_dict`; DIST0710 for what is no JSON."""
-        from .reading import parse_json
-
-        return parse_json(text, place)
+        return parse_text(text, place, Program)
 
     @staticmethod
     def load(path: str | Path) -> Program:
         """Read a JSON file. Errors as in :meth:`from_json`."""
-        from .reading import load
+        return load(path, Program)
 
-        return load(path)
+    def check(self, place: str = "program") -> None:
+        """Refuse a program that contradicts itself.
+
+        Raises
+        ------
+        SimulationError
+            DIST0712, or DIST0713 for cyclic calls.
+        """
+        check_program(self.meshes, self.functions, self.entries, place)
 
     def device_count(self) -> int:
         """Number of devices that run something."""

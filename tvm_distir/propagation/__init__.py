@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from .cost import Costs
-from .decision import Decision, Instance
-from .propagator import propagate
+import lazy_loader
 
-__all__ = ["Costs", "Decision", "Instance", "propagate"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

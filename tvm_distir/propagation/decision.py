@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..ir import P
-from .cost import Conversions
-from .forms import Alternative
 from .graph import Axis, Graph
-from .routes import Route
+from .solve import Alternative, Conversions, Route
 
 Signature = tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]
 """Per axis, the labels of all parameters and of all results of a function."""
@@ -56,7 +54,7 @@ class Decision:
     cost : int
         Sum of the axes' minima in 1/1024 wire bytes; each axis counts the work, with the sizes it
         was solved with. Compare decisions of several axes by
-        :class:`~tvm_distir.propagation.evaluate.Evaluator`.
+        :class:`~tvm_distir.propagation.price.Evaluator`.
     bound : int
         A proven lower bound of it, axis by axis.
     conversions : Conversions
@@ -132,7 +130,7 @@ class Decision:
                 i for i, f in enumerate(factors) if f is not None and rule.factors[f].kind == "sum"
             ]
         return Route(
-            self.conversions,
+            [self.conversions.along(a) for a in axes],
             produced,
             wanted,
             pending,

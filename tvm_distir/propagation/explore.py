@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from tvm import ir
 
 from ..ir import R, ceil_div
-from ..rules import Rule
-from .cost import Costs
+from ..ops import Rule
 from .decision import Decision
 from .footprint import Footprint, Meter
-from .forms import factor_fits, fits
 from .graph import LAYOUT_OPS, Axis, Graph
 from .search import Labels, Search
+from .solve import Costs, factor_fits, fits
 
 SETTLING = Costs()
 """What propagation counts, when it is not asked to weigh otherwise."""
@@ -66,6 +65,8 @@ class Explorer:
     weights : mapping of str to collection of int
         Per public function, which of its flat parameters are weights. The others are
         replicated along the axis.
+    costs : Costs
+        What propagation counts later, when it is not asked to weigh otherwise.
 
     Raises
     ------
@@ -74,11 +75,16 @@ class Explorer:
     """
 
     def __init__(
-        self, mod: ir.IRModule, axis: str, ranks: int, weights: Mapping[str, Collection[int]]
+        self,
+        mod: ir.IRModule,
+        axis: str,
+        ranks: int,
+        weights: Mapping[str, Collection[int]],
+        costs: Costs = SETTLING,
     ) -> None:
-        self.ranks = ranks
+        self.ranks, self.costs = ranks, costs
         self._open = {name: dict.fromkeys(sorted(found)) for name, found in weights.items()}
-        self._search = Search(mod, Axis(0, 0, ranks, axis), SETTLING)
+        self._search = Search(mod, Axis(0, 0, ranks, axis), costs)
         self._meter = Meter(ranks)
         self._stored: Labels = {}
         self._tried: dict[Hashable, Trial] = {}
@@ -122,8 +128,15 @@ class Explorer:
             self._tried[key] = self._trial(decision, labels, self._pins(decision, labels))
         return self._tried[key]
 
-    def settled(self, labels: Labels, costs: Costs = SETTLING) -> Trial:
+    def sent(self, found: Footprint) -> int:
+        """What a device sends: bytes, or where links have prices of their own, what that weighs."""
+        if self.costs == SETTLING:
+            return found.wire_bytes
+        return self.costs.sending(found.wire_bytes, found.collectives)
+
+    def settled(self, labels: Labels, costs: Costs | None = None) -> Trial:
         """What propagation makes of these labels: as :meth:`best`, nothing being free."""
+        costs = costs or self.costs
         key = (costs, tuple((name, tuple(found.items())) for name, found in labels.items()))
         if key not in self._tried:
             self._tried[key] = self._trial(self._search.decide(labels, costs, self._stored), labels)

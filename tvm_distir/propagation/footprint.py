@@ -8,10 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..ir import R, ceil_div
-from ..rules import Rule
-from .cost import Conversions, Costs, sent_inside
+from ..ops import Rule
 from .decision import Instance
-from .forms import Alternative
+from .solve import Alternative, Conversions, Costs, sent_inside
 
 BYTE = 1024
 """Cost of a wire byte while measuring."""

@@ -13,15 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from ..errors import InfeasibleError
 from ..ir import ceil_div
-from .cost import Costs
 from .decision import Decision, Instance
-
-if TYPE_CHECKING:
-    from .propagator import Propagator
+from .driver import Propagator
+from .solve import Costs
 
 FIRST_WEIGHT = 1
 LAST_WEIGHT = 1 << 24

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir import R
-from ..rules import Rule
+from ..ops import Rule
 from .decision import Signature
 from .graph import Axis, Graph, Node
 
@@ -53,7 +53,7 @@ class Reach:
     held: list[dict[int, bool]] = field(default_factory=list)
 
 
-class _Classes:
+class _UnionFind:
     """Union-find whose roots are the smallest members."""
 
     def __init__(self, count: int) -> None:
@@ -123,7 +123,7 @@ class Reacher:
         return found
 
     def _unify(self, g: Graph) -> None:
-        classes, seeds = _Classes(g.offset[-1]), []
+        classes, seeds = _UnionFind(g.offset[-1]), []
         off = g.offset
         for k, node in enumerate(g.nodes):
             if node.kind == "op" and node.rule is not None:

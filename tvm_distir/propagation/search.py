@@ -14,15 +14,12 @@ from dataclasses import dataclass, replace
 from tvm import ir
 
 from ..ir import R
-from .cost import Conversions, Costs
 from .decision import Decision, Instance
-from .forms import Forms
+from .driver import Propagator
 from .graph import Axis, Graph, divisible
-from .model import Model
-from .propagator import Propagator
 from .reach import Reach, Reacher
 from .sketch import Sketch, sketched, structure
-from .workshop import Workshop
+from .solve import AxisProblem, Conversions, Costs, Forms, PriceTables
 
 Labels = dict[str, dict[int, int]]
 """Per public function: label of each weight, by its flat number among the parameters."""
@@ -37,7 +34,7 @@ NOTHING: Stored = {}
 
 
 @dataclass(frozen=True)
-class _Classes:
+class _Unified:
     """What all runs of a reacher share: classes of dims, seeds of annotations, boundaries."""
 
     root: Mapping[str, list[int]]
@@ -45,7 +42,7 @@ class _Classes:
     boundaries: dict[tuple[str, int], list[tuple[int, int]]]
 
     @classmethod
-    def of(cls, graphs: dict[str, Graph], order: Sequence[str], axes: Sequence[Axis]) -> _Classes:
+    def of(cls, graphs: dict[str, Graph], order: Sequence[str], axes: Sequence[Axis]) -> _Unified:
         """Work them out once."""
         plain = Reacher(graphs, order, axes)
         for key in order:
@@ -67,7 +64,7 @@ class _Seeds(Reacher):
         graphs: dict[str, Graph],
         order: Sequence[str],
         axes: Sequence[Axis],
-        known: _Classes,
+        known: _Unified,
         asked: Asked,
         stored: Stored,
         parts: int = 0,
@@ -136,14 +133,14 @@ class Search(Propagator):
         settling: Costs,
     ) -> None:
         self._settling, self._forms = settling, Forms()
-        self._kept: Workshop | None = None
+        self._kept: PriceTables | None = None
         self._conversions: dict[Costs, Conversions] = {}
         self._size: tuple[int, int] | None = None
         self._reached: dict[Hashable, dict[str, Reach]] = {}
         self._sketches: dict[Hashable, Sketch] = {}
         self._sketching: Hashable = None
         super().__init__(mod, settling, [axis])
-        self._known = _Classes.of(self.graphs, self.order, self.axes)
+        self._known = _Unified.of(self.graphs, self.order, self.axes)
 
     def reach_of(self, labels: Asked, stored: Stored = NOTHING, parts: int = 0) -> dict[str, Reach]:
         """What the axis reaches from the weights so labelled."""
@@ -185,11 +182,11 @@ class Search(Propagator):
         """Start afresh with other weights; what does not depend on them is kept."""
         super().weigh(costs)
         if costs == self._settling:
-            self._kept = self.shop = self._kept or self.shop
-        shop = self.shop
-        shop.forms = self._forms
-        sending = replace(shop.costs, memory=0, flop=0, hold=0)
-        shop.conversions = self._conversions.setdefault(sending, shop.conversions)
+            self._kept = self.prices = self._kept or self.prices
+        prices = self.prices
+        prices.forms = self._forms
+        sending = replace(prices.costs, memory=0, flop=0, hold=0)
+        prices.conversions = self._conversions.setdefault(sending, prices.conversions)
 
     def _largest(self) -> tuple[int, int]:
         self._size = self._size or super()._largest()
@@ -201,7 +198,7 @@ class Search(Propagator):
         values, cost, gap = self._minimise(model, inst.graph, 0)
         return self._decode(inst, 0, model, values), cost, gap
 
-    def _build(self, inst: Instance, a: int) -> Model:
+    def _build(self, inst: Instance, a: int) -> AxisProblem:
         if self._sketching is None:
             return super()._build(inst, a)
         distinct = {kid.number: kid for kid in inst.kids.values()}
@@ -210,7 +207,7 @@ class Search(Propagator):
         key = (self._sketching, inst.graph.key, *map(structure, callees))
         if key not in self._sketches:
             self._sketches[key] = sketched(
-                self.shop,
+                self.prices,
                 inst,
                 a,
                 self.reach[inst.graph.key],
@@ -218,7 +215,7 @@ class Search(Propagator):
                 {k: at[kid.number] for k, kid in inst.kids.items()},
                 callees,
             )
-        return self._sketches[key].filled(self.shop, callees)
+        return self._sketches[key].filled(self.prices, callees)
 
 
 def _key(labels: Asked, stored: Stored, parts: int) -> Hashable:

@@ -4,26 +4,23 @@
 
 What an axis reaches settles the variables of a problem and which tables stand over them; prices
 settle what the tables hold. A :class:`Sketch` is made once, by the same
-:class:`~.model.Builder` as any problem but in a workshop that writes down which tables it is
-asked for, and filled in for each set of prices: every distinct table once.
+:class:`~.solve.Builder` as any problem but with a recorder in place of the tables, which writes
+down which ones it is asked for, and filled in for each set of prices: every distinct table once.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from ..native import INFINITE
-from .cost import Costs
 from .decision import Instance
-from .forms import Alternatives
-from .model import Builder, Model, Summary
 from .reach import Reach
-from .workshop import Workshop
+from .solve import Alternatives, AxisProblem, Builder, Costs, PriceTables, Summary
 
 Order = tuple[Any, ...]
 """A table that is wanted: what makes it, and of what."""
@@ -43,16 +40,16 @@ class _Unkept(dict[Any, Any]):
         """Forget."""
 
 
-class _Notes:
-    """Stands in for a workshop and its tables: numbers the tables that are asked for."""
+class _Recorder:
+    """A source of tables that makes none: numbers those that are asked for."""
 
-    def __init__(self, shop: Workshop, ranks: int) -> None:
-        self.axes, self.forms, self.tables = shop.axes, shop.forms, self
+    def __init__(self, prices: PriceTables, ranks: int) -> None:
+        self.axes, self.forms = prices.axes, prices.forms
         self.costs, self.ops = replace(Costs(), hold=ranks), _Unkept()
         self.counts: Counter[int] = Counter()
         self.orders: list[Order] = []
         self.looked_at: list[int] = []
-        self._shop, self._numbers = shop, dict[Hashable, int]()
+        self._prices, self._numbers = prices, dict[Hashable, int]()
 
     def order(self, key: Hashable, order: Order) -> tuple[int, int]:
         """Number of a table, and 0 for the minimum taken out of it."""
@@ -71,35 +68,40 @@ class _Notes:
         ]
         return replace(summary, factors=factors, constant=0, feasible=True)
 
-    # What a builder asks of a workshop
+    # What a builder asks of a source of tables
 
     def edge(
-        self, giver: Alternatives, result: int, taker: Alternatives, *rest: Any
+        self, producer: Alternatives, result: int, consumer: Alternatives, *rest: Any
     ) -> tuple[int, int]:
-        """See :meth:`.workshop.Workshop.edge`."""
-        key = ("edge", giver.number, result, taker.number, *rest)
-        return self.order(key, ("edge", giver, result, taker, *rest))
+        """See :meth:`.solve.PriceTables.edge`."""
+        key = ("edge", producer.number, result, consumer.number, *rest)
+        return self.order(key, ("edge", producer, result, consumer, *rest))
 
     def share(
-        self, giver: Alternatives, result: int, takers: Sequence[Any], *rest: Any
+        self, producer: Alternatives, result: int, consumers: Sequence[Any], *rest: Any
     ) -> tuple[int, tuple[int, int], list[tuple[int, int]]]:
-        """See :meth:`.workshop.Workshop.share`."""
-        ends = tuple([(taker.number, ops) for taker, ops in takers])
-        key, order = ("share", giver.number, result, ends, *rest), (giver, result, takers, *rest)
-        count = self._shop.share(giver, result, tuple(takers), *rest)[0]
-        tables = [self.order((*key, i), ("share", i, *order)) for i in range(len(takers) + 1)]
+        """See :meth:`.solve.PriceTables.share`."""
+        ends = tuple([(consumer.number, ops) for consumer, ops in consumers])
+        key, order = (
+            ("share", producer.number, result, ends, *rest),
+            (producer, result, consumers, *rest),
+        )
+        count = self._prices.share(producer, result, tuple(consumers), *rest)[0]
+        tables = [self.order((*key, i), ("share", i, *order)) for i in range(len(consumers) + 1)]
         return count, tables[0], tables[1:]
 
     def work(self, rule: Any, alternatives: Alternatives, *rest: Any) -> tuple[int, int]:
-        """See :meth:`.workshop.Workshop.work`."""
+        """See :meth:`.solve.PriceTables.work`."""
         key = ("work", self.forms.rule_number(rule), alternatives.number, *rest)
         return self.order(key, ("work", rule, alternatives, *rest))
 
-    def once(self, key: tuple[str, int], make: Callable[[], Any]) -> tuple[int, int]:
-        """A table turned, or its diagonal."""
-        return self.order(key, key)
+    def flipped(self, number: int) -> tuple[int, int]:
+        """See :meth:`.solve.PriceTables.flipped`."""
+        return self.order(("flip", number), ("flip", number))
 
-    # What a builder asks of tables
+    def diagonal(self, number: int) -> tuple[int, int]:
+        """See :meth:`.solve.PriceTables.diagonal`."""
+        return self.order(("diagonal", number), ("diagonal", number))
 
     def table(self, rows: Sequence[Sequence[int]]) -> tuple[int, int]:
         """Bytes held, times the ranks: what the builder makes of the price it is shown."""
@@ -107,7 +109,7 @@ class _Notes:
         return self.order(key, key)
 
     def add(self, first: int, second: int) -> tuple[int, int]:
-        """See :meth:`.native.Tables.add`."""
+        """See :meth:`~tvm_distir.native.Tables.add`."""
         return self.order(("add", first, second), ("add", first, second))
 
     def array(self, number: int) -> Any:
@@ -122,7 +124,7 @@ class Sketch:
 
     Attributes
     ----------
-    model : Model
+    model : AxisProblem
         With numbers of ``orders`` in place of tables.
     orders : tuple of Order
     counts : dict of int to int
@@ -135,19 +137,19 @@ class Sketch:
         Of the axis.
     """
 
-    model: Model
+    model: AxisProblem
     orders: tuple[Order, ...]
     counts: Mapping[int, int]
     looked_at: tuple[int, ...]
     calls: tuple[int, ...]
     ranks: int
 
-    def filled(self, shop: Workshop, callees: Sequence[Summary]) -> Model:
-        """Return the model that :class:`~.model.Builder` would make.
+    def filled(self, prices: PriceTables, callees: Sequence[Summary]) -> AxisProblem:
+        """Return the model that :class:`~.solve.Builder` would make.
 
         Parameters
         ----------
-        shop : Workshop
+        prices : PriceTables
             With the prices, and the forms the sketch was made with.
         callees : sequence of Summary
             The distinct ones, of the :func:`structure` the sketch was made with.
@@ -156,40 +158,40 @@ class Sketch:
         constant = sum(n * callee.constant for n, callee in zip(self.calls, callees, strict=True))
         feasible = all(callee.feasible for callee in callees)
         for i, order in enumerate(self.orders):
-            number, low = self._table(order, numbers, shop, callees)
+            number, low = self._table(order, numbers, prices, callees)
             numbers.append(number)
             constant += low * self.counts[i]
         for i in self.looked_at:
-            array = shop.tables.array(numbers[i])
+            array = prices.tables.array(numbers[i])
             feasible = feasible and bool(array.ndim or array < INFINITE)
         factors = {scope: numbers[i] for scope, i in self.model.factors.items()}
         return replace(self.model, factors=factors, constant=constant, feasible=feasible)
 
     def _table(
-        self, order: Order, numbers: Sequence[int], shop: Workshop, callees: Sequence[Summary]
+        self, order: Order, numbers: Sequence[int], prices: PriceTables, callees: Sequence[Summary]
     ) -> tuple[int, int]:
         kind, *given = order
-        tables = shop.tables
+        tables = prices.tables
         if kind == "edge":
-            return shop.edge(*given)
+            return prices.edge(*given)
         if kind == "share":
-            _, first, rest = shop.share(*given[1:])
+            _, first, rest = prices.share(*given[1:])
             return (first, *rest)[given[0]]
         if kind == "work":
-            return shop.work(*given)
+            return prices.work(*given)
         if kind == "add":
             return tables.add(numbers[given[0]], numbers[given[1]])
         if kind == "hold":
-            costs = shop.costs
+            costs = prices.costs
             return tables.table([[costs.scaled(costs.hold * n // self.ranks) for n in given]])
         if kind == "callee":
             return callees[given[0]].factors[given[1]][1], 0
-        array = tables.array(numbers[given[0]])
-        return tables.intern(array.T.copy() if kind == "flip" else array.diagonal().copy())
+        turned = prices.flipped if kind == "flip" else prices.diagonal
+        return turned(numbers[given[0]])
 
 
 def sketched(
-    shop: Workshop,
+    prices: PriceTables,
     inst: Instance,
     a: int,
     reach: Reach,
@@ -201,28 +203,26 @@ def sketched(
 
     Parameters
     ----------
-    shop : Workshop
+    prices : PriceTables
         Any, with the forms to use.
     inst, a, reach, sizes
-        As for :class:`~.model.Builder`.
+        As for :class:`~.solve.Builder`.
     calls : mapping of int to int
         Call node to the number of what it calls.
     callees : sequence of Summary
         The distinct ones.
     """
-    notes = _Notes(shop, shop.axes[a].size)
-    numbered = [notes.callee(summary, j) for j, summary in enumerate(callees)]
-    model = Builder(
-        cast(Workshop, notes), inst, a, reach, sizes, lambda k: numbered[calls[k]]
-    ).run()
+    recorder = _Recorder(prices, prices.axes[a].size)
+    numbered = [recorder.callee(summary, j) for j, summary in enumerate(callees)]
+    model = Builder(recorder, inst, a, reach, sizes, lambda k: numbered[calls[k]]).run()
     often = Counter(calls.values())
     return Sketch(
         model,
-        tuple(notes.orders),
-        notes.counts,
-        tuple(notes.looked_at),
+        tuple(recorder.orders),
+        recorder.counts,
+        tuple(recorder.looked_at),
         tuple(often[j] for j in range(len(callees))),
-        shop.axes[a].size,
+        prices.axes[a].size,
     )
 
 

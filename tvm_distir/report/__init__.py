@@ -4,27 +4,6 @@
 
 from __future__ import annotations
 
-from .html import render as to_html
-from .json_ import to_dict, to_json
-from .model import (
-    Analysis,
-    Event,
-    Hardware,
-    Lane,
-    Mesh,
-    Parameter,
-)
-from .text import render as to_text
+import lazy_loader
 
-__all__ = [
-    "Analysis",
-    "Event",
-    "Hardware",
-    "Lane",
-    "Mesh",
-    "Parameter",
-    "to_dict",
-    "to_html",
-    "to_json",
-    "to_text",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -12,14 +12,7 @@ from .. import simulation as sim
 from ..program import Op, Program
 from ..system import System
 from . import units
-from .model import (
-    Analysis,
-    Event,
-    Hardware,
-    Lane,
-    Mesh,
-    Parameter,
-)
+from .model import Analysis, Event, Hardware, Lane, Mesh, Parameter
 from .text import ranges
 
 ASSUMPTIONS = (
@@ -47,6 +40,7 @@ def analysis_of(
     batch: int | None = None,
     plan: Mapping[str, Any] | None = None,
     timings_s: Mapping[str, float] | None = None,
+    warnings: tuple[str, ...] = (),
 ) -> Analysis:
     """Gather what a report shows.
 
@@ -66,6 +60,8 @@ def analysis_of(
         As ``Plan.to_dict`` gives it.
     timings_s : mapping of str to float, optional
         Wall-clock seconds by stage.
+    warnings : tuple of str
+        What the user should know of what was asked for.
 
     Returns
     -------
@@ -97,6 +93,7 @@ def analysis_of(
         batch=batch,
         assumptions=ASSUMPTIONS,
         timings_s=dict(timings_s or {}),
+        warnings=warnings,
     )
 
 

@@ -8,15 +8,17 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from . import parts
+from . import appendix, sections
 from .events import lane_data
 from .insights import ParameterGroup
+from .markup import PALETTE, esc, op_colours
 from .model import Analysis
+from .summary import header
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def render(analysis: Analysis) -> str:
+def to_html(analysis: Analysis) -> str:
     """Write the analysis as a self-contained HTML page.
 
     Parameters
@@ -28,16 +30,16 @@ def render(analysis: Analysis) -> str:
     page : str
         The same for the same analysis, byte by byte; wall-clock timings are left out.
     """
-    body_placements, groups = parts.placements(analysis)
-    sections = [
-        parts.time_split(analysis),
-        parts.timeline(analysis),
-        parts.collectives(analysis),
-        parts.ops(analysis),
-        parts.functions(analysis),
+    body_placements, groups = appendix.placements(analysis)
+    body = [
+        sections.time_split(analysis),
+        sections.timeline(analysis),
+        sections.collectives(analysis),
+        sections.ops(analysis),
+        sections.functions(analysis),
         body_placements,
-        parts.asked(analysis),
-        parts.system(analysis),
+        appendix.asked(analysis),
+        appendix.system(analysis),
     ]
     data = _script_data(analysis, groups)
     title = f"{analysis.title} on {analysis.hardware.name}"
@@ -46,9 +48,9 @@ def render(analysis: Analysis) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<title>{parts.esc(title)}</title>\n<style>\n{_asset('report.css')}</style>\n</head>\n"
-        f"<body>\n<main>\n{parts.header(analysis)}\n{_links(sections)}\n"
-        f"{chr(10).join(s for s in sections if s)}\n</main>\n"
+        f"<title>{esc(title)}</title>\n<style>\n{_asset('report.css')}</style>\n</head>\n"
+        f"<body>\n<main>\n{header(analysis)}\n{_links(body)}\n"
+        f"{chr(10).join(s for s in body if s)}\n</main>\n"
         f'<script type="application/json" id="data">{_embed(data)}</script>\n'
         f"<script>\n{_asset('report.js')}</script>\n</body>\n</html>\n"
     )
@@ -58,7 +60,7 @@ def _asset(name: str) -> str:
     return files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _links(sections: list[str]) -> str:
+def _links(body: list[str]) -> str:
     names = (
         ("time", "Time"),
         ("timeline", "Timeline"),
@@ -69,7 +71,7 @@ def _links(sections: list[str]) -> str:
         ("asked", "Command"),
         ("system", "System"),
     )
-    made = "".join(sections)
+    made = "".join(body)
     links = "".join(
         f'<a href="#{anchor}">{name}</a>'
         for anchor, name in names
@@ -85,15 +87,16 @@ def _embed(data: dict[str, Any]) -> str:
 
 
 def _script_data(analysis: Analysis, groups: list[ParameterGroup]) -> dict[str, Any]:
-    colours = parts.op_colours(analysis)
+    colours = op_colours(analysis)
     named = sorted(colours.items(), key=lambda item: (item[1], item[0]))
-    legend = [[op, c] for op, c in named if c != parts.PALETTE - 1]
+    legend = [[op, c] for op, c in named if c != PALETTE - 1]
     return {
         "time_ns": round(analysis.time_s * 1e9),
         "capacity": analysis.capacity_bytes,
         "legend": legend,
         "lanes": [
-            {"title": parts.lane_title(lane), **lane_data(lane, colours)} for lane in analysis.lanes
+            {"title": sections.lane_title(lane), **lane_data(lane, colours)}
+            for lane in analysis.lanes
         ],
         "meshes": [
             {

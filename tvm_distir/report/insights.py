@@ -14,6 +14,7 @@ from .model import Analysis, Parameter
 def findings(analysis: Analysis) -> list[str]:
     """What stands out, the most important first, each as one sentence."""
     return [
+        *(f"Warning: {said}." for said in analysis.warnings),
         *_memory(analysis),
         *_time(analysis),
         *_communication(analysis),

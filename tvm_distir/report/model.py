@@ -102,6 +102,7 @@ class Analysis:
     strategy: str | None = None
     batch: int | None = None
     assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     timings_s: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -78,7 +78,7 @@ def bar(part: float, whole: float, width: int = _WIDTH) -> str:
     return "#" * filled + "." * (width - filled)
 
 
-def render(analysis: Analysis, colour: bool = False) -> str:
+def to_text(analysis: Analysis, colour: bool = False) -> str:
     """Write the analysis as text.
 
     Parameters

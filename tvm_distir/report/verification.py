@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from ..verification import VerifyReport
 
 
-def to_dict(outcome: VerifyReport, model: str, timings_s: Mapping[str, float]) -> dict[str, Any]:
+def verdict_dict(
+    outcome: VerifyReport, model: str, timings_s: Mapping[str, float]
+) -> dict[str, Any]:
     """The contract's dictionary: ``equal``, differences, tolerances, ``collectives``."""
     return {
         **outcome.to_dict(),
@@ -23,7 +25,7 @@ def to_dict(outcome: VerifyReport, model: str, timings_s: Mapping[str, float]) -
     }
 
 
-def to_text(
+def verdict_text(
     outcome: VerifyReport, model: str, timings_s: Mapping[str, float], colour: bool = False
 ) -> str:
     """The verdict, one row per output, the collectives that ran, and the times.

@@ -4,17 +4,6 @@
 
 from __future__ import annotations
 
-from .result import Branch, Collective, DeviceResult, Event, FunctionTime, Lane, OpTime, Result
-from .simulator import simulate
+import lazy_loader
 
-__all__ = [
-    "Branch",
-    "Collective",
-    "DeviceResult",
-    "Event",
-    "FunctionTime",
-    "Lane",
-    "OpTime",
-    "Result",
-    "simulate",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

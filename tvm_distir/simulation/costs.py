@@ -4,16 +4,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import SimulationError
 from ..program import Op, Program
-from ..system import System, wire_bytes
-
-PICOSECONDS = 10**12
-_LARGEST_S = (1 << 62) / PICOSECONDS
+from ..system import Clock, Layout, System, wire_bytes
 
 COMPUTE, COMM, SEND, RECV = range(4)
 STREAMS = ("compute", "comm", "send", "recv")
@@ -48,12 +42,12 @@ class OpRow:
 
 
 class OpCosts:
-    """Costs of the ops of a program on a system; equal ops are computed once."""
+    """Costs of the ops of a program on a system, by its clock."""
 
     def __init__(self, program: Program, system: System) -> None:
-        self.program, self.system = program, system
-        self._collectives: dict[tuple[str, int, tuple[int, ...], int], tuple[int, ...]] = {}
-        self._computes: dict[tuple[int, int, str, str], tuple[int, str]] = {}
+        self.program, self.clock = program, Clock(system)
+        self._layouts: dict[tuple[int, tuple[int, ...]], Layout] = {}
+        self._pairs: dict[tuple[int, int], Layout] = {}
 
     def row(self, function: str, number: int) -> OpRow:
         """Cost of the op ``number`` of a function (not a call or view)."""
@@ -61,7 +55,8 @@ class OpCosts:
         place = f"{function}/{op.name} ({op.op})"
         if op.kind == "collective":
             wire = wire_bytes(op.collective, op.payload_bytes, op.group_size)
-            slowest = max(self.group_durations_ps(op, place))
+            layout = self._layout(op)
+            slowest = self.clock.collective_ps(op.collective, op.payload_bytes, layout, place)
             return OpRow(function, op, COMM, slowest, "network", wire)
         if op.kind == "wait":
             return OpRow(function, op, COMPUTE, 0, "network")
@@ -71,78 +66,25 @@ class OpCosts:
                 function, op, stream, self._transfer_ps(op, place), "network", op.wire_bytes
             )
         moved = op.bytes_read + op.bytes_written
-        key = (op.flops, moved, op.kernel_class, op.dtype)
-        if key not in self._computes:
-            found = self.system.roofline(op.flops, moved, op.kernel_class, op.dtype)
-            self._computes[key] = picoseconds(found.time_s, place), found.bound_by
-        return OpRow(function, op, COMPUTE, *self._computes[key])
+        found = self.clock.kernel(op.flops, moved, op.kernel_class, op.dtype, place)
+        return OpRow(function, op, COMPUTE, found.duration_ps, found.bound_by)
 
     def group_durations_ps(self, op: Op, place: str) -> tuple[int, ...]:
         """Duration of a collective in each of the groups of its mesh, all running at once."""
-        key = (op.collective, op.mesh, op.mesh_axes, op.payload_bytes)
-        if key not in self._collectives:
+        layout = self._layout(op)
+        return self.clock.group_durations_ps(op.collective, op.payload_bytes, layout, place)
+
+    def _layout(self, op: Op) -> Layout:
+        key = (op.mesh, op.mesh_axes)
+        if key not in self._layouts:
             groups = self.program.meshes[op.mesh].groups(op.mesh_axes)
-            sharing = self.system.nic_sharing(groups)
-            times: dict[tuple[int, ...], int] = {}
-            size = self.system.intra_node.devices_per_node
-            for group in groups:
-                nodes = tuple(device // size for device in group)
-                shape = tuple(node - nodes[0] for node in nodes)
-                if shape not in times:
-                    time_s = self.system.collective_time_s(
-                        op.collective, op.payload_bytes, group, sharing
-                    )
-                    times[shape] = picoseconds(time_s, place)
-                self._collectives[key] = (
-                    *self._collectives.get(key, ()),
-                    times[shape],
-                )
-        return self._collectives[key]
+            self._layouts[key] = self.clock.system.layout(groups)
+        return self._layouts[key]
 
     def _transfer_ps(self, op: Op, place: str) -> int:
         """Duration of a transfer, every device paired with another one of the other mesh."""
-        if not op.wire_bytes:
-            return 0
-        here = self.program.meshes[op.mesh].device_ids
-        there = self.program.meshes[op.peer_mesh].device_ids
-        pairs = pair_up(here, there)
-        sharing = self.system.nic_sharing(pairs)
-        times_s = [
-            self.system.collective_time_s(op.collective, op.wire_bytes, pair, sharing)
-            for pair in pairs
-        ]
-        return picoseconds(max(times_s, default=0.0), place)
-
-
-def pair_up(here: Sequence[int], there: Sequence[int]) -> list[tuple[int, int]]:
-    """Pairs of devices of two meshes, the shorter side repeated in blocks.
-
-    A device that belongs to both is paired with the next of the others.
-    """
-    count = max(len(here), len(there))
-    pairs: list[tuple[int, int]] = []
-    for i in range(count):
-        one, start = here[i * len(here) // count], i * len(there) // count
-        turned = (there[(start + k) % len(there)] for k in range(len(there)))
-        other = next((device for device in turned if device != one), None)
-        if other is not None:
-            pairs.append((one, other))
-    return pairs
-
-
-def picoseconds(time_s: float, place: str) -> int:
-    """Round seconds to picoseconds.
-
-    Raises
-    ------
-    SimulationError
-        DIST0721 for what is not finite or does not fit.
-    """
-    if not math.isfinite(time_s) or not 0 <= time_s <= _LARGEST_S:
-        raise SimulationError(
-            "DIST0721",
-            f"it would take {time_s:.3g} s",
-            place=place,
-            remedy="Check the numbers of the system and the sizes of the program.",
-        )
-    return round(time_s * PICOSECONDS)
+        key = (op.mesh, op.peer_mesh)
+        if key not in self._pairs:
+            here, there = (self.program.meshes[number].device_ids for number in key)
+            self._pairs[key] = self.clock.transfer_layout(here, there)
+        return self.clock.transfer_ps(op.collective, op.wire_bytes, self._pairs[key], place)

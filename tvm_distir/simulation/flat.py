@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..program import Function, Op, Program
-from ..program.checks import call_order
-from .costs import PICOSECONDS, OpCosts, OpRow
-from .result import Branch
+from ..program import Function, Op, Program, call_order
+from ..system import PICOSECONDS
+from .costs import OpCosts, OpRow
+from .lanes import Branch
 
 Ints = npt.NDArray[np.int64]
 
@@ -119,7 +119,7 @@ class Flattener:
         """All functions that the entries reach, callees first."""
         needed = self._reachable()
         flats: dict[str, Flat] = {}
-        for name in call_order(self.program):
+        for name in call_order(self.program.functions):
             if name in needed:
                 flats[name] = self._function(name, self.program.functions[name], flats)
         return flats

@@ -23,8 +23,8 @@ from ..native import Tasks
 from ..program import Program
 from .costs import RECV, OpCosts, OpRow
 from .flat import Flat
-from .meetings import Groups, Part, meetings
 from .overlap import order_waits
+from .rendezvous import Groups, Part, meetings
 
 Ints = npt.NDArray[np.int64]
 _STREAMED = 3  # compute, comm, send; a receive occupies no stream

@@ -17,9 +17,10 @@ from .costs import COMPUTE, SEND, OpCosts, OpRow
 from .flat import Flat, Flattener
 from .graph import Graph, build_graph
 from .intervals import measure, overlap, union
-from .meetings import Part
+from .lanes import Collective, DeviceResult, Lane
 from .memory import lifetimes, live_memory
-from .result import Collective, DeviceResult, Lane, Result
+from .rendezvous import Part
+from .result import Result
 from .timeline import Timeline, seconds
 
 
@@ -60,7 +61,7 @@ def simulate(
         DIST0712 for a program that contradicts itself, DIST0720 when devices wait for each
         other forever, DIST0721 for times that are no numbers, DIST0722 for a transfer with one
         end.
-    EnvironmentError_
+    DependencyError
         DIST0110 without the native library.
     """
     clock = time.perf_counter()

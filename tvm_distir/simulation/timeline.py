@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .costs import COMPUTE, PICOSECONDS, STREAMS, OpRow
+from ..system import PICOSECONDS
+from .costs import COMPUTE, STREAMS, OpRow
 from .flat import CallRow, Flat, scopes
-from .result import Event, FunctionTime, OpTime
+from .lanes import Event, FunctionTime, OpTime
 
 Ints = npt.NDArray[np.int64]
 

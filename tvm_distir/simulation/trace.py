@@ -7,17 +7,26 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
 from .costs import RECV, STREAMS
-from .result import Event, Lane, Result
+from .lanes import Event, Lane
 
 
-def write_trace(result: Result, path: str | Path) -> None:
-    """Write the trace into a new file and move it to its place.
+def write_trace(system: str, lanes: Sequence[Lane], device_count: int, path: str | Path) -> None:
+    """Write the trace of a result into a new file and move it to its place.
+
+    Parameters
+    ----------
+    system : str
+        Name of the system.
+    lanes : sequence of Lane
+    device_count : int
+        Of all lanes together.
+    path : str or Path
 
     Raises
     ------
@@ -31,7 +40,7 @@ def write_trace(result: Result, path: str | Path) -> None:
             prefix=f".{target.name}.", suffix=".part", dir=target.parent
         )
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.writelines(_pieces(result))
+            stream.writelines(_pieces(system, lanes, device_count))
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
@@ -49,32 +58,31 @@ def write_trace(result: Result, path: str | Path) -> None:
             os.unlink(temporary)
 
 
-def _pieces(result: Result) -> Iterator[str]:
+def _pieces(system: str, lanes: Sequence[Lane], device_count: int) -> Iterator[str]:
     """The JSON text, an event at a time."""
     head = {
         "schemaVersion": 1,
         "displayTimeUnit": "ms",
         "deviceProperties": [
-            {"id": lane.devices[0], "name": result.system, "devices": list(lane.devices)}
-            for lane in result.lanes
+            {"id": lane.devices[0], "name": system, "devices": list(lane.devices)} for lane in lanes
         ],
         "distributedInfo": {
             "backend": "tvm_distir",
-            "rank": result.lanes[0].devices[0] if result.lanes else 0,
-            "world_size": len(result.devices),
+            "rank": lanes[0].devices[0] if lanes else 0,
+            "world_size": device_count,
         },
     }
     yield json.dumps(head)[:-1] + ', "traceEvents": [\n'
     separator = ""
-    for event in _events(result):
+    for event in _events(lanes):
         yield separator + json.dumps(event, allow_nan=False)
         separator = ",\n"
     yield "\n]}\n"
 
 
-def _events(result: Result) -> Iterator[dict[str, Any]]:
+def _events(lanes: Sequence[Lane]) -> Iterator[dict[str, Any]]:
     correlation = 0
-    for lane in result.lanes:
+    for lane in lanes:
         threads = _Threads()
         pid = lane.devices[0]
         for event in lane.events():

@@ -12,24 +12,41 @@ from tvm import ir
 
 from ..errors import PlanError
 from ..ir import R
-from ..plan import MeshSpec, Plan, Rule, labels_text
-from ..plan.schema import DEFAULT_MESH
+from ..plan import DEFAULT_MESH, MeshSpec, Plan, PlanRule, labels_text
+from ..system import System
 from .facts import MeshLike, as_mesh_spec
-from .registry import BEFORE, OTHERS, StrategySpec, checked, find, knows_others, parse
+from .registry import (
+    BEFORE,
+    OTHERS,
+    SYSTEM,
+    StrategySpec,
+    checked,
+    find_strategy,
+    parse,
+)
 
 
-def make_plan(mod: ir.IRModule, text: str, axes: Mapping[str, int]) -> Plan:
+def make_plan(
+    mod: ir.IRModule, text: str, axes: Mapping[str, int], system: System | str | None = None
+) -> Plan:
     """Plan of a strategy text on a mesh of named axes, as a command line gives them.
+
+    ``system``: whose times decide where a strategy asks for them.
 
     Raises
     ------
     PlanError, MeshError
         What :func:`parse` and :func:`compose` raise.
     """
-    return compose(mod, MeshSpec(DEFAULT_MESH, axes), parse(text))
+    return compose(mod, MeshSpec(DEFAULT_MESH, axes), parse(text), system)
 
 
-def compose(mod: ir.IRModule, mesh: MeshLike, specs: str | Sequence[StrategySpec | str]) -> Plan:
+def compose(
+    mod: ir.IRModule,
+    mesh: MeshLike,
+    specs: str | Sequence[StrategySpec | str],
+    system: System | str | None = None,
+) -> Plan:
     """Merge the plans of several strategies on one mesh.
 
     Each strategy fills its own axis and leaves the others open. Plans are merged by
@@ -44,6 +61,8 @@ def compose(mod: ir.IRModule, mesh: MeshLike, specs: str | Sequence[StrategySpec
     mesh : MeshSpec or mapping of str to int
     specs : str or sequence
         A text as for :func:`parse`, or specs.
+    system : System or str, optional
+        Whose times decide where a strategy asks for them. None: bytes do.
 
     Returns
     -------
@@ -63,12 +82,12 @@ def compose(mod: ir.IRModule, mesh: MeshLike, specs: str | Sequence[StrategySpec
         raise PlanError(
             "DIST0235", "no strategy is given", place="strategy", remedy='Try "data_parallel".'
         )
-    merged = merge(_plans(mod, spec, wanted))
+    merged = merge(_plans(mod, spec, wanted, System.known(system)))
     return Plan(merged.meshes, tuple(_closed(rule) for rule in merged.rules))
 
 
 def _plans(
-    mod: ir.IRModule, mesh: MeshSpec, wanted: Sequence[StrategySpec]
+    mod: ir.IRModule, mesh: MeshSpec, wanted: Sequence[StrategySpec], system: System | None
 ) -> list[tuple[str, Plan]]:
     """Make the plans, in order; strategies that look at the others' plans come last.
 
@@ -77,13 +96,15 @@ def _plans(
     plans: dict[int, tuple[str, Plan]] = {}
     for looks in (None, BEFORE, OTHERS):
         for i, one in enumerate(wanted):
-            function = find(one.name)
-            if knows_others(function) != looks:
+            info = find_strategy(one.name)
+            if info.looks_at != looks:
                 continue
             options = dict(one.options)
             if looks and plans:
                 options[looks] = merge([plans[k] for k in sorted(plans)])
-            made = function(mod, mesh, **options)
+            if system is not None and info.asks_system:
+                options[SYSTEM] = system
+            made = info.function(mod, mesh, **options)
             if looks == OTHERS:
                 plans = {k: (name, _giving_way(plan, made)) for k, (name, plan) in plans.items()}
             plans[i] = one.name, made
@@ -104,11 +125,11 @@ def _giving_way(plan: Plan, other: Plan) -> Plan:
     return Plan(plan.meshes, tuple(rules))
 
 
-def _closed(rule: Rule) -> Rule:
+def _closed(rule: PlanRule) -> PlanRule:
     return replace(rule, placement=rule.closed_labels) if rule.kind == "param" else rule
 
 
-def _target(rule: Rule) -> tuple[Any, ...]:
+def _target(rule: PlanRule) -> tuple[Any, ...]:
     return rule.kind, rule.function, rule.name, rule.index, rule.arg, rule.mesh
 
 
@@ -133,9 +154,9 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
         different meshes.
     """
     name, first = plans[0]
-    rules: dict[tuple[Any, ...], Rule] = {}
+    rules: dict[tuple[Any, ...], PlanRule] = {}
     owners: dict[tuple[Any, ...], list[str]] = {}
-    said: dict[tuple[Any, ...], list[Rule]] = {}
+    said: dict[tuple[Any, ...], list[PlanRule]] = {}
     for title, plan in plans:
         if plan.meshes != first.meshes:
             raise PlanError(
@@ -164,7 +185,7 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
     return Plan(first.meshes, tuple(rules.values()))
 
 
-def _stationary(rules: Sequence[Rule]) -> tuple[bool, tuple[int, ...]]:
+def _stationary(rules: Sequence[PlanRule]) -> tuple[bool, tuple[int, ...]]:
     """Whether what the rules place is stationary, and along which axes it moves all the same."""
     cuts = {
         axis: rule.stationary and axis not in rule.moving
@@ -180,7 +201,7 @@ def _stationary(rules: Sequence[Rule]) -> tuple[bool, tuple[int, ...]]:
 
 
 def _conflict(
-    mesh: MeshSpec, rule: Rule, old: Rule, axis: int, first: str, second: str
+    mesh: MeshSpec, rule: PlanRule, old: PlanRule, axis: int, first: str, second: str
 ) -> PlanError:
     return PlanError(
         "DIST0232",

@@ -8,25 +8,24 @@ from tvm import ir
 
 from ..errors import PlanError
 from ..ir import R
-from ..plan import MeshSpec, Plan
+from ..plan import MeshSpec, Plan, data_positions
 from .facts import (
     MeshLike,
     Parameter,
     as_mesh_spec,
     check_divisible,
-    data_positions,
     entries,
     mesh_axis,
     parameter_rule,
     same_size,
     tensor_parameters,
 )
-from .registry import register_strategy
+from .registry import plan_maker
 
 BATCH_DIM = 0
 
 
-@register_strategy("data_parallel")
+@plan_maker
 def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp") -> Plan:
     """Plan that shards the batch of every data input and replicates the weights.
 

@@ -14,10 +14,9 @@ from typing import Any
 from tvm import ir, relax
 
 from ..errors import PlanError
-from ..ir import R
-from ..ir.types import value_types
-from ..plan import MeshSpec, Plan
-from ..rules import rule_of
+from ..ir import R, value_types
+from ..ops import rule_of
+from ..plan import MeshSpec, Plan, data_positions
 from .consumers import Consumers, Use
 from .data_parallel import BATCH_DIM, batched_inputs
 from .facts import (
@@ -25,17 +24,16 @@ from .facts import (
     Parameter,
     as_mesh_spec,
     check_divisible,
-    data_positions,
     entries,
     mesh_axis,
     names_of,
     parameter_rule,
     tensor_parameters,
 )
-from .registry import register_strategy
+from .registry import plan_maker
 
 
-@register_strategy("expert_parallel")
+@plan_maker
 def expert_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "ep", data: bool = True) -> Plan:
     """Plan that shards the experts of a mixture, and the batch, over one mesh axis.
 

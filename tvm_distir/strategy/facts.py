@@ -13,31 +13,16 @@ from tvm import ir, relax
 from tvm.relax.distributed import DeviceMesh
 
 from ..errors import MeshError, PlanError
-from ..ir import is_private, mesh_devices, mesh_shape, static_shape, tensor_type
-from ..ir.attributes import INPUTS_ATTR, NUM_INPUT_ATTR, param_names
-from ..plan import MeshSpec, Rule, plain_name
-from ..plan.matching import MAIN
-from ..plan.schema import DEFAULT_MESH
-from .training import state_names
-
-DATA_NAMES = (
-    "x",
-    "input",
-    "inputs",
-    "data",
-    "tokens",
-    "images",
-    "ids",
-    "input_ids",
-    "attention_mask",
-    "position_ids",
-    "token_type_ids",
-    "pixel_values",
-    "labels",
-    "target",
-    "targets",
+from ..ir import (
+    is_private,
+    mesh_devices,
+    mesh_shape,
+    param_names,
+    static_shape,
+    tensor_type,
 )
-"""How data inputs are called, where the module does not say which they are."""
+from ..plan import DEFAULT_MESH, MAIN, MeshSpec, PlanRule
+from .training import state_names
 
 MeshLike: TypeAlias = "MeshSpec | Mapping[str, int] | DeviceMesh"
 
@@ -144,49 +129,11 @@ def tensor_parameters(name: str, fn: relax.Function, rule_name: str | None) -> l
     return out
 
 
-def data_positions(fn: relax.Function, name: str = MAIN) -> list[int]:
-    """Return which parameters are data, not weights.
-
-    In this order: the names in the function attribute ``dist.inputs``; the first ``num_input``
-    (TVM's attribute); parameters of an integer type or with a usual name of data
-    (:data:`DATA_NAMES`); the first parameter.
-
-    Raises
-    ------
-    PlanError
-        DIST0233 when ``dist.inputs`` names what is no parameter.
-    """
-    attrs: Any = fn.attrs or {}
-    names = param_names(fn)
-    if INPUTS_ATTR in attrs:
-        plain = [plain_name(n) for n in names]
-        found = []
-        for wanted in attrs[INPUTS_ATTR]:
-            if plain_name(str(wanted)) not in plain:
-                raise PlanError(
-                    "DIST0233",
-                    f'the attribute {INPUTS_ATTR} names "{wanted}", which is no parameter',
-                    place=name,
-                    remedy="Correct the attribute.",
-                )
-            found.append(plain.index(plain_name(str(wanted))))
-        return sorted(found)
-    if NUM_INPUT_ATTR in attrs:
-        return list(range(min(int(attrs[NUM_INPUT_ATTR]), len(names))))
-    likely = []
-    for i, param in enumerate(fn.params):
-        tensor = tensor_type(param.ty)
-        integer = tensor is not None and str(tensor.dtype).startswith(("int", "uint"))
-        if integer or plain_name(names[i]).lower() in DATA_NAMES:
-            likely.append(i)
-    return likely or list(range(min(1, len(names))))
-
-
 def parameter_rule(
     parameter: Parameter, mesh: MeshSpec, axis: int, label: int, stationary: bool
-) -> Rule:
+) -> PlanRule:
     """Return the rule that places a parameter along one axis, the others left open."""
-    return Rule(
+    return PlanRule(
         "param",
         glob.escape(parameter.name),
         one_axis(mesh, axis, label),

@@ -19,14 +19,13 @@ from tvm import ir, relax
 
 from ..errors import PlanError
 from ..ir import R, is_private, static_shape
-from ..plan import MeshSpec, Plan, Rule, plain_name
+from ..plan import MeshSpec, Plan, PlanRule, data_positions, faults_of_plan, plain_name
 from .consumers import Consumers, Use
 from .facts import (
     MeshLike,
     Parameter,
     as_mesh_spec,
     check_divisible,
-    data_positions,
     entries,
     mesh_axis,
     names_of,
@@ -34,7 +33,7 @@ from .facts import (
     parameter_rule,
     tensor_parameters,
 )
-from .registry import register_strategy
+from .registry import plan_maker
 
 QUERY = ("q_proj", "query", "wq")
 KEY_VALUE = ("k_proj", "v_proj", "key", "value", "wk", "wv")
@@ -80,7 +79,7 @@ def role_of(name: str) -> tuple[str, bool] | None:
     return None
 
 
-@register_strategy("megatron")
+@plan_maker
 def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool = False) -> Plan:
     """Plan of Megatron's tensor parallelism for GPT- and Llama-like models.
 
@@ -118,7 +117,7 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     spec = as_mesh_spec(mesh)
     number = mesh_axis(spec, axis, "megatron")
     consumers = Consumers(mod)
-    rules: list[Rule] = []
+    rules: list[PlanRule] = []
     for name, fn, rule_name in entries(mod):
         data = data_positions(fn, name)
         parameters = tensor_parameters(name, fn, rule_name)
@@ -129,11 +128,15 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
         ]
         known = {w.parameter.position: w for w in weights if w is not None}
         _check_complete(list(known.values()), [p for p in parameters if p.position not in data])
+        faults = faults_of_plan(f"{name} (megatron)")
         for parameter in parameters:
-            weight = known.get(parameter.position)
-            label = R if weight is None else _label(weight, spec, axis, consumers)
+            weight, label = known.get(parameter.position), R
+            if weight is not None:
+                with faults.gathered():
+                    label = _label(weight, spec, axis, consumers)
             stationary = parameter.position not in data
             rules.append(parameter_rule(parameter, spec, number, label, stationary))
+        faults.raise_all()
         if sequence:
             rows = [w for w in known.values() if w.role == "row" and not w.is_bias]
             rules.extend(_sequence_rules(rows, consumers, rule_name, spec, axis))
@@ -258,10 +261,10 @@ def _sequence_rules(
     rule_name: str | None,
     mesh: MeshSpec,
     axis: str,
-) -> list[Rule]:
+) -> list[PlanRule]:
     """Return the rules that cut the residual stream along the sequence, each target once."""
     placement = one_axis(mesh, mesh.axis_number(axis), SEQ_DIM)
-    rules: dict[tuple[Any, ...], Rule] = {}
+    rules: dict[tuple[Any, ...], PlanRule] = {}
     for weight in rows:
         for use in weight.uses:
             found = consumers.residual(use.function, use.result)
@@ -279,13 +282,13 @@ def _sequence_rules(
             where = found.function if is_private(fn) else rule_name
             if is_private(fn) and found.before in list(fn.params):
                 arg = list(fn.params).index(found.before)
-                rules[found.function, arg] = Rule(
+                rules[found.function, arg] = PlanRule(
                     "call", found.function, placement, mesh.name, function=rule_name, arg=arg
                 )
             for value in (found.before, found.total):
                 if isinstance(value, relax.Var) and value not in list(fn.params):
                     name = str(value.name)
-                    rules[found.function, name] = Rule(
+                    rules[found.function, name] = PlanRule(
                         "value", name, placement, mesh.name, function=where
                     )
     return list(rules.values())

@@ -8,21 +8,41 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, ParamSpec
 
-from ..errors import PlanError, nearest
+from ..errors import PlanError, nearest, shortened
 from ..plan import Plan
+from ..plugins import Option, Registry, Unreadable, Word, as_term, options_of, summary
 from .training import with_updates
 
 Strategy = Callable[..., Plan]
-Registered = TypeVar("Registered", bound=Strategy)
+Arguments = ParamSpec("Arguments")
 
 BEFORE, OTHERS = "before", "others"
 """Parameters of a strategy that take the plan of those made before it: of all strategies without
 such a parameter; and of all but those that have ``others`` too."""
 
-_STRATEGIES: dict[str, Strategy] = {}
-_TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
+SYSTEM = "system"
+"""Parameter of a strategy that takes the system whose times decide, or None."""
+
+_HERE = __name__.rpartition(".")[0]
+_MARK = "__tvm_distir_strategy__"
+
+STRATEGIES = Registry(
+    "tvm_distir.strategies",
+    {
+        name: f"{_HERE}.{name}:{name}"
+        for name in (
+            "data_parallel",
+            "zero",
+            "tensor_parallel",
+            "expert_parallel",
+            "spatial_parallel",
+            "megatron",
+        )
+    },
+)
+"""Ours are each a function in a file of the same name."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +52,7 @@ class StrategySpec:
     Parameters
     ----------
     name : str
-        As registered.
+        As :func:`strategy_names` lists it.
     options : mapping of str to value
         Keyword options of the strategy.
     """
@@ -41,63 +61,94 @@ class StrategySpec:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def register_strategy(name: str) -> Callable[[Registered], Registered]:
-    """Register a function ``(mod, mesh, *, axis="..", **options) -> Plan`` under a name.
+@dataclass(frozen=True)
+class StrategyInfo:
+    """What is known of a strategy.
 
-    Its parameters after the mesh are its options. Their defaults are required, and say of
-    which type (str, int, bool) an option is. The plan may leave axes open (None) that other
-    strategies fill. In a training step, what it says of a weight goes for the new weight and the
-    optimizer's states too.
+    Attributes
+    ----------
+    function : callable
+        Takes the module, the mesh and the options, gives a plan.
+    options : mapping of str to Option
+        Its parameters after the mesh, but for :data:`BEFORE`, :data:`OTHERS` and :data:`SYSTEM`.
+    looks_at : str or None
+        Which of those two it has.
+    asks_system : bool
+        Whether it has the parameter :data:`SYSTEM`.
+    """
+
+    function: Strategy
+    options: Mapping[str, Option]
+    looks_at: str | None
+    asks_system: bool = False
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the function's docstring."""
+        return summary(self.function)
+
+
+def plan_maker(function: Callable[Arguments, Plan]) -> Callable[Arguments, Plan]:
+    """Make a strategy of a function ``(mod, mesh, axis="..", **options) -> Plan``.
+
+    Its parameters after the mesh are its options: their annotations and defaults say of which type
+    they are. The plan may leave axes open (None) that other strategies fill. In a training step,
+    what it says of a weight goes for the new weight and the optimizer's states too.
 
     Raises
     ------
     PlanError
-        DIST0230 when the name is taken by another function, DIST0231 when an option has no
-        default or one of another type.
+        DIST0231 when an option has no default, or a type that has no text.
     """
-
-    def add(function: Registered) -> Registered:
-        known = _STRATEGIES.get(name)
-        if known is not None and getattr(known, "__wrapped__", None) is not function:
+    parameters = inspect.signature(function).parameters
+    given = [*list(parameters)[:2], BEFORE, OTHERS, SYSTEM]
+    options = options_of(function, without=given)
+    for name, parameter in parameters.items():
+        if name not in given and (name not in options or parameter.default is parameter.empty):
             raise PlanError(
-                "DIST0230",
-                "another strategy has this name",
-                place=f'strategy "{name}"',
-                remedy="Choose another name.",
+                "DIST0231",
+                f'the option "{name}" has no default, or one of a type that has no text',
+                place=f'strategy "{function.__name__}"',
+                remedy="Give it a default that is a text, a number or a bool.",
             )
-        for option, default in _options(function).items():
-            if not isinstance(default, str | int | bool):
-                raise PlanError(
-                    "DIST0231",
-                    f'the option "{option}" has no default that is a text, an integer or a bool',
-                    place=f'strategy "{name}"',
-                    remedy="Give it one.",
-                )
 
-        @functools.wraps(function)
-        def planned(mod: Any, mesh: Any, *args: Any, **options: Any) -> Plan:
-            return with_updates(mod, function(mod, mesh, *args, **options))
+    @functools.wraps(function)
+    def planned(*args: Arguments.args, **options: Arguments.kwargs) -> Plan:
+        mod = args[0] if args else options[given[0]]
+        return with_updates(mod, function(*args, **options))
 
-        _STRATEGIES[name] = planned
-        return cast(Registered, planned)
-
-    return add
+    looks_at = next((name for name in (BEFORE, OTHERS) if name in parameters), None)
+    setattr(planned, _MARK, StrategyInfo(planned, options, looks_at, SYSTEM in parameters))
+    return planned
 
 
-def strategies() -> dict[str, Strategy]:
-    """Return the registered strategies by name."""
-    return {name: _STRATEGIES[name] for name in sorted(_STRATEGIES)}
+def strategy_names() -> tuple[str, ...]:
+    """Names of all strategies, those of other packages included."""
+    return STRATEGIES.names()
 
 
-def _options(function: Strategy) -> dict[str, Any]:
-    parameters = list(inspect.signature(function).parameters.values())[2:]
-    return {p.name: p.default for p in parameters if p.name not in (BEFORE, OTHERS)}
+def find_strategy(name: str) -> StrategyInfo:
+    """Return what a name stands for.
 
-
-def knows_others(function: Strategy) -> str | None:
-    """Name of the parameter through which a strategy learns of the others' plans; or None."""
-    known = inspect.signature(function).parameters
-    return next((name for name in (BEFORE, OTHERS) if name in known), None)
+    Raises
+    ------
+    PlanError
+        DIST0230 for an unknown name.
+    DependencyError
+        DIST0114 where another package offers it and it cannot be loaded, or is no strategy.
+    """
+    if name not in STRATEGIES:
+        raise PlanError(
+            "DIST0230",
+            f'no strategy "{name}"',
+            place="strategy",
+            remedy=nearest(name, strategy_names()),
+        )
+    found = getattr(STRATEGIES.load(name), _MARK, None)
+    if not isinstance(found, StrategyInfo):
+        fault = "it is no function made with tvm_distir.strategy.plan_maker"
+        raise STRATEGIES.offered()[name].fault(fault)
+    return found
 
 
 def parse(text: str) -> tuple[StrategySpec, ...]:
@@ -143,21 +194,9 @@ def parse(text: str) -> tuple[StrategySpec, ...]:
     return tuple(specs)
 
 
-def find(name: str) -> Strategy:
-    """Return the function of a strategy (DIST0230 when there is none)."""
-    if name not in _STRATEGIES:
-        raise PlanError(
-            "DIST0230",
-            f'no strategy "{name}"',
-            place="strategy",
-            remedy=nearest(name, _STRATEGIES),
-        )
-    return _STRATEGIES[name]
-
-
 def checked(spec: StrategySpec) -> StrategySpec:
     """Return the spec with its options converted to their types (DIST0230, DIST0231)."""
-    known = _options(find(spec.name))
+    known = find_strategy(spec.name).options
     options = {}
     for key, value in spec.options.items():
         if key not in known:
@@ -167,29 +206,14 @@ def checked(spec: StrategySpec) -> StrategySpec:
                 place=f'strategy "{spec.name}"',
                 remedy=nearest(key, known),
             )
-        options[key] = _convert(spec.name, key, value, known[key])
+        term = Word(value) if isinstance(value, str) else as_term(value)
+        try:
+            options[key] = known[key].make(known[key].read(term))
+        except Unreadable as fault:
+            raise PlanError(
+                "DIST0231",
+                f"{key}={shortened(term)} is not {fault.expects}",
+                place=f'strategy "{spec.name}"',
+                remedy=fault.remedy or known[key].fault_remedy,
+            ) from None
     return StrategySpec(spec.name, options)
-
-
-def _convert(name: str, key: str, value: Any, default: Any) -> Any:
-    word = str(value).strip().lower()
-    if isinstance(default, bool):
-        if isinstance(value, bool):
-            return value
-        if word in _TRUE + _FALSE:
-            return word in _TRUE
-        wanted = "0 or 1"
-    elif isinstance(default, int):
-        if word.lstrip("-").isdigit():
-            return int(word)
-        wanted = "an integer"
-    else:
-        if word:
-            return str(value).strip()
-        wanted = "a text"
-    raise PlanError(
-        "DIST0231",
-        f"{key}={value} is not {wanted}",
-        place=f'strategy "{name}"',
-        remedy=f"Its default is {int(default) if isinstance(default, bool) else default}.",
-    )

@@ -8,25 +8,24 @@ from tvm import ir
 
 from ..errors import PlanError
 from ..ir import R
-from ..plan import Plan
+from ..plan import Plan, data_positions
 from .facts import (
     MeshLike,
     Parameter,
     as_mesh_spec,
-    data_positions,
     entries,
     mesh_axis,
     names_of,
     parameter_rule,
     tensor_parameters,
 )
-from .registry import register_strategy
+from .registry import plan_maker
 
 IMAGE_NDIM = 4
 ROWS_DIM = 2
 
 
-@register_strategy("spatial_parallel")
+@plan_maker
 def spatial_parallel(
     mod: ir.IRModule, mesh: MeshLike, axis: str = "sp", dim: int = ROWS_DIM
 ) -> Plan:

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from ..ir import R
 from ..plan import Plan
-from ..propagation.explore import Explorer, Labels, Trial
+from ..propagation import Explorer, Labels, Trial
 from .facts import Parameter
 
 Weights: TypeAlias = Mapping[str, Mapping[int, Parameter]]
@@ -119,7 +119,7 @@ def avoid(
 
     def order(one: Trial) -> tuple[int, int]:
         found = one.footprint
-        return max(found.param_bytes - most_bytes, 0), found.wire_bytes
+        return max(found.param_bytes - most_bytes, 0), explorer.sent(found)
 
     return min(moved(), key=order)
 

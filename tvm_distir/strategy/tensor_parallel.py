@@ -19,29 +19,27 @@ from collections.abc import Mapping, Sequence
 from tvm import ir
 
 from ..errors import PlanError
-from ..ir import R
-from ..ir.branches import lift_branches
-from ..ir.types import value_types
-from ..plan import Plan, Rule
-from ..plan.matching import bindings_of
-from ..propagation.explore import Explorer, Labels, Pin, Trial
+from ..ir import R, axis_groups, lift_branches, value_types
+from ..ir.rewrite import all_bindings
+from ..plan import MeshSpec, Plan, PlanRule, data_positions
+from ..propagation import Costs, Explorer, Labels, Pin, Trial, main_dtype
+from ..system import System
 from .facts import (
     MeshLike,
     Parameter,
     as_mesh_spec,
-    data_positions,
     entries,
     mesh_axis,
     one_axis,
     parameter_rule,
     tensor_parameters,
 )
-from .registry import register_strategy
+from .registry import plan_maker
 from .taken import avoid, taken_dims
 from .weight_search import SHOWN, SLACK_PERCENT, Bounds, bounds_for, find, search
 
 
-@register_strategy("tensor_parallel")
+@plan_maker
 def tensor_parallel(
     mod: ir.IRModule,
     mesh: MeshLike,
@@ -49,6 +47,7 @@ def tensor_parallel(
     slack: int = SLACK_PERCENT,
     *,
     before: Plan | None = None,
+    system: System | None = None,
 ) -> Plan:
     """Plan that shards the weights of any model over one mesh axis.
 
@@ -69,9 +68,11 @@ def tensor_parallel(
     axis : str
         The mesh axis; other axes stay open.
     slack : int
-        In percent.
+        By how many percent a device may hold and do more than its part.
     before : Plan, optional
         What other strategies want on this mesh: dims of weights that they use up are avoided.
+    system : System, optional
+        Whose times decide between placements; None: bytes do.
 
     Returns
     -------
@@ -105,7 +106,9 @@ def tensor_parallel(
     pins: tuple[Pin, ...] = ()
     stored: Labels = {}
     if ranks > 1:
-        explorer = Explorer(lift_branches(mod), axis, ranks, weights)
+        explorer = Explorer(
+            lift_branches(mod), axis, ranks, weights, _costs(mod, spec, axis, system)
+        )
         bounds = bounds_for(explorer, weights, ranks, slack)
         trial = find(explorer, bounds, math.prod(spec.shape))
         trial = avoid(explorer, trial, weights, taken_dims(before, weights), bounds.param_bytes)
@@ -125,8 +128,16 @@ def tensor_parallel(
         placement = one_axis(spec, number, pin.label)
         function = named.get(pin.function, pin.function)
         title = glob.escape(pin.variable)
-        rules.append(Rule("value", title, placement, spec.name, function=function))
+        rules.append(PlanRule("value", title, placement, spec.name, function=function))
     return Plan((spec,), tuple(rules))
+
+
+def _costs(mod: ir.IRModule, mesh: MeshSpec, axis: str, system: System | None) -> Costs:
+    """Weights along one axis of a mesh."""
+    if system is None:
+        return Costs()
+    groups = axis_groups(mesh.device_mesh(), (mesh.axis_number(axis),))
+    return Costs.for_axes(system, main_dtype(mod), [groups])
 
 
 def _stands(mod: ir.IRModule, pin: Pin) -> bool:
@@ -134,7 +145,7 @@ def _stands(mod: ir.IRModule, pin: Pin) -> bool:
     names = [str(gv.name_hint) for gv in mod.functions]
     if pin.function not in names:
         return False
-    return any(str(b.var.name) == pin.variable for b in bindings_of(mod[pin.function].body))
+    return any(str(b.var.name) == pin.variable for b in all_bindings(mod[pin.function].body))
 
 
 def _weights(

@@ -15,9 +15,9 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ..ir.attributes import TRAINING_ATTR, param_names
-from ..plan import Plan, Rule, plain_name
-from ..plan.matching import bindings_of, match_name
+from ..ir import TRAINING_ATTR, param_names
+from ..ir.rewrite import all_bindings
+from ..plan import Plan, PlanRule, match_name, plain_name
 
 
 def state_names(fn: relax.Function) -> set[str]:
@@ -44,7 +44,7 @@ def _training(fn: relax.Function, key: str) -> dict[str, Any]:
 
 def forward_bindings(fn: relax.Function) -> list[Any]:
     """Return the bindings of a function; of a training step those that its loss depends on."""
-    bindings = list(bindings_of(fn.body))
+    bindings = list(all_bindings(fn.body))
     if not _training(fn, "updated"):
         return bindings
     result = _resolved(fn.body.body, bindings)
@@ -81,19 +81,19 @@ def _variables(expr: Any) -> Iterator[Any]:
 class _Finder:
     """Finds the last of some rules that means a parameter; exact names without a search."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[PlanRule]) -> None:
         self.exact = {rule.name: (i, rule) for i, rule in enumerate(rules)}
         self.patterns = [(i, r) for i, r in enumerate(rules) if "*" in r.name or "?" in r.name]
 
-    def __call__(self, parameter: str) -> Rule | None:
+    def __call__(self, parameter: str) -> PlanRule | None:
         found = [r for r in self.patterns if match_name(r[1].name, parameter)]
         return max([*found, *self._named(parameter)], key=lambda r: r[0], default=(0, None))[1]
 
-    def exactly(self, parameter: str) -> Rule | None:
+    def exactly(self, parameter: str) -> PlanRule | None:
         """Return the last rule that gives the parameter's name."""
         return max(self._named(parameter), key=lambda r: r[0], default=(0, None))[1]
 
-    def _named(self, parameter: str) -> list[tuple[int, Rule]]:
+    def _named(self, parameter: str) -> list[tuple[int, PlanRule]]:
         names = {parameter, plain_name(parameter), glob.escape(parameter)}
         return [self.exact[name] for name in sorted(names) if name in self.exact]
 
@@ -138,7 +138,7 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
                     rules.append(placed)
                 values.append((str(updated[state]), placed))
             rules.extend(
-                Rule("value", value, like.placement, like.mesh, function=like.function)
+                PlanRule("value", value, like.placement, like.mesh, function=like.function)
                 for value, like in values
             )
     return Plan(plan.meshes, tuple(rules))

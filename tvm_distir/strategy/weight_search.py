@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import PlanError
-from ..propagation import Costs
-from ..propagation.collector import collector_paused
-from ..propagation.explore import Explorer, Footprint, Labels, Trial
+from ..propagation import Explorer, Footprint, Labels, Trial, collector_paused
 from .facts import Parameter
 
 SLACK_PERCENT = 10
@@ -64,9 +62,9 @@ class Bounds:
         worked = found.flops / max(self.flops, 1)
         return max(held - 1, 0) + max(worked - 1, 0)
 
-    def order(self, trial: Trial) -> tuple[float, int]:
-        """What makes one trial better than another: the bounds, then bytes sent."""
-        return self.excess(trial.footprint), trial.footprint.wire_bytes
+    def order(self, explorer: Explorer, trial: Trial) -> tuple[float, int]:
+        """What makes one trial better than another: the bounds, then what is sent."""
+        return self.excess(trial.footprint), explorer.sent(trial.footprint)
 
 
 def bounds_for(
@@ -120,7 +118,8 @@ def find(explorer: Explorer, bounds: Bounds, parts: int) -> Trial:
             return best
         for stored in _storable(explorer, best.labels, over):
             explorer.store(stored)
-            best = min(best, _used_as_they_lie(explorer, bounds, parts), key=bounds.order)
+            again = _used_as_they_lie(explorer, bounds, parts)
+            best = min(best, again, key=lambda trial: bounds.order(explorer, trial))
         explorer.store(best.stored)
         return best
 
@@ -128,7 +127,7 @@ def find(explorer: Explorer, bounds: Bounds, parts: int) -> Trial:
 def _used_as_they_lie(explorer: Explorer, bounds: Bounds, parts: int) -> Trial:
     plain, prices = search(explorer, bounds)
     wide, _ = search(explorer, bounds, parts, prices)
-    return min(plain, wide, key=bounds.order)
+    return min(plain, wide, key=lambda trial: bounds.order(explorer, trial))
 
 
 def _storable(explorer: Explorer, labels: Labels, over: int) -> list[Labels]:
@@ -197,13 +196,14 @@ def search(
 
     def note(trial: Trial) -> float:
         f, excess = trial.footprint, bounds.excess(trial.footprint)
-        order = (excess, f.wire_bytes, len(trial.pins), f.collectives, f.param_bytes, f.flops)
+        order = (excess, explorer.sent(f), len(trial.pins), f.collectives, f.param_bytes, f.flops)
         ranked.append((order, len(ranked), trial))
         return excess
 
-    def attempt(held: float, worked: float, launch: int = Costs.launch) -> bool:
-        unit = Costs().wire * alone.wire_bytes
-        costs = Costs(
+    def attempt(held: float, worked: float, launch: int = explorer.costs.launch) -> bool:
+        unit = explorer.costs.wire * alone.wire_bytes
+        costs = replace(
+            explorer.costs,
             memory=1,
             launch=launch,
             hold=max(1, int(held * unit / max(alone.param_bytes, 1))),
@@ -226,7 +226,7 @@ def search(
         attempt(held * factors[0], worked * factors[1])
     held = _lowest(held, lambda price: attempt(price, worked))
     worked = _lowest(worked, lambda price: attempt(held, price))
-    attempt(held, worked, LAUNCH)
+    attempt(held, worked, max(LAUNCH, explorer.costs.launch))
     return min(ranked, key=lambda item: item[:2])[2], (held, worked)
 
 

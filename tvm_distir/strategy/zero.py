@@ -16,27 +16,26 @@ from tvm import ir, relax
 
 from ..errors import PlanError
 from ..ir import R
-from ..plan import MeshSpec, Plan, Rule
+from ..plan import MeshSpec, Plan, PlanRule, data_positions
 from .data_parallel import BATCH_DIM, batched_inputs
 from .facts import (
     MeshLike,
     Parameter,
     as_mesh_spec,
-    data_positions,
     entries,
     mesh_axis,
     one_axis,
     parameter_rule,
     tensor_parameters,
 )
-from .registry import register_strategy
+from .registry import plan_maker
 from .taken import taken_dims
 from .training import gradient_names, states_of
 
 STAGES = (1, 2, 3)
 
 
-@register_strategy("zero")
+@plan_maker
 def zero(
     mod: ir.IRModule,
     mesh: MeshLike,
@@ -53,7 +52,7 @@ def zero(
     where there is one; a dim that does not divide is padded. What has no dim for all devices
     stays whole. Weights stored in parts are not stationary: each is gathered where it is used,
     once, or once for either part of a step that reads its weights anew
-    (:func:`~tvm_distir.frontend.training.train_step` with ``reread``).
+    (:func:`~tvm_distir.transform.gradient.train_step` with ``reread``).
 
     Parameters
     ----------
@@ -63,7 +62,7 @@ def zero(
     axis : str
         The mesh axis; other axes stay open. ``data_parallel`` may fill it as well.
     stage : int
-        1, 2 or 3.
+        What is stored in parts: 1 the optimizer's states, 2 gradients too, 3 weights too.
     others : Plan, optional
         What the other strategies want on this mesh: their dims are avoided.
 
@@ -89,7 +88,7 @@ def zero(
             place='strategy "zero"',
             remedy="1 stores optimizer states in parts, 2 gradients too, 3 weights too.",
         )
-    rules: list[Rule] = []
+    rules: list[PlanRule] = []
     parts = 0
     for name, fn, rule_name in entries(mod):
         parameters = tensor_parameters(name, fn, rule_name)
@@ -116,7 +115,7 @@ def _stored(
     mesh: MeshSpec,
     number: int,
     stage: int,
-) -> Iterator[Rule]:
+) -> Iterator[PlanRule]:
     """Yield the rules of weights, gradients and states of one function."""
     gradients, states = gradient_names(fn), states_of(fn)
     for position, weight in weights.items():
@@ -128,10 +127,10 @@ def _stored(
         cut = one_axis(mesh, number, dim)
         for state in states.get(weight.name, ()):
             title = glob.escape(state)
-            yield Rule("param", title, cut, mesh.name, function=weight.function)
+            yield PlanRule("param", title, cut, mesh.name, function=weight.function)
         if stage > 1 and weight.name in gradients:
             title = glob.escape(gradients[weight.name])
-            yield Rule("value", title, cut, mesh.name, function=weight.function)
+            yield PlanRule("value", title, cut, mesh.name, function=weight.function)
 
 
 def _dims(

@@ -4,20 +4,6 @@
 
 from __future__ import annotations
 
-from .model import Device, Efficiency, InterNode, IntraNode, Roofline, System, WorkLike
-from .network import COLLECTIVE_KINDS, wire_bytes
-from .reading import SCHEMA_VERSION, system_names
+import lazy_loader
 
-__all__ = [
-    "COLLECTIVE_KINDS",
-    "SCHEMA_VERSION",
-    "Device",
-    "Efficiency",
-    "InterNode",
-    "IntraNode",
-    "Roofline",
-    "System",
-    "WorkLike",
-    "system_names",
-    "wire_bytes",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -10,14 +10,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from .network import check_kind, nic_sharing, ring_steps, spread, wire_bytes
-
-TENSOR_CLASSES = ("matmul", "conv", "attention")
-"""Kernel classes that run at the peak of the matrix units."""
+from .hardware import TENSOR_CLASSES, VIEW, Device, InterNode, IntraNode
+from .network import (
+    Layout,
+    Spread,
+    check_kind,
+    layout_of,
+    nic_sharing,
+    ring_steps,
+    spread,
+    wire_bytes,
+)
+from .reading import load, parse
 
 
 class WorkLike(Protocol):
-    """What a call costs: :class:`tvm_distir.rules.Work` is one."""
+    """What a call costs: :class:`tvm_distir.ops.Work` is one."""
 
     @property
     def flops(self) -> int: ...  # noqa: D102
@@ -27,74 +35,6 @@ class WorkLike(Protocol):
     def out_bytes(self) -> Sequence[int]: ...  # noqa: D102
     @property
     def kernel_class(self) -> str: ...  # noqa: D102
-
-
-@dataclass(frozen=True)
-class Efficiency:
-    """Fractions of the peaks that kernels of one class reach."""
-
-    flops: float
-    bandwidth: float
-
-
-@dataclass(frozen=True)
-class Device:
-    """One accelerator. Numbers in the units of their names; peaks by dtype, with ``default``."""
-
-    name: str
-    memory_capacity_GiB: float
-    memory_bandwidth_GBps: float
-    launch_floor_us: float
-    matmul_TFLOPs: Mapping[str, float]
-    vector_TFLOPs: Mapping[str, float]
-    efficiency: Mapping[str, Efficiency]
-
-
-@dataclass(frozen=True)
-class IntraNode:
-    """The network inside a node.
-
-    Attributes
-    ----------
-    name : str
-    devices_per_node : int
-        Devices ``k * devices_per_node`` and following share a node.
-    bandwidth_GBps : float
-        What one device sends, per direction, as collectives reach it.
-    latency_us : float
-        Per ring step.
-    setup_us : float
-        Per collective.
-    """
-
-    name: str
-    devices_per_node: int
-    bandwidth_GBps: float
-    latency_us: float
-    setup_us: float
-
-
-@dataclass(frozen=True)
-class InterNode:
-    """The network between nodes.
-
-    Attributes
-    ----------
-    name : str
-    nics_per_node : int
-    bandwidth_per_nic_GBps : float
-        Per direction, as collectives reach it.
-    latency_us : float
-        Per ring step.
-    setup_us : float
-        Per collective, on top of that of the node.
-    """
-
-    name: str
-    nics_per_node: int
-    bandwidth_per_nic_GBps: float
-    latency_us: float
-    setup_us: float
 
 
 @dataclass(frozen=True)
@@ -129,24 +69,30 @@ class System:
 
     @staticmethod
     def load(name_or_path: str | Path) -> System:
-        """Read a system: the name of one that comes with the package, or a JSON file.
+        """Read a system by its name, or from a JSON file.
+
+        Names are those of the files in ``system/data``, and those that other packages offer by the
+        entry point group ``tvm_distir.systems``.
 
         Raises
         ------
-        SystemError_
+        HardwareError
             DIST0701 for a name that is none, DIST0702 for a file that is no JSON, DIST0703 for an
             unknown, missing or wrong value.
+        DependencyError
+            DIST0114 where another package offers the name and has no such system.
         """
-        from .reading import load
+        return load(name_or_path, System)
 
-        return load(name_or_path)
+    @staticmethod
+    def known(system: System | str | None) -> System | None:
+        """Read a system that is given by its name or path; others are returned as they are."""
+        return System.load(system) if isinstance(system, str) else system
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], place: str = "system") -> System:
         """Make a system of the content of its JSON file. Errors as in :meth:`load`."""
-        from .reading import parse
-
-        return parse(data, place)
+        return parse(data, place, System)
 
     @property
     def memory_capacity_bytes(self) -> int:
@@ -180,8 +126,8 @@ class System:
         -----
         Williams, Waterman, Patterson, *Roofline*, CACM 2009.
         """
-        if kernel_class == "view":
-            return Roofline(0.0, "view")
+        if kernel_class == VIEW:
+            return Roofline(0.0, VIEW)
         efficiency = self.device.efficiency.get(kernel_class, self.device.efficiency["memory"])
         peak = self.peak_flops_per_s(dtype, kernel_class) * efficiency.flops
         bandwidth = self.memory_bandwidth_bytes_per_s * efficiency.bandwidth
@@ -206,6 +152,10 @@ class System:
         moved = sum(work.in_bytes) + sum(work.out_bytes)
         return self.roofline(work.flops, moved, work.kernel_class, dtype).time_s
 
+    def layout(self, groups: Sequence[Sequence[int]]) -> Layout:
+        """How groups of devices that run one collective at the same time lie on the nodes."""
+        return layout_of(groups, self.intra_node.devices_per_node)
+
     def nic_sharing(self, groups: Sequence[Sequence[int]]) -> int:
         """How many of the groups that run at once share a node's network adapters (1: none)."""
         return nic_sharing(groups, self.intra_node.devices_per_node)
@@ -228,13 +178,19 @@ class System:
         Parameters
         ----------
         kind : str
-            One of :data:`tvm_distir.system.COLLECTIVE_KINDS`.
+            One of :data:`tvm_distir.ir.COLLECTIVES` or :data:`tvm_distir.ir.TRANSFERS`.
         payload_bytes : int
             Bytes of one rank's *result*; of a transfer, what crosses.
         ranks : sequence of int
             Device ids of the group; they say which members share a node.
         sharing : int
             Groups, this one included, that leave a node at the same time (:meth:`nic_sharing`).
+        """
+        where = spread(ranks, self.intra_node.devices_per_node)
+        return self.spread_time_s(kind, payload_bytes, where, sharing)
+
+    def spread_time_s(self, kind: str, payload_bytes: int, where: Spread, sharing: int) -> float:
+        """Seconds of one collective over a group that lies on the nodes as ``where`` says.
 
         Notes
         -----
@@ -243,7 +199,6 @@ class System:
         with L of the n members, together with what the others keep inside it.
         """
         check_kind(kind)
-        where = spread(ranks, self.intra_node.devices_per_node)
         if where.ranks <= 1:
             return 0.0
         wire = wire_bytes(kind, payload_bytes, where.ranks)

@@ -1,34 +1,36 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Ring formulae of the collectives, and how a group lies on the nodes."""
+"""Ring formulae of the collectives, and how groups of devices lie on the nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import SimulationError, nearest
+from ..ir import COLLECTIVES, TRANSFERS
 
-COLLECTIVE_KINDS = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "collective_permute",
-    "exchange",
-    "send",
-    "recv",
-)
+_PASSES: Mapping[str, int] = {
+    "all_reduce": 2,
+    "all_gather": 1,
+    "reduce_scatter": 1,
+    "all_to_all": 1,
+}
+"""Collectives on a ring of n devices: how often the n blocks of a value go around, of which every
+device passes all but one on. Data of the others goes straight to where it belongs."""
+
+
+_KNOWN = (*COLLECTIVES, *TRANSFERS)
 
 
 def check_kind(kind: str) -> None:
     """Refuse a collective that has no formula."""
-    if kind not in COLLECTIVE_KINDS:
+    if kind not in _KNOWN:
         raise SimulationError(
             "DIST0712",
             f"there is no collective {kind!r}",
             place="collective",
-            remedy=nearest(str(kind), COLLECTIVE_KINDS),
+            remedy=nearest(str(kind), _KNOWN),
         )
 
 
@@ -38,7 +40,7 @@ def wire_bytes(kind: str, result_bytes: int, ranks: int) -> int:
     Parameters
     ----------
     kind : str
-        One of :data:`COLLECTIVE_KINDS`.
+        One of :data:`tvm_distir.ir.COLLECTIVES` or :data:`tvm_distir.ir.TRANSFERS`.
     result_bytes : int
         Size of one rank's result ``b``.
     ranks : int
@@ -58,28 +60,53 @@ def wire_bytes(kind: str, result_bytes: int, ranks: int) -> int:
     bus bandwidth of nccl-tests.
     """
     check_kind(kind)
-    if kind in ("send", "recv"):
+    if kind in TRANSFERS:
         return result_bytes
     if ranks <= 1:
         return 0
-    if kind == "reduce_scatter":
-        return (ranks - 1) * result_bytes
-    if kind in ("collective_permute", "exchange"):
+    if kind not in _PASSES:
         return result_bytes
-    times = 2 if kind == "all_reduce" else 1
-    return -(-times * (ranks - 1) * result_bytes // ranks)
+    blocks = 1 if kind == "reduce_scatter" else ranks  # that the result has
+    return -(-_PASSES[kind] * (ranks - 1) * result_bytes // blocks)
+
+
+def wire_share(kind: str, whole: int, ranks: int) -> int:
+    """What each rank sends of a value that a conversion along one mesh axis moves.
+
+    The formulae of :func:`wire_bytes`, asked before the result is known: in the unit of ``whole``,
+    whatever it is (bytes, or weights of them), each pass around the ring rounded down.
+
+    Parameters
+    ----------
+    kind : str
+        ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``.
+    whole : int
+        Size of the value whole along the axis: the result of an all-reduce or all-gather, ``n``
+        results of the others.
+    ranks : int
+        Devices ``n`` along the axis.
+
+    Returns
+    -------
+    sent : int
+        all-reduce ``2 u``, all-gather and reduce-scatter ``u``, all-to-all ``u / n`` with
+        ``u = whole (n-1) / n``.
+    """
+    check_kind(kind)
+    sent = _PASSES[kind] * (whole * (ranks - 1) // ranks)
+    return sent // ranks if kind == "all_to_all" else sent
 
 
 def ring_steps(kind: str, ranks: int) -> int:
     """Messages one after the other: ``2 (n-1)`` for all-reduce, 1 for permutation and transfer."""
     check_kind(kind)
-    if kind in ("send", "recv"):
+    if kind in TRANSFERS:
         return 1
     if ranks <= 1:
         return 0
     if kind == "collective_permute":
         return 1
-    return (2 if kind == "all_reduce" else 1) * (ranks - 1)
+    return _PASSES.get(kind, 1) * (ranks - 1)
 
 
 @dataclass(frozen=True)
@@ -110,6 +137,31 @@ def spread(ranks: Sequence[int], devices_per_node: int) -> Spread:
     return Spread(len(ranks), len(members), max(members.values(), default=0))
 
 
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How groups that run one collective at the same time lie on the nodes.
+
+    Attributes
+    ----------
+    spreads : tuple of Spread
+        One per group.
+    sharing : int
+        How many of them leave one node at most: they share its network adapters.
+    kinds : frozenset of Spread
+        The different ones: groups that lie alike take equally long.
+    """
+
+    spreads: tuple[Spread, ...]
+    sharing: int
+    kinds: frozenset[Spread]
+
+
+def layout_of(groups: Sequence[Sequence[int]], devices_per_node: int) -> Layout:
+    """How groups of device ids lie on nodes of consecutive devices."""
+    spreads = tuple(spread(group, devices_per_node) for group in groups)
+    return Layout(spreads, nic_sharing(groups, devices_per_node), frozenset(spreads))
+
+
 def nic_sharing(groups: Sequence[Sequence[int]], devices_per_node: int) -> int:
     """How many of some groups leave the same node at most: they share its network adapters.
 
@@ -117,8 +169,24 @@ def nic_sharing(groups: Sequence[Sequence[int]], devices_per_node: int) -> int:
     """
     leaving: dict[int, int] = {}
     for group in groups:
-        nodes = sorted({rank // devices_per_node for rank in group})
+        nodes = {rank // devices_per_node for rank in group}
         if len(nodes) > 1:
             for node in nodes:
                 leaving[node] = leaving.get(node, 0) + 1
     return max(leaving.values(), default=1)
+
+
+def pair_up(here: Sequence[int], there: Sequence[int]) -> list[tuple[int, int]]:
+    """Pairs of devices of two meshes, the shorter side repeated in blocks.
+
+    A device that belongs to both is paired with the next of the others.
+    """
+    count = max(len(here), len(there))
+    pairs: list[tuple[int, int]] = []
+    for i in range(count):
+        one, start = here[i * len(here) // count], i * len(there) // count
+        turned = (there[(start + k) % len(there)] for k in range(len(there)))
+        other = next((device for device in turned if device != one), None)
+        if other is not None:
+            pairs.append((one, other))
+    return pairs

@@ -4,54 +4,6 @@
 
 from __future__ import annotations
 
-from .annotate import AnnotateSharding
-from .inline import InlinePrivateFunctions
-from .legalize import LegalizeRedistribute, UseStockCollectives
-from .lower import LowerDistIR
-from .optimize import (
-    BucketGathers,
-    BucketReductions,
-    CancelCollectives,
-    FuseCollectives,
-    MergeReductions,
-    MoveGathers,
-    MoveSlices,
-    OptimizeCollectives,
-    RemoveUnused,
-    ScheduleCollectives,
-    ShareCollectives,
-    SplitCollectives,
-    Traffic,
-    TrafficInstrument,
-    traffic,
-)
-from .outline import OutlineRepeatedLayers
-from .pipeline import distribute, pipeline
-from .propagate import PropagateSharding
+import lazy_loader
 
-__all__ = [
-    "AnnotateSharding",
-    "BucketGathers",
-    "BucketReductions",
-    "CancelCollectives",
-    "FuseCollectives",
-    "InlinePrivateFunctions",
-    "LegalizeRedistribute",
-    "LowerDistIR",
-    "MergeReductions",
-    "MoveGathers",
-    "MoveSlices",
-    "OptimizeCollectives",
-    "OutlineRepeatedLayers",
-    "PropagateSharding",
-    "RemoveUnused",
-    "ScheduleCollectives",
-    "ShareCollectives",
-    "SplitCollectives",
-    "Traffic",
-    "TrafficInstrument",
-    "UseStockCollectives",
-    "distribute",
-    "pipeline",
-    "traffic",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

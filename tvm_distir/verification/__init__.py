@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from .compare import TOLERANCES, OutputReport, coarsest_float
-from .report import VerifyReport
-from .verifying import verify
+import lazy_loader
 
-__all__ = ["TOLERANCES", "OutputReport", "VerifyReport", "coarsest_float", "verify"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

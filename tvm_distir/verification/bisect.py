@@ -20,12 +20,11 @@ import numpy.typing as npt
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from ..analysis.partial import PartialState
-from ..ir import flat_types
-from ..ir.ops import dist_op_name
-from ..runtime.base import Engine
-from ..runtime.reference import Reference
-from ..runtime.sharded import ShardedArray, read_part
+from ..analysis import PartialState
+from ..ir import dist_op_name, flat_types
+from ..ir.rewrite import op_name, variables
+from ..runtime.engines import Engine, Reference
+from ..runtime.program import ShardedArray, read_part
 from ..transform import (
     AnnotateSharding,
     LegalizeRedistribute,
@@ -33,7 +32,6 @@ from ..transform import (
     OptimizeCollectives,
     PropagateSharding,
 )
-from ..transform.legalize.emit import op_name, variables
 from .compare import TOLERANCES, compare_output, peak
 from .traced import Traced, callee_name, leaf_paths, type_key
 from .twin import widened, widened_inputs

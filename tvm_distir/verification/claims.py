@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..program.program import Entry, Mesh, Op, Program
-from ..runtime.counts import CollectiveCount
+from ..program import Entry, Mesh, Op, Program
+from ..runtime.program import CollectiveCount
 
 Key = tuple[str, str, int]
 """Kind, axes joined by ``","`` (``"mesh0->mesh1"`` for a transfer), ranks per group."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tvm import ir, relax
 
 from ..ir import flat_types, tensor_type
-from ..runtime.layout import same_bits
+from ..runtime.program import same_bits
 
 Array = npt.NDArray[Any]
 

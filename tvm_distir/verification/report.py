@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import MismatchError
-from ..runtime.counts import CollectiveCount
+from ..runtime.program import CollectiveCount
 from .bisect import Fault
 from .claims import Claim
 from .compare import OutputReport

@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..ir import flat_types
-from ..transform.legalize.emit import substitute
+from ..ir.rewrite import substitute
 
 
 @dataclass(frozen=True)

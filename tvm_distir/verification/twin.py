@@ -28,7 +28,7 @@ import tvm
 from tvm import ir, relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
-from ..runtime.layout import np_dtype
+from ..runtime.program import np_dtype
 from .compare import OutputReport, compare_output, peak, root_mean_square
 
 Array = npt.NDArray[Any]

@@ -13,12 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
-from ..errors import DistIRError, RuntimeError_
+from ..errors import DistIRError, EngineError
 from ..program import export
-from ..runtime.base import Engine
+from ..runtime.engines import Engine, Reference, strip_annotations
 from ..runtime.engines import engine as make_engine
-from ..runtime.layout import same_bits
-from ..runtime.reference import Reference, strip_annotations
+from ..runtime.program import same_bits
 from .bisect import Fault, Search, first_difference
 from .claims import claimed_collectives, differences
 from .compare import OutputReport, coarsest_float, compare_outputs, largest, not_finite
@@ -39,7 +38,7 @@ def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list
 
 def file_weights(mod: ir.IRModule) -> dict[str, Any]:
     """Weights of the file a module came from, by name; none for modules without a file."""
-    from ..ir.attributes import FRONTEND_ATTR
+    from ..ir import FRONTEND_ATTR
 
     attrs: Any = mod.attrs or {}
     if FRONTEND_ATTR not in attrs or not str(attrs[FRONTEND_ATTR]["source"]):
@@ -67,7 +66,7 @@ class Draws:
 
     def draw(self, seed: int) -> list[Array]:
         """One array per parameter (see :func:`tvm_distir.frontend.draw_inputs`)."""
-        from ..frontend import draw_inputs
+        from .draw import draw_inputs
 
         return draw_inputs(self._mod, seed=seed, exact=self._exact, weights=self._weights)
 
@@ -75,7 +74,7 @@ class Draws:
 def refuse_nothing_proved(outputs: Sequence[Array]) -> None:
     """Refuse a reference with NaN or Inf (DIST0620), or without outputs (DIST0621)."""
     if not outputs:
-        raise RuntimeError_(
+        raise EngineError(
             "DIST0621", "the function has no output", place="main", remedy="Return a value."
         )
     for i, value in enumerate(outputs):
@@ -83,7 +82,7 @@ def refuse_nothing_proved(outputs: Sequence[Array]) -> None:
             continue
         bad = not_finite(value)
         if bad:
-            raise RuntimeError_(
+            raise EngineError(
                 "DIST0620",
                 f"{bad} of {value.size} values of the reference are NaN or Inf",
                 place=f"output {i}",
@@ -101,7 +100,7 @@ def refuse_constant_outputs(
         constant = [i for i in constant if same_bits(first[i], again[i])]
         if not constant:
             return
-    raise RuntimeError_(
+    raise EngineError(
         "DIST0621",
         f"{_DRAWS} other draws of the inputs gave the same bits",
         place=f"output{'s' * (len(constant) > 1)} {', '.join(map(str, constant))}",
@@ -126,7 +125,7 @@ def _run_whole(engine: Engine, dist: ir.IRModule, values: Sequence[Array]) -> tu
     """Whole outputs, and in words which ranks hold different bits of the same output, if any."""
     try:
         return engine.run(dist, values), ""
-    except RuntimeError_ as error:
+    except EngineError as error:
         if error.code != "DIST0604":
             raise
         parts = engine.run(dist, values, "sharded")
@@ -214,7 +213,7 @@ def verify(
 
     Raises
     ------
-    RuntimeError_
+    EngineError
         DIST0620 or DIST0621 when the comparison would prove nothing, and what
         :func:`tvm_distir.runtime.run` raises.
     """
@@ -238,7 +237,7 @@ def verify(
             # A comparison that proves nothing is refused first, whatever the run did.
             varied.result()
     if len(got) != len(expected):
-        raise RuntimeError_(
+        raise EngineError(
             "DIST0603",
             f"{len(got)} outputs, the original has {len(expected)}",
             place="main",

@@ -22,7 +22,7 @@ from tvm_distir.errors import DistIRError
 from tvm_distir.ir import flat_types
 from tvm_distir.plan import Plan
 from tvm_distir.runtime import Reference, VirtualEngine
-from tvm_distir.runtime.layout import np_dtype
+from tvm_distir.runtime.program.layout import np_dtype
 from tvm_distir.transform import (
     AnnotateSharding,
     LegalizeRedistribute,

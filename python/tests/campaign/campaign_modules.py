@@ -15,7 +15,7 @@ import numpy as np
 from campaign_writer import SIZE_WEIGHTS, SIZES, Callee, Item, Skip, Writer
 from tvm import ir, relax
 
-from tvm_distir.runtime.layout import np_dtype
+from tvm_distir.runtime.program.layout import np_dtype
 
 OPS = campaign_ops.OPS + campaign_ops_nn.OPS + campaign_ops_rare.OPS
 SHARES = np.array([share for share, _ in OPS]) / sum(share for share, _ in OPS)

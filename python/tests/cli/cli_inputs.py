@@ -120,6 +120,9 @@ def write_inputs(folder: Path) -> None:
         "syntax.py": MLP.replace("def main(", "def main((", 1),
         "nomodule.py": "x = 1\n",
         "badop.py": MLP.replace("R.nn.relu", "R.nn.relux"),
+        # More digits than Python reads.
+        "digits.json": json.dumps(plan()).replace('"dp": 2', f'"dp": {"1" * 5000}'),
+        "deep.json": "[" * 100000,
         "notjson.json": '{"schema_version": 1, "mesh": ',
         "list.json": "[1, 2]",
         "latin.py": "",
@@ -138,6 +141,15 @@ def write_inputs(folder: Path) -> None:
         "nomesh.json": {"schema_version": 1, "rules": []},
         "meshes.json": plan(mesh={"dp": 0}),
         "rulekey.json": plan(rules=[{"param": "x", "placemnt": "S[0], R"}]),
+        "many.json": plan(mesh={"dp": 1000, "tp": 1000}),
+        "big.json": plan(mesh={"dp": 10**19, "tp": 2}),
+        "start.json": {
+            "schema_version": 1,
+            "meshes": {"m": {"axes": {"dp": 2}, "start": 10**19}},
+            "rules": [],
+        },
+        "bigdim.json": one_rule(f"S[{'1' * 5000}], R"),
+        "odddim.json": one_rule("S[²], R"),
         "uneven2.json": one_rule("S[0], S[0]", mesh={"dp": 50, "tp": 70}),
     }
     for name, text in texts.items():

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import html
+import importlib.util
 import json
 import os
 import subprocess
@@ -19,7 +21,7 @@ from tvm_distir.analysis import check_level
 from tvm_distir.cli import main
 from tvm_distir.cli.terminal import wants_colour
 from tvm_distir.frontend import from_tvmscript
-from tvm_distir.runtime.collectives import wire_bytes
+from tvm_distir.system import wire_bytes
 
 PLAN = ["--plan", "plan.json", "--system", "dgx-a100"]
 STAGES = ("load", "plan", "annotate", "propagate", "legalize", "optimize", "lower")
@@ -139,7 +141,7 @@ def test_verify_with_the_weights_of_the_file(
 def test_a_difference_exits_70(
     work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from tvm_distir.runtime.virtual import VirtualEngine
+    from tvm_distir.runtime.engines.virtual.engine import VirtualEngine
 
     right = VirtualEngine.run_local
 
@@ -194,6 +196,34 @@ def test_colours_are_for_terminals_that_want_them(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("NO_COLOR")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
     assert not wants_colour()
+
+
+def test_an_axis_that_cuts_nothing_is_told(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On stderr, in the JSON and in the report; not where every axis cuts something."""
+    mesh = ["--mesh", "dp=2,tp=4,one=1", "--system", "dgx-a100", "--json", "--report", "r.html"]
+    code = main(["analyze", "mlp.py", "--strategy", "data_parallel", *mesh])
+    out, err = capsys.readouterr()
+    said = 'the mesh axis "tp" of "mesh0" cuts nothing: the 4 devices along it do the same work'
+    assert code == 0 and f"warning: {said}\n" in err and '"dp"' not in err and '"one"' not in err
+    assert json.loads(out)["warnings"] == [said]
+    assert f"Warning: {said}." in html.unescape((work / "r.html").read_text(encoding="utf-8"))
+    assert json_of(["analyze", "mlp.py", *PLAN], capsys)["warnings"] == []
+
+
+def test_a_missing_extra_is_told_before_any_work(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model is not even looked for."""
+    found = importlib.util.find_spec
+
+    def without_mpi(name: str, package: str | None = None) -> object:
+        return None if name == "mpi4py" else found(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without_mpi)
+    plan = ["--strategy", "data_parallel", "--mesh", "dp=2"]
+    assert main(["verify", "none.onnx", "--engine", "mpi", *plan]) == 1
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("DIST0111 engine mpi: ") and "tvm_distir[mpi]" in err
 
 
 def process(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:

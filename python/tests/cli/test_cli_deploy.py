@@ -12,7 +12,7 @@ import pytest
 import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.cli import main
-from tvm_distir.frontend import draw_inputs
+from tvm_distir.verification import draw_inputs
 
 MODEL = "zoo:gpt?layers=1,hidden=16,heads=2,seq=4,vocab=32,batch=2"
 PLACES = ["--strategy", "megatron", "--mesh", "tp=2"]

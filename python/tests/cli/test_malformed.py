@@ -19,6 +19,8 @@ from tvm_distir.errors import CODES
 
 MLP = "analyze mlp.py --system dgx-a100"
 STRATEGY = "--strategy data_parallel"
+ONNX = f"analyze mlp.onnx --system dgx-a100 {STRATEGY}"
+ZOO = "analyze --system dgx-a100 zoo:gpt"
 
 # (name, exit code, error code, command). Every command also asks for all outputs it can write.
 CASES = [
@@ -40,6 +42,17 @@ CASES = [
     ("mesh of no number", 1, "DIST0201", f"{MLP} {STRATEGY} --mesh dp=two"),
     ("batch 0", 2, "DIST0152", f"{MLP} {STRATEGY} --mesh dp=2 --batch 0"),
     ("seed", 2, "DIST0152", f"verify mlp.py {STRATEGY} --mesh dp=2 --engine virtual --seed -1"),
+    ("mesh of 20 digits", 1, "DIST0201", f"{MLP} {STRATEGY} --mesh dp={'1' * 20}"),
+    ("mesh of 5,000 digits", 1, "DIST0201", f"{MLP} {STRATEGY} --mesh dp={'1' * 5000}"),
+    ("mesh of a million devices", 1, "DIST0201", f"{MLP} {STRATEGY} --mesh dp=1000,tp=1000"),
+    ("batch of 20 digits", 2, "DIST0152", f"{ONNX} --mesh dp=2 --batch {'1' * 20}"),
+    ("batch of 5,000 digits", 2, "DIST0152", f"{ONNX} --mesh dp=2 --batch {'1' * 5000}"),
+    (
+        "seed of 5,000 digits",
+        2,
+        "DIST0152",
+        f"verify mlp.py {STRATEGY} --mesh dp=2 --engine virtual --seed {'1' * 5000}",
+    ),
     ("unknown pass", 2, "DIST0152", "opt -p propagat mlp.py"),
     ("empty pass", 2, "DIST0152", "opt -p annotate,,lower mlp.py"),
     ("annotate without plan", 2, "DIST0151", "opt -p annotate mlp.py"),
@@ -49,6 +62,8 @@ CASES = [
     ("folder is a file", 2, "DIST0153", f"{MLP} {STRATEGY} --mesh dp=2 -o plan.json"),
     ("folder in no folder", 2, "DIST0153", f"{MLP} {STRATEGY} --mesh dp=2 -o no/such"),
     ("two outputs, one file", 2, "DIST0151", f"{MLP} {STRATEGY} --mesh dp=2 --trace r.html"),
+    ("output called -", 2, "DIST0152", f"{MLP} {STRATEGY} --mesh dp=2 --report -"),
+    ("output into /proc", 2, "DIST0153", f"{MLP} {STRATEGY} --mesh dp=2 --report /proc/r.html"),
     ("opt into no folder", 2, "DIST0153", "opt -p propagate mlp.py -o no/out.py"),
     # Plans.
     ("missing plan", 1, "DIST0220", f"{MLP} --plan none.json"),
@@ -59,6 +74,13 @@ CASES = [
     ("plan without mesh", 1, "DIST0221", f"{MLP} --plan nomesh.json"),
     ("plan of another version", 1, "DIST0222", f"{MLP} --plan version.json"),
     ("mesh size in a plan", 1, "DIST0201", f"{MLP} --plan meshes.json"),
+    ("5,000 digits in a plan", 1, "DIST0220", f"{MLP} --plan digits.json"),
+    ("too deep a plan", 1, "DIST0220", f"{MLP} --plan deep.json"),
+    ("20 digits in a plan", 1, "DIST0201", f"{MLP} --plan big.json"),
+    ("a million devices in a plan", 1, "DIST0201", f"{MLP} --plan many.json"),
+    ("first device of 20 digits", 1, "DIST0221", f"{MLP} --plan start.json"),
+    ("placement of 5,000 digits", 1, "DIST0203", f"{MLP} --plan bigdim.json"),
+    ("placement of no decimal digit", 1, "DIST0203", f"{MLP} --plan odddim.json"),
     ("placement rank", 1, "DIST0204", f"{MLP} --plan rank.json"),
     ("placement text", 1, "DIST0203", f"{MLP} --plan placement.json"),
     ("placement dim", 1, "DIST0205", f"{MLP} --plan dim.json"),
@@ -68,6 +90,12 @@ CASES = [
     # Strategies.
     ("unknown strategy", 1, "DIST0230", f"{MLP} --strategy data_paralel --mesh dp=2"),
     ("strategy option", 1, "DIST0231", f"{MLP} {STRATEGY}:axes=dp --mesh dp=2"),
+    (
+        "strategy option of 5,000 digits",
+        1,
+        "DIST0231",
+        f"{MLP} --strategy zero:stage={'1' * 5000} --mesh dp=2",
+    ),
     ("strategy text", 1, "DIST0235", f"{MLP} {STRATEGY}: --mesh dp=2"),
     ("strategy axis", 1, "DIST0206", f"{MLP} {STRATEGY} --mesh tp=2"),
     ("mesh bigger than the batch", 1, "DIST0234", f"{MLP} {STRATEGY} --mesh dp=16"),
@@ -110,7 +138,22 @@ CASES = [
         "DIST0331",
         f"analyze zoo:gpt?sise=tiny --system dgx-a100 {STRATEGY} --mesh dp=2",
     ),
+    ("zoo of 20 digits", 1, "DIST0332", f"{ZOO}?batch={'1' * 20} {STRATEGY} --mesh dp=2"),
+    ("zoo of 5,000 digits", 1, "DIST0332", f"{ZOO}?hidden={'1' * 5000} {STRATEGY} --mesh dp=2"),
+    ("zoo of 100,000 layers", 1, "DIST0332", f"{ZOO}?layers=100000 {STRATEGY} --mesh dp=2"),
+    (
+        "size of a dim of 5,000 digits",
+        1,
+        "DIST0302",
+        f"analyze mlp.onnx?n={'1' * 5000} --system dgx-a100 {STRATEGY} --mesh dp=2",
+    ),
     # Systems, programs, engines.
+    (
+        "too deep a system",
+        1,
+        "DIST0702",
+        f"analyze mlp.py {STRATEGY} --mesh dp=2 --system deep.json",
+    ),
     ("unknown system", 1, "DIST0701", f"analyze mlp.py {STRATEGY} --mesh dp=2 --system dgx-a1000"),
     (
         "broken system",
@@ -197,8 +240,8 @@ def test_one_clear_message(
 
 def test_json_in_files_is_what_the_cases_say(inputs: Path) -> None:
     for path in inputs.glob("*.json"):
-        if path.name == "notjson.json":
-            with pytest.raises(json.JSONDecodeError):
+        if path.name in ("notjson.json", "digits.json", "deep.json"):
+            with pytest.raises((ValueError, RecursionError)):
                 json.loads(path.read_text())
         else:
             json.loads(path.read_text())

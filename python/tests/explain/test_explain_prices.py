@@ -14,11 +14,11 @@ from tvm import ir
 from tvm_distir.explain import explain
 from tvm_distir.explain.traffic import traffic_of
 from tvm_distir.frontend import zoo
-from tvm_distir.ir import mesh_axes, mesh_shape
+from tvm_distir.ir import COLLECTIVES, mesh_axes, mesh_shape
 from tvm_distir.ir.types import static_shape, tensor_type
 from tvm_distir.propagation import propagate
-from tvm_distir.runtime.collectives import TRAFFIC, wire_bytes
 from tvm_distir.strategy import compose, parse
+from tvm_distir.system import wire_bytes
 from tvm_distir.transform import AnnotateSharding, LegalizeRedistribute, PropagateSharding
 
 SCRIPT = """
@@ -144,7 +144,7 @@ def count_collectives(mod):
                 walk(by_name[str(call.op.name_hint)])
                 continue
             kind = str(getattr(call.op, "name", "")).removeprefix("relax.dist.")
-            if kind not in TRAFFIC:
+            if kind not in COLLECTIVES:
                 continue
             attrs = call.attrs
             every = attrs.mesh_axes if "mesh_axes" in attrs.keys() else [attrs.mesh_axis]

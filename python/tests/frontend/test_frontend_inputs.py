@@ -13,8 +13,9 @@ import tvm
 from tvm import relax, tirx
 
 from tvm_distir.errors import ModelError
-from tvm_distir.frontend import draw_inputs, from_tvmscript, input_specs, zoo
-from tvm_distir.frontend.draw import is_constant_filled
+from tvm_distir.frontend import from_tvmscript, zoo
+from tvm_distir.verification import draw_inputs, input_specs
+from tvm_distir.verification.draw import is_constant_filled
 
 FORUM = """
 @I.ir_module

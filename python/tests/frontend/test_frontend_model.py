@@ -14,7 +14,9 @@ import pytest
 import tvm_ffi
 
 from tvm_distir.errors import ModelError
-from tvm_distir.frontend import input_specs, load_model, onnx_gpt2, zoo
+from tvm_distir.frontend import load_model, zoo
+from tvm_distir.frontend.onnx import gpt2
+from tvm_distir.verification import input_specs
 
 SMALL = dict(layers=1, hidden=8, heads=2, vocab=19, positions=8)
 ROOT = Path(__file__).resolve().parents[3]
@@ -34,7 +36,7 @@ def test_zoo_strings():
 
 def test_onnx_strings(tmp_path):
     path = tmp_path / "m.onnx"
-    proto = onnx_gpt2.build(**SMALL, seq=4, batch="batch")
+    proto = gpt2.build(**SMALL, seq=4, batch="batch")
     path.write_bytes(proto.SerializeToString())
     model = load_model(str(path), batch=3)
     assert (model.name, model.kind, shape_of(model.mod)) == ("m", "onnx", (3, 4))

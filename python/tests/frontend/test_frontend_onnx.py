@@ -16,15 +16,9 @@ from onnx.reference import ReferenceEvaluator
 from tvm import relax
 
 from tvm_distir.errors import ModelError
-from tvm_distir.frontend import (
-    draw_inputs,
-    from_onnx,
-    from_tvmscript,
-    input_specs,
-    load_weights,
-    onnx_gpt2,
-)
-from tvm_distir.frontend.onnx_reader import with_batch
+from tvm_distir.frontend import from_onnx, from_tvmscript, load_weights
+from tvm_distir.frontend.onnx import gpt2, with_batch
+from tvm_distir.verification import draw_inputs, input_specs
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 LIGHT_NAMES = sorted(path.name for path in LIGHT.glob("light_*.onnx"))
@@ -73,7 +67,7 @@ def rows_agree(model, batch, data):
 
 @pytest.mark.parametrize(("batch", "fused"), [(1, False), (1, True), (2, True), ("batch", True)])
 def test_gpt2_at_another_batch_equals_the_reference(batch, fused):
-    model = onnx_gpt2.build(**SMALL, batch=batch, fused_qkv=fused)
+    model = gpt2.build(**SMALL, batch=batch, fused_qkv=fused)
     onnx.checker.check_model(model, full_check=True)
     rng = np.random.default_rng(0)
     for tensor in model.graph.initializer:  # larger than GPT-2's own, so that errors show
@@ -84,7 +78,7 @@ def test_gpt2_at_another_batch_equals_the_reference(batch, fused):
 
 
 def test_gpt2_has_the_published_vocabulary_and_weights_as_parameters():
-    model = onnx_gpt2.build(layers=1, hidden=8, heads=2)
+    model = gpt2.build(layers=1, hidden=8, heads=2)
     mod = from_onnx(model, batch=2)
     specs = {spec.name: spec for spec in input_specs(mod)}
     assert specs["wte.weight"].shape == (50257, 8)
@@ -142,7 +136,7 @@ def test_light_batch_of_2_equals_single_samples(name):
 
 
 def test_with_batch_keeps_a_valid_model_with_weights():
-    model = onnx_gpt2.build(**SMALL, batch=1)
+    model = gpt2.build(**SMALL, batch=1)
     wide = with_batch(model, 4)
     onnx.checker.check_model(wide, full_check=True)
     ids = np.random.default_rng(1).integers(0, 41, (4, 8))

@@ -13,10 +13,10 @@ from tvm import relax
 
 import tvm_distir as td
 from tvm_distir.errors import ModelError
-from tvm_distir.frontend import draw_inputs
-from tvm_distir.frontend.training import gradients
-from tvm_distir.frontend.training.reverse import reverse
 from tvm_distir.transform import InlinePrivateFunctions
+from tvm_distir.transform.gradient import gradients
+from tvm_distir.transform.gradient.reverse import reverse
+from tvm_distir.verification import draw_inputs
 
 TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 nn, op = relax.op.nn, relax.op

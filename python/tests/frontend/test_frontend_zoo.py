@@ -205,9 +205,9 @@ def test_gpt3_175b_by_formula():
 
 
 def test_big_models_build_fast_and_nested_has_one_layer():
-    start = time.perf_counter()
+    start = time.process_time()
     mod = zoo.llama(size="70b")
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
     assert sorted(gv.name_hint for gv in mod.get_global_vars()) == ["layer", "main"]
     layer = mod["layer"]
     assert "global_symbol" not in (layer.attrs or {})

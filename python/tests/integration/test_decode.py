@@ -16,7 +16,7 @@ from tvm import relax
 import tvm_distir as td
 from tvm_distir.analysis import check_level
 from tvm_distir.errors import LoweringError, PropagationError
-from tvm_distir.rules import PackedForm, register_packed_rule
+from tvm_distir.ops import PackedForm, register_packed_rule
 from tvm_distir.runtime import VirtualEngine
 from tvm_distir.transform import (
     AnnotateSharding,

@@ -12,7 +12,7 @@ import pytest
 import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.analysis import check_level
-from tvm_distir.frontend import onnx_gpt2
+from tvm_distir.frontend.onnx import gpt2
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 MODELS = sorted(p.name for p in LIGHT.glob("light_*.onnx"))
@@ -70,7 +70,7 @@ def gpt2_models():
 
 def _gpt2_onnx(folder):
     path = folder / "gpt2.onnx"
-    onnx.save(onnx_gpt2.build(vocab=50257, **GPT2), str(path))
+    onnx.save(gpt2.build(vocab=50257, **GPT2), str(path))
     return td.from_onnx(str(path))
 
 

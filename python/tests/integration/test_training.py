@@ -10,14 +10,9 @@ import pytest
 
 import tvm_distir as td
 from tvm_distir.analysis import check_level
-from tvm_distir.plan import Plan
+from tvm_distir.plan import Plan, data_positions
 from tvm_distir.strategy import make_plan
-from tvm_distir.strategy.facts import (
-    as_mesh_spec,
-    data_positions,
-    parameter_rule,
-    tensor_parameters,
-)
+from tvm_distir.strategy.facts import as_mesh_spec, parameter_rule, tensor_parameters
 from tvm_distir.strategy.training import with_updates
 from tvm_distir.transform import BucketGathers, BucketReductions
 

@@ -13,8 +13,7 @@ from collections import Counter
 import pytest
 
 import tvm_distir as td
-from tvm_distir.plan import Rule, parse_open_placement
-from tvm_distir.plan.schema import DEFAULT_MESH, Plan
+from tvm_distir.plan import DEFAULT_MESH, Plan, PlanRule, parse_open_placement
 from tvm_distir.strategy import make_plan
 from tvm_distir.strategy.training import with_updates
 
@@ -49,7 +48,7 @@ def of_tp(dist):
 def annotated(mod, value):
     """Megatron's weights, and one annotation: the sequence of one value over tp."""
     plan = make_plan(mod, STRATEGY, MESH)
-    rule = Rule("value", value, parse_open_placement("S[0], S[1]"), DEFAULT_MESH)
+    rule = PlanRule("value", value, parse_open_placement("S[0], S[1]"), DEFAULT_MESH)
     return with_updates(mod, Plan(plan.meshes, (*plan.rules, rule)))
 
 

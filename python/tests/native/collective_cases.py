@@ -14,10 +14,11 @@ import numpy as np
 import tvm
 import tvm_ffi
 
+from tvm_distir.collectives import meaning as collectives
+from tvm_distir.collectives import rooted
+from tvm_distir.ir import REDUCE_OPS
 from tvm_distir.native import ccl as native
-from tvm_distir.runtime import collectives, collectives_more
-from tvm_distir.runtime.collectives import REDUCE_OPS
-from tvm_distir.runtime.layout import same_bits
+from tvm_distir.runtime.program.layout import same_bits
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 INTS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
@@ -73,13 +74,13 @@ def sizes(rng, count, big):
 
 def all_reduce(rng, group, dtype, op, big):
     xs = [wild(rng, (3, big, 2), dtype) for _ in group]
-    want = collectives_more.reduce_terms(xs, op)
+    want = rooted.reduce_terms(xs, op)
     return [(x, [OPS.index(op)], want) for x in xs]
 
 
 def reduce_scatter(rng, group, dtype, op, big):
     xs = [wild(rng, (3, big, len(group), 2), dtype) for _ in group]
-    cut = collectives_more.reduce_terms(xs, op)
+    cut = rooted.reduce_terms(xs, op)
     return [(x, [2, OPS.index(op)], cut[:, :, i : i + 1]) for i, x in enumerate(xs)]
 
 
@@ -102,7 +103,7 @@ def collective_permute(rng, group, dtype, op, big):
 
 def broadcast(rng, group, dtype, op, big):
     xs, root = [wild(rng, (big, 7), dtype) for _ in group], int(rng.integers(len(group)))
-    want = collectives_more.broadcast(xs, root)
+    want = rooted.broadcast(xs, root)
     return [(x, [root], y) for x, y in zip(xs, want)]
 
 
@@ -112,7 +113,7 @@ def scatter(rng, group, dtype, op, big):
     shape = [3, 3]
     shape[dim] = sum(parts)
     x = wild(rng, shape, dtype)
-    want = collectives_more.scatter(x, parts, dim)
+    want = rooted.scatter(x, parts, dim)
     # What other ranks give as operand does not matter.
     return [(x if i == root else y, [root, dim], y) for i, y in enumerate(want)]
 
@@ -120,7 +121,7 @@ def scatter(rng, group, dtype, op, big):
 def gather(rng, group, dtype, op, big):
     root, dim = int(rng.integers(len(group))), int(rng.integers(2))
     xs = uneven(rng, group, dtype, dim, big)
-    want = collectives_more.gather(xs, dim)
+    want = rooted.gather(xs, dim)
     return [(x, [root, dim], want if i == root else None) for i, x in enumerate(xs)]
 
 
@@ -131,34 +132,9 @@ def uneven(rng, group, dtype, dim, big):
     return [wild(rng, shape, dtype) for shape in shapes]
 
 
-def uneven_all_gather(rng, group, dtype, op, big):
-    dim = int(rng.integers(2))
-    xs = uneven(rng, group, dtype, dim, big)
-    return [(x, [dim], collectives_more.gather(xs, dim)) for x in xs]
-
-
-def uneven_reduce_scatter(rng, group, dtype, op, big):
-    parts, dim = sizes(rng, len(group), big), int(rng.integers(2))
-    shape = [3, 3]
-    shape[dim] = sum(parts)
-    xs = [wild(rng, shape, dtype) for _ in group]
-    want = collectives_more.uneven_reduce_scatter(xs, parts, dim, op)
-    return [(x, [dim, OPS.index(op)], y) for x, y in zip(xs, want)]
-
-
-def uneven_all_to_all(rng, group, dtype, op, big):
-    gathered = int(rng.integers(2))
-    rows = [sizes(rng, len(group), big) for _ in group]
-    if gathered == 1:  # what a rank gets from all must fit together
-        rows = [rows[0]] * len(group)
-    xs = [wild(rng, (sum(row), 3), dtype) for row in rows]
-    want = collectives_more.uneven_all_to_all(xs, rows, gathered, 0)
-    return [(x, [gathered, 0, tvm_ffi.Shape(r)], y) for x, r, y in zip(xs, rows, want)]
-
-
 MAKERS = (
     all_reduce, reduce_scatter, all_gather, all_to_all, collective_permute, broadcast, scatter,
-    gather, uneven_all_gather, uneven_reduce_scatter, uneven_all_to_all,
+    gather,
 )  # fmt: skip
 
 
@@ -195,10 +171,10 @@ def run_cases(rank, ranks, seed):
                 raise AssertionError(
                     f"{maker.__name__} of {dtype}{list(x.shape)} {op} {arguments} over {groups}"
                 )
-        mail(rng, rank, groups, dtype, big)
+        messages(rng, rank, groups, dtype, big)
 
 
-def mail(rng, rank, groups, dtype, big):
+def messages(rng, rank, groups, dtype, big):
     """Every rank writes to the next of its group, twice under one tag."""
     values = {r: wild(rng, (2, big), dtype) for group in groups for r in group}
     group = next(g for g in groups if rank in g)
@@ -207,11 +183,11 @@ def mail(rng, rank, groups, dtype, big):
     for row in values[rank]:
         native.send(tvm.runtime.tensor(row), 3, after, pickle.dumps(row.shape))
     for row in values[before]:
-        label, size_bytes = native.await_letter(3, before, "a letter")
+        label, size_bytes = native.await_message(3, before, "a message")
         out = tvm.runtime.empty(pickle.loads(label), dtype)
-        native.take_letter(3, before, out)
+        native.take_message(3, before, out)
         if size_bytes != row.nbytes or not same_bits(out.numpy(), row):
-            raise AssertionError(f"a letter of {dtype}{list(row.shape)} from rank {before}")
+            raise AssertionError(f"a message of {dtype}{list(row.shape)} from rank {before}")
 
 
 @tvm_ffi.register_global_func(RUN, override=True)

@@ -10,12 +10,12 @@ import sys
 
 import pytest
 
-from tvm_distir.errors import EnvironmentError_
+from tvm_distir.errors import DependencyError
 from tvm_distir.native import LIBRARY_VARIABLE, Tasks, library_path, load_library, loader, schedule
 
 
 def refused():
-    with pytest.raises(EnvironmentError_) as caught:
+    with pytest.raises(DependencyError) as caught:
         load_library()
     assert caught.value.code == "DIST0110"
     assert caught.value.remedy
@@ -29,7 +29,7 @@ def test_variable_names_no_file(monkeypatch, tmp_path):
 
 def test_no_library_is_an_error_of_the_scheduler_too(monkeypatch, tmp_path):
     monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "none.so"))
-    with pytest.raises(EnvironmentError_):
+    with pytest.raises(DependencyError):
         schedule(Tasks.from_pairs([1], [0], []))
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from tvm_distir.errors import DistIRError, MeshError, PlanError
 from tvm_distir.ir import R
-from tvm_distir.plan import MeshSpec, Plan, Rule, labels_text, match_name, parse_open_placement
+from tvm_distir.plan import MeshSpec, Plan, PlanRule, labels_text, match_name, parse_open_placement
 
 CONTRACT = {
     "schema_version": 1,
@@ -38,9 +38,9 @@ def test_the_plan_of_the_contract_is_read() -> None:
     plan = Plan.from_dict(CONTRACT)
     assert plan.meshes == (MeshSpec("mesh0", {"dp": 2, "tp": 4}),)
     assert plan.rules == (
-        Rule("param", "*.q_proj.weight", (R, 0), stationary=True),
-        Rule("call", "layer", (0, R), index=0, arg=0),
-        Rule("value", "lv19", (0, None), function="main"),
+        PlanRule("param", "*.q_proj.weight", (R, 0), stationary=True),
+        PlanRule("call", "layer", (0, R), index=0, arg=0),
+        PlanRule("value", "lv19", (0, None), function="main"),
     )
     assert plan.rules[2].open_axes == (1,)
     assert plan.rules[2].closed_labels == (0, R)
@@ -216,10 +216,61 @@ def test_missing_and_binary_files_are_refused(tmp_path: Path) -> None:
 def test_rules_made_in_python_are_checked() -> None:
     mesh = MeshSpec("m", {"a": 2})
     with pytest.raises(PlanError, match="DIST0221"):
-        Rule("parm", "x", (0,))
+        PlanRule("parm", "x", (0,))
     with pytest.raises(MeshError, match="DIST0204"):
-        Plan((mesh,), (Rule("param", "x", (0, R), "m"),))
+        Plan((mesh,), (PlanRule("param", "x", (0, R), "m"),))
     with pytest.raises(PlanError, match="DIST0221"):
         Plan((), ())
     with pytest.raises(PlanError, match="DIST0221"):
         Plan((mesh, MeshSpec("m", {"a": 2}, start=2)), ())
+
+
+def test_all_faults_of_a_plan_are_told_at_once() -> None:
+    """Each with its place; those of one code keep it."""
+    data = _changed(
+        "r[0]['placement'] = 'R'; r[1]['args'] = r[1].pop('arg'); r[2]['mesh'] = 'mesh1'; "
+        "r.append({'param': 'x', 'placement': 'R, Q'}); r.append({'param': 'y', 'placement': 'R'})"
+    )
+    with pytest.raises(PlanError) as info:
+        Plan.from_dict(data, "p.json")
+    found = [(v.code, v.place) for v in info.value.violations]
+    assert info.value.code == "DIST0228" and info.value.place == "p.json"
+    assert found == [
+        ("DIST0204", 'p.json/rules/0 (param "*.q_proj.weight")'),
+        ("DIST0221", "p.json/rules/1/args"),
+        ("DIST0206", 'p.json/rules/2 (value "lv19")'),
+        ("DIST0203", "p.json/rules/3/placement"),
+        ("DIST0204", 'p.json/rules/4 (param "y")'),
+    ]
+    assert all(v.remedy for v in info.value.violations)
+    assert all(v.place in str(info.value) for v in info.value.violations)
+
+
+def test_faults_of_several_meshes_are_told_at_once() -> None:
+    """With those of the rules that can be seen without the meshes."""
+    with pytest.raises(PlanError) as info:
+        Plan.from_dict(_stages("m['stage0']['axes'] = {}; m['stage1'] = {}; r[0]['placement']='x'"))
+    assert [v.code for v in info.value.violations] == ["DIST0201", "DIST0221", "DIST0203"]
+    with pytest.raises(MeshError) as one:
+        Plan.from_dict(_stages("m['stage0']['axes'] = {}"))
+    assert (one.value.code, len(one.value.violations)) == ("DIST0201", 1)
+
+
+def test_a_plan_made_in_python_tells_all_its_faults() -> None:
+    mesh = MeshSpec("m", {"dp": 2})
+    rules = [PlanRule("param", "x", (0, R), "m"), PlanRule("param", "y", (0,), "n")]
+    with pytest.raises(PlanError) as info:
+        Plan((mesh, mesh), tuple(rules))
+    codes = [v.code for v in info.value.violations]
+    assert codes == ["DIST0221", "DIST0202", "DIST0204", "DIST0206"]
+
+
+def test_axes_that_cut_nothing() -> None:
+    rules = [
+        PlanRule("param", "x", (0, R, None), "a"),
+        PlanRule("param", "y", (R, R, R), "b"),
+    ]
+    axes = {"dp": 2, "tp": 4, "one": 1}
+    plan = Plan((MeshSpec("a", axes), MeshSpec("b", axes, start=8)), tuple(rules))
+    found = [(mesh.name, axis) for mesh, axis in plan.unused_axes()]
+    assert found == [("a", "tp"), ("b", "dp"), ("b", "tp")]

@@ -20,11 +20,11 @@ from typing import Any
 from joint_work import work
 
 from tvm_distir.ir import R
-from tvm_distir.propagation.cost import INFINITE
 from tvm_distir.propagation.decision import Decision, Instance
-from tvm_distir.propagation.forms import fits
-from tvm_distir.propagation.model import hold_on
-from tvm_distir.propagation.propagator import Propagator
+from tvm_distir.propagation.driver import Propagator
+from tvm_distir.propagation.solve.alternatives import fits
+from tvm_distir.propagation.solve.cost import INFINITE
+from tvm_distir.propagation.solve.problem import hold_on
 
 Combination = tuple[Any, ...]
 """One alternative (needs, gives, factor) per axis."""
@@ -70,7 +70,7 @@ class Joint:
     """
 
     def __init__(self, solver: Propagator, decision: Decision, entry: str = "main") -> None:
-        self.solver, self.shop, self.axes = solver, solver.shop, solver.axes
+        self.solver, self.prices, self.axes = solver, solver.prices, solver.axes
         self.ranks = [axis.size for axis in self.axes]
         self.nodes: list[Node] = []
         self.values: list[Value] = []
@@ -183,7 +183,7 @@ class Joint:
 
     def _cost(self, inst: Instance, k: int, combination: Combination) -> int:
         """Work of an op; what holding a free parameter of an entry costs."""
-        node, g, costs = inst.graph.nodes[k], inst.graph, self.shop.costs
+        node, g, costs = inst.graph.nodes[k], inst.graph, self.prices.costs
         if node.kind == "op" and node.rule is not None:
             return work(costs, node.rule, combination, self.ranks)
         if node.kind != "param" or not g.public:
@@ -211,8 +211,8 @@ class Joint:
             return 0
         pinned, held = value.held[a]
         size = self.local_bytes(value.size_bytes, labels, a)
-        size *= self.shop.costs.move if pinned else 1
-        return int(self.shop.conversions.supply(labels[a], needs, size, self.ranks[a], held)[0])
+        size *= self.prices.costs.move if pinned else 1
+        return int(self.prices.conversions.supply(labels[a], needs, size, self.ranks[a], held)[0])
 
     def _wanted_count(self, value: Value) -> set[int]:
         return {x for a in range(len(self.axes)) for x in self.wanted(value, a)}

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The joint problem as an integer program, solved by HiGHS through SciPy; and cases to solve."""
+"""The joint problem as an integer program, solved by HiGHS; and cases to solve."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import highspy
 import numpy as np
 from joint_problem import Joint, TooLarge, Value
 
 from tvm_distir.errors import DistIRError
 from tvm_distir.ir.types import relax_functions
 from tvm_distir.plan import Plan
-from tvm_distir.propagation.cost import INFINITE, Costs
-from tvm_distir.propagation.propagator import Propagator
+from tvm_distir.propagation.driver import Propagator
+from tvm_distir.propagation.solve.cost import INFINITE, Costs
 from tvm_distir.transform import AnnotateSharding
 
 TIME_LIMIT_S = 20.0
@@ -120,30 +121,40 @@ class _Program:
 
     def solve(self, limit_s: float) -> tuple[list[int] | None, bool]:
         """The best assignment found, and whether it is proven to be optimal."""
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import coo_matrix
-
-        entries = [(r, c, x) for r, (row, _, _) in enumerate(self.rows) for c, x in row.items()]
-        index_rows, index_columns, data = zip(*entries)
-        shape = (len(self.rows), len(self.costs))
-        matrix = coo_matrix((data, (index_rows, index_columns)), shape=shape).tocsr()
-        low = [low for _, low, _ in self.rows]
-        high = [high for _, _, high in self.rows]
-        whole = np.zeros(len(self.costs))
-        whole[: self.binaries] = 1
-        found: Any = milp(
-            np.array(self.costs),
-            constraints=LinearConstraint(matrix, low, high),
-            integrality=whole,
-            bounds=Bounds(0, np.array(self.upper)),
-            options={"time_limit": limit_s, "mip_rel_gap": 1e-9},
-        )
-        if found.x is None:
+        entries = [sorted(row.items()) for row, _, _ in self.rows]
+        kinds = highspy.HighsVarType
+        model = highspy.HighsLp()
+        model.num_col_, model.num_row_ = len(self.costs), len(self.rows)
+        model.col_cost_ = np.array(self.costs)
+        model.col_lower_, model.col_upper_ = np.zeros(len(self.costs)), np.array(self.upper)
+        model.row_lower_ = np.array([low for _, low, _ in self.rows])
+        model.row_upper_ = np.array([high for _, _, high in self.rows])
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = np.cumsum([0, *map(len, entries)]).astype(np.int32)
+        model.a_matrix_.index_ = np.array([c for row in entries for c, _ in row], dtype=np.int32)
+        model.a_matrix_.value_ = np.array([x for row in entries for _, x in row])
+        model.integrality_ = [
+            kinds.kInteger if i < self.binaries else kinds.kContinuous
+            for i in range(len(self.costs))
+        ]
+        solver = highspy.Highs()
+        for name, value in (
+            ("output_flag", False),
+            ("threads", 1),
+            ("time_limit", limit_s),
+            ("mip_rel_gap", 1e-9),
+        ):
+            solver.setOptionValue(name, value)
+        solver.passModel(model)
+        solver.run()
+        status = solver.getInfo().primal_solution_status
+        if status != highspy.SolutionStatus.kSolutionStatusFeasible:
             return None, False
+        found = solver.getSolution().col_value
         picked = []
         for node, first in zip(self.joint.nodes, self.at):
-            picked.append(int(np.argmax(found.x[first : first + len(node.costs)])))
-        return picked, found.status == 0
+            picked.append(int(np.argmax(found[first : first + len(node.costs)])))
+        return picked, solver.getModelStatus() == highspy.HighsModelStatus.kOptimal
 
 
 def gap_of(mod: Any, seed: int = 0, limit_s: float = TIME_LIMIT_S) -> Gap:

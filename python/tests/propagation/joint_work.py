@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from tvm_distir.propagation.cost import Costs
-from tvm_distir.rules import Rule
+from tvm_distir.ops import Rule
+from tvm_distir.propagation.solve.cost import Costs
 
 
 def split_axes(combination: Sequence[Any]) -> list[int]:

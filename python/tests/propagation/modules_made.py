@@ -11,10 +11,7 @@ from tvm import relax
 from tvm_distir.analysis import check_level
 from tvm_distir.ir import labels_of
 from tvm_distir.plan import Plan
-from tvm_distir.transform import (
-    AnnotateSharding,
-    PropagateSharding,
-)
+from tvm_distir.transform import AnnotateSharding, PropagateSharding
 
 F32 = "float32"
 

@@ -9,8 +9,8 @@ import itertools
 import pytest
 
 from tvm_distir.ir import P, R
-from tvm_distir.propagation.cost import INFINITE, Conversions, Costs
-from tvm_distir.propagation.routes import Route
+from tvm_distir.propagation.solve.conversions import Route
+from tvm_distir.propagation.solve.cost import INFINITE, Conversions, Costs
 from tvm_distir.system import System
 
 BYTES, RANKS = 1 << 20, 4
@@ -68,28 +68,28 @@ def test_a_held_value_is_not_communicated():
 
 def test_a_reduction_wanted_whole_is_complete_at_once():
     """P wanted as R and as a shard: the sum is finished first, the shard cut from it."""
-    route = Route(Conversions(Costs()), (P,), [(R,), (0,)], [0], [BYTES], [RANKS])
+    route = Route([Conversions(Costs())], (P,), [(R,), (0,)], [0], [BYTES], [RANKS])
     assert route.root == (R,)
     assert route.source((0,)) == (R,)
 
 
 def test_a_reduction_wanted_sharded_stays_partial():
     """P wanted as a shard only is reduce-scattered."""
-    route = Route(Conversions(Costs()), (P,), [(0,)], [0], [BYTES], [RANKS])
+    route = Route([Conversions(Costs())], (P,), [(0,)], [0], [BYTES], [RANKS])
     assert route.root == (P,)
     assert route.source((0,)) == (P,)
 
 
 def test_a_reduction_wanted_both_ways_stays_partial():
     """One consumer carries the partial sum on, another wants it whole: it is kept partial."""
-    route = Route(Conversions(Costs()), (P,), [(R,), (P,)], [0], [BYTES], [RANKS])
+    route = Route([Conversions(Costs())], (P,), [(R,), (P,)], [0], [BYTES], [RANKS])
     assert route.root == (P,)
     assert route.source((R,)) == (P,)
 
 
 def test_a_carried_partial_sum_is_not_complete_by_itself():
     """Without a reduction of its own the value stays partial until redistributed."""
-    route = Route(Conversions(Costs()), (P,), [(R,)], [], [BYTES], [RANKS])
+    route = Route([Conversions(Costs())], (P,), [(R,)], [], [BYTES], [RANKS])
     assert route.root == (P,)
     assert route.source((R,)) == (P,)
 
@@ -97,7 +97,7 @@ def test_a_carried_partial_sum_is_not_complete_by_itself():
 def test_two_axes_share_the_first_step():
     """Forms that differ along one axis come from the nearest form on their way."""
     route = Route(
-        Conversions(Costs()), (0, 1), [(R, 1), (R, R)], [], [BYTES, BYTES], [RANKS, RANKS]
+        [Conversions(Costs())] * 2, (0, 1), [(R, 1), (R, R)], [], [BYTES, BYTES], [RANKS, RANKS]
     )
     assert route.source((R, R)) == (R, 1)
     assert route.source((R, 1)) == (0, 1)
@@ -117,3 +117,48 @@ def test_costs_of_a_system_are_in_proportion_to_its_times(name):
     assert costs.flop * flops / gather == pytest.approx(product_s / gather_s, rel=0.15)
     empty_s = system.collective_time_s("all_gather", 0, [0, 1])
     assert costs.launch / gather == pytest.approx(empty_s / gather_s, rel=0.02)
+
+
+@pytest.mark.parametrize(("have", "want"), [*itertools.permutations((P, R, 0, 1), 2)])
+def test_memory_has_its_price_in_every_conversion(have, want):
+    """A copy in another form costs what the device keeps of it: a shard, or the whole value."""
+    price = 3
+    with_memory, without = (Conversions(Costs(keep=keep)) for keep in (price, 0))
+    kept_bytes = BYTES // RANKS if want >= 0 else BYTES
+    more = with_memory.cost(have, want, BYTES, RANKS) - without.cost(have, want, BYTES, RANKS)
+    assert more == price * kept_bytes
+
+
+def test_of_two_ways_memory_takes_the_one_that_keeps_less():
+    """A sum wanted as two shards: through the whole value, or scattered and then exchanged."""
+    plain, tight = (Conversions(Costs(keep=keep, launch=0)) for keep in (0, 1 << 20))
+    needs = frozenset((0, 1))
+    _, steps = tight.supply(P, needs, BYTES, RANKS)
+    assert all(want != R for _, want in steps)
+    assert tight.supply(P, needs, BYTES, RANKS)[0] > plain.supply(P, needs, BYTES, RANKS)[0]
+
+
+def test_a_single_device_has_weights_too():
+    """It sends nothing: what a wire byte would weigh is measured between two."""
+    system = System.load("dgx-a100")
+    assert Costs.from_system(system, ranks=1) == Costs.from_system(system, ranks=2)
+    alone = Costs.for_axes(system, "float16", [[[0]], [[0]]])
+    assert alone == Costs.from_system(system)
+
+
+def test_axes_are_weighed_by_their_own_links():
+    """Eight devices of a node, and eight of as many nodes that share the adapters."""
+    system, size = System.load("dgx-a100"), 1 << 30
+    near = [[8 * i + j for j in range(8)] for i in range(8)]
+    far = [[8 * i + j for i in range(8)] for j in range(8)]
+    costs = Costs.for_axes(system, "float16", [far, near])
+    sharing = system.nic_sharing(far)
+    spent_s = [
+        system.collective_time_s("all_gather", size, far[0], sharing),
+        system.collective_time_s("all_gather", size, near[0]),
+    ]
+    weighed = [Conversions(costs).along(a).cost(0, R, size, 8) for a in (0, 1)]
+    assert weighed[1] / weighed[0] == pytest.approx(spent_s[1] / spent_s[0], rel=0.02)
+    assert costs.wire == costs.along(0).wire > 2 * costs.along(1).wire
+    same = Costs.for_axes(system, "float16", [near, near])
+    assert same.links == () and same.along(1) is same

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,12 +14,9 @@ import joint_solver
 from joint_problem import Joint, TooLarge
 
 from tvm_distir.errors import DistIRError
-from tvm_distir.propagation.cost import INFINITE, Costs
-from tvm_distir.propagation.propagator import Propagator
+from tvm_distir.propagation.driver import Propagator
+from tvm_distir.propagation.solve.cost import INFINITE, Costs
 
-NEEDS_SCIPY = pytest.mark.skipif(
-    find_spec("scipy") is None, reason="SciPy, an extra of the project, is not installed"
-)
 MOST_ABOVE = 0.5
 """No decision of the sample costs half as much again as the joint optimum."""
 
@@ -30,7 +26,6 @@ def gaps():
     return list(joint_solver.gaps(0, 30))
 
 
-@NEEDS_SCIPY
 def test_decisions_are_the_joint_optimum_or_near_it(gaps):
     """Nearly all of 30 modules equal the proven optimum; the others are close to it."""
     assert all(gap.proven for gap in gaps)
@@ -38,7 +33,6 @@ def test_decisions_are_the_joint_optimum_or_near_it(gaps):
     assert max(gap.relative for gap in gaps) <= MOST_ABOVE
 
 
-@NEEDS_SCIPY
 def test_the_sample_has_calls_fan_out_and_several_axes(gaps):
     assert {gap.axes for gap in gaps} == {2, 3}
     assert any(gap.calls for gap in gaps)
@@ -58,7 +52,6 @@ def _problems():
         yield mod, solver, joint
 
 
-@NEEDS_SCIPY
 def test_the_integer_program_finds_what_enumeration_does():
     """On the tiniest problems all assignments are priced."""
     checked = 0

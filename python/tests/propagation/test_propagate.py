@@ -21,9 +21,7 @@ from tvm_distir.analysis import check_level
 from tvm_distir.errors import PropagationError
 from tvm_distir.frontend import zoo
 from tvm_distir.ir import labels_of
-from tvm_distir.transform import (
-    PropagateSharding,
-)
+from tvm_distir.transform import PropagateSharding
 
 SMALL = {"layers": 2, "hidden": 256, "heads": 16, "vocab": 512, "seq": 64, "batch": 16}
 

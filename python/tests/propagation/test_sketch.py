@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import tvm_distir as td
+from tvm_distir.plan import data_positions
 from tvm_distir.propagation import Costs
 from tvm_distir.propagation.decision import Decision, Instance
-from tvm_distir.propagation.graph import Axis
-from tvm_distir.propagation.propagator import Propagator
+from tvm_distir.propagation.driver import Propagator
+from tvm_distir.propagation.graph.graph import Axis
 from tvm_distir.propagation.search import Search
-from tvm_distir.strategy.facts import data_positions
 
 MODELS = {
     "gpt": {"size": "tiny", "layers": 3},

@@ -1,52 +1,123 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Problems too wide for elimination: pruning and the integer program, against exact answers."""
+"""Problems too wide for elimination: bounds, pruning, the integer program; against all answers."""
 
 from __future__ import annotations
 
-import builtins
 import itertools
 
 import numpy as np
 import pytest
-import tvm
 from tvm import relax
 from tvm.relax import op as R_
 
-from tvm_distir.errors import EnvironmentError_
-from tvm_distir.native import Problem, Tables
+from tvm_distir.native import INFINITE, Problem, Tables
 from tvm_distir.plan import Plan
-from tvm_distir.propagation import propagate, propagator, wide
-from tvm_distir.propagation.cost import INFINITE
+from tvm_distir.propagation import driver, propagate
+from tvm_distir.propagation.solve import exact
+from tvm_distir.propagation.solve.exact import minimise
 from tvm_distir.transform import AnnotateSharding
 
 
-def dense_problem(seed, count=9):
-    """Every pair of variables has a table."""
+def dense_problem(seed, count=9, triples=0):
+    """Most pairs of variables have a table, and some triples."""
     rng, tables = np.random.default_rng(seed), Tables()
     domains = [int(n) for n in rng.integers(2, 4, size=count)]
     factors = {}
-    for pair in itertools.combinations(range(count), 2):
-        if rng.random() < 0.8:
-            array = rng.integers(0, 100, size=[domains[v] for v in pair]).astype(np.int64)
-            if rng.random() < 0.2:
-                array[0, 0] = INFINITE
-            factors[pair], _ = tables.intern(array)
-    return tables, domains, factors
+    scopes = [pair for pair in itertools.combinations(range(count), 2) if rng.random() < 0.8]
+    every = list(itertools.combinations(range(count), 3))
+    scopes += [every[i] for i in rng.choice(len(every), size=triples, replace=False)]
+    for scope in scopes:
+        array = rng.integers(0, 100, size=[domains[v] for v in scope]).astype(np.int64)
+        if rng.random() < 0.2:
+            array[tuple(0 for _ in scope)] = INFINITE
+        factors[scope], _ = tables.intern(array)
+    return tables, Problem(domains, factors)
 
 
-@pytest.mark.parametrize("seed", range(25))
-@pytest.mark.parametrize("limit", [1 << 20, 30])
-def test_wide_problems_reach_the_optimum(seed, limit):
-    """With a limit that elimination exceeds, and with one it does not."""
-    pytest.importorskip("scipy", reason="SciPy is an extra: tvm_distir[solver]")
-    tables, domains, factors = dense_problem(seed)
-    choices = itertools.product(*map(range, domains))
-    best = min(tables.evaluate(Problem(domains, factors), v)[0] for v in choices)
-    found = wide.solve_wide(tables, Problem(domains, factors), limit, "test")
+def assignments(problem):
+    """All of them."""
+    return itertools.product(*map(range, problem.domains))
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("triples", [0, 3])
+@pytest.mark.parametrize("limit", [1 << 20, 200, 30, 4])
+def test_wide_problems_reach_the_optimum(seed, limit, triples):
+    """With limits that elimination exceeds early, late and never."""
+    tables, problem = dense_problem(seed, triples=triples)
+    best = min(tables.evaluate(problem, values)[0] for values in assignments(problem))
+    found = minimise(tables, problem, limit, "test")
     assert found.feasible
-    assert tables.evaluate(Problem(domains, factors), found.values)[0] == best
-    assert found.gap <= 1e-6 * best
+    assert tables.evaluate(problem, found.values)[0] == best
+    assert found.gap <= 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_integer_program_reaches_the_optimum(seed, monkeypatch):
+    """Bounds that get no time leave everything to the solver."""
+    monkeypatch.setattr(exact, "ROUNDS", 1)
+    tables, problem = dense_problem(seed)
+    best = min(tables.evaluate(problem, values)[0] for values in assignments(problem))
+    asked = []
+    real = exact.integer_optimum
+    monkeypatch.setattr(exact, "integer_optimum", lambda *a: asked.append(1) or real(*a))
+    found = minimise(tables, problem, 4, "test")
+    assert asked
+    assert tables.evaluate(problem, found.values)[0] == best
+    assert found.gap <= 1
+
+
+def test_what_cannot_be_is_told():
+    """Three variables that must differ in pairs, and have two states each."""
+    tables = Tables()
+    differ, _ = tables.intern(np.array([[INFINITE, 0], [0, INFINITE]], dtype=np.int64))
+    problem = Problem([2] * 3, {pair: differ for pair in itertools.combinations(range(3), 2)})
+    assert not minimise(tables, problem, 4, "test").feasible
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_bounds_hold_and_no_optimum_is_dropped(seed):
+    """In every round: the bound is at most the optimum, and all optimal states are left."""
+    rng, tables = np.random.default_rng(seed), Tables()
+    domains = [int(n) for n in rng.integers(2, 5, size=7)]
+    top = 10 ** int(rng.integers(1, 13))
+    factors = {}
+    for pair in itertools.combinations(range(7), 2):
+        if rng.random() < 0.7:
+            array = rng.integers(0, top, size=[domains[v] for v in pair]).astype(np.int64)
+            factors[pair], _ = tables.intern(array)
+    for v in range(7):
+        factors[(v,)], _ = tables.intern(rng.integers(0, top, size=domains[v]).astype(np.int64))
+    problem = Problem(domains, factors)
+    prices = {values: tables.evaluate(problem, values)[0] for values in assignments(problem)}
+    least = min(prices.values())
+    optimal = [values for values, price in prices.items() if price == least]
+    dual, before = tables.dual(problem, max(prices.values())), 0
+    for _ in range(30):
+        bound, best = dual.round()
+        assert before <= bound <= least <= best
+        assert tables.evaluate(problem, dual.labels())[0] == best
+        before, states = bound, dual.prune()
+        for values in optimal:
+            assert all(value in left for value, left in zip(values, states, strict=True))
+
+
+def test_restriction_and_width():
+    """A restricted problem costs what the whole one does; the width is that of the elimination."""
+    tables, problem = dense_problem(3, triples=2)
+    states = [[0] if v % 4 == 0 else list(range(n))[-2:] for v, n in enumerate(problem.domains)]
+    left = tables.restrict(problem, states)
+    for values in assignments(left.problem):
+        labels = [mine[i] for mine, i in zip(states, values, strict=True)]
+        total, forbidden = tables.evaluate(left.problem, values)
+        expected, never = tables.evaluate(problem, labels)
+        assert forbidden == never
+        if not never:
+            assert left.constant + total == expected
+    width = tables.width(problem)
+    assert not tables.eliminate(problem, limit=width).factors
+    assert tables.eliminate(problem, limit=width - 1).factors
 
 
 def dense_module(count=6):
@@ -76,30 +147,14 @@ def annotated():
 
 
 def test_propagation_through_the_integer_program_costs_the_same(monkeypatch):
-    """A module that needs wide tables: the limit lowered, the same cost is found."""
-    pytest.importorskip("scipy", reason="SciPy is an extra: tvm_distir[solver]")
-    exact = propagate(annotated())
+    """A module that needs wide tables: limit and rounds lowered, the same cost is found."""
+    plain = propagate(annotated())
     calls = []
-    real = wide._core
-    monkeypatch.setattr(propagator, "TABLE_LIMIT", 16)
-    monkeypatch.setattr(wide, "_core", lambda *args: calls.append(1) or real(*args))
+    real = exact.integer_optimum
+    monkeypatch.setattr(driver, "TABLE_LIMIT", 4)
+    monkeypatch.setattr(exact, "ROUNDS", 1)
+    monkeypatch.setattr(exact, "integer_optimum", lambda *a: calls.append(1) or real(*a))
     found = propagate(annotated())
     assert calls
-    assert found.bound <= exact.cost <= found.cost
-    assert found.cost - exact.cost <= 1e-6 * exact.cost
-
-
-def test_a_missing_solver_is_named(monkeypatch):
-    """Without SciPy the user is told what to install."""
-    real = builtins.__import__
-
-    def without_scipy(name, *args, **kwargs):
-        if name.startswith("scipy"):
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_scipy)
-    tables, domains, factors = dense_problem(0)
-    with pytest.raises(EnvironmentError_, match=r"DIST0111.*pip install scipy"):
-        wide.solve_wide(tables, Problem(domains, factors), 4, "test")
-    assert tvm.__version__
+    assert found.bound <= plain.cost <= found.cost
+    assert found.cost - plain.cost <= 1e-6 * plain.cost

@@ -31,7 +31,8 @@ def installed(distribution: metadata.Distribution) -> set[str]:
 
 
 def test_every_tracked_file_is_installed(files: list[Path], installed: set[str]) -> None:
-    expected = {path.as_posix() for path in files if path.parts[0] == "tvm_distir"}
+    packages = ("tvm_distir", "tvm_distir_command")
+    expected = {path.as_posix() for path in files if path.parts[0] in packages}
     assert expected - installed == set()
     assert "tvm_distir/py.typed" in expected
 

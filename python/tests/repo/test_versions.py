@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from tvm_distir import _versions
-from tvm_distir.errors import EnvironmentError_
+from tvm_distir.errors import DependencyError
 
 TVM, FFI = _versions.PINS
+Runner = Callable[[str], "subprocess.CompletedProcess[str]"]
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -98,7 +100,7 @@ def test_refusal_names_what_was_found_and_the_remedy(
     monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], code: str, words: str
 ) -> None:
     _fake(monkeypatch, versions)
-    with pytest.raises(EnvironmentError_, match=words) as caught:
+    with pytest.raises(DependencyError, match=words) as caught:
         _versions.check_versions()
     assert caught.value.code == code
     assert caught.value.remedy == (
@@ -111,19 +113,64 @@ def test_good_versions_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     _versions.check_versions()
 
 
-def test_import_refuses_before_tvm_is_loaded(tmp_path: Path) -> None:
-    """A wrong version is found on a path before the real one, and TVM is never imported."""
+@pytest.fixture
+def with_old_tvm(tmp_path: Path) -> Runner:
+    """Run a program that finds another version of TVM on a path before the real one."""
     info = tmp_path / "apache_tvm-0.26.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: apache-tvm\nVersion: 0.26.1\n")
-    program = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+
+    def run(program: str) -> subprocess.CompletedProcess[str]:
+        before = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {str(ROOT)!r}]\n"
+        return subprocess.run(
+            [sys.executable, "-c", before + program], capture_output=True, text=True
+        )
+
+    return run
+
+
+WRONG = "DIST0101 import: apache-tvm 0.26.1 is installed"
+
+
+def test_import_refuses_before_tvm_is_loaded(with_old_tvm: Runner) -> None:
+    done = with_old_tvm(
         "try:\n    import tvm_distir\n"
         "except Exception as error:\n    print(error)\n"
         "print(sorted({'tvm', 'tvm_ffi'} & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     message, loaded = done.stdout.splitlines()
-    assert message.startswith("DIST0101 import: apache-tvm 0.26.1 is installed")
+    assert message.startswith(WRONG)
     assert loaded == "[]"
+
+
+def test_import_never_ends_the_process(with_old_tvm: Runner) -> None:
+    """Whatever the program is called: it can catch the error."""
+    done = with_old_tvm(
+        "sys.argv[0] = '/bin/tvm-distir'\n"
+        "try:\n    import tvm_distir\nexcept Exception:\n    print('caught')\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "caught\n", "")
+
+
+def test_the_command_says_so_in_one_line(with_old_tvm: Runner) -> None:
+    name, _, function = _script().partition(":")
+    done = with_old_tvm(f"import {name}\nsys.exit({name}.{function}())\n")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(WRONG) and len(done.stderr.splitlines()) == 1
+
+
+def test_the_command_hides_no_other_failure(tmp_path: Path) -> None:
+    program = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.modules['tvm_distir'] = None\n"
+        f"import tvm_distir_command\nsys.exit(tvm_distir_command.main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" in done.stderr
+
+
+def _script() -> str:
+    """What the console script calls, ``module:function``."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (found,) = re.findall(r'^tvm-distir = "(.*)"$', text, re.MULTILINE)
+    return found

@@ -12,7 +12,7 @@ from tvm import ir, relax
 
 import tvm_distir  # registers the ops
 from tvm_distir.ir import local_shape, mesh_shape, ops, parse_placement
-from tvm_distir.runtime.layout import np_dtype
+from tvm_distir.runtime.program.layout import np_dtype
 
 Port = tuple[str, Sequence[int], str, str]
 """name, whole shape, dtype, placement"""

@@ -14,8 +14,8 @@ from tvm import relax
 
 import tvm_distir as td
 from tvm_distir import strategy
-from tvm_distir.frontend import draw_inputs
 from tvm_distir.ir import ops
+from tvm_distir.verification import draw_inputs
 
 Case = tuple[Any, list[Any]]
 

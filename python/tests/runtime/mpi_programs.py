@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from tvm_distir.runtime import mpi_world
-from tvm_distir.runtime.collectives import REDUCE_OPS, Collective, apply
-from tvm_distir.runtime.fabric import Aborted
-from tvm_distir.runtime.layout import np_dtype, same_bits
-from tvm_distir.runtime.mpi_fabric import MpiFabric
-from tvm_distir.runtime.tiles import Transfer
+from tvm_distir.collectives.meaning import Collective, apply
+from tvm_distir.collectives.tiles import Transfer
+from tvm_distir.ir import REDUCE_OPS
+from tvm_distir.runtime.collectives.fabric import Aborted
+from tvm_distir.runtime.engines.mpi import world as mpi_world
+from tvm_distir.runtime.engines.mpi.fabric import MpiFabric
+from tvm_distir.runtime.program.layout import np_dtype, same_bits
 
 DTYPES = ("float32", "bfloat16", "float16", "bool", "float64", "int8", "int32", "int64", "uint8")
 SIZES = ((4, 6), (8, 1100))  # with their header, and after it
@@ -81,7 +82,7 @@ def collectives() -> None:
     print(f"rank {rank}: {count} right", flush=True)
 
 
-def letters() -> None:
+def messages() -> None:
     """Move a tensor between two meshes, uneven shards and replicas among them, there and back."""
     world = mpi_world.world(TIMEOUT_S)
     fabric = MpiFabric(world, range(world.size))
@@ -161,7 +162,7 @@ def run_module(case: str) -> None:
     from mpi_cases import CASES
 
     import tvm_distir as td
-    from tvm_distir.runtime.mpi import MpiEngine
+    from tvm_distir.runtime.engines.mpi.engine import MpiEngine
 
     mod, inputs = CASES[case]()
     want = td.run(mod, inputs, engine="virtual")
@@ -183,13 +184,13 @@ def recovers() -> None:
     from mpi_cases import CASES
 
     import tvm_distir as td
-    from tvm_distir.runtime.mpi import MpiEngine
+    from tvm_distir.runtime.engines.mpi.engine import MpiEngine
 
     mod, inputs = CASES["one_mesh"]()
     rank = mpi_world.world(60).rank
     try:
         MpiEngine(60).run(mod, inputs if rank != 1 else inputs[:-1])
-    except td.errors.RuntimeError_ as err:
+    except td.errors.EngineError as err:
         print(f"rank {rank}: {err.code}", flush=True)
     got = MpiEngine(60).run(mod, inputs)
     want = td.run(mod, inputs, engine="virtual")
@@ -209,5 +210,5 @@ def other_module() -> None:
 
 
 if __name__ == "__main__":
-    PROGRAMS = (collectives, letters, fault, run_module, recovers, other_module)
+    PROGRAMS = (collectives, messages, fault, run_module, recovers, other_module)
     {p.__name__: p for p in PROGRAMS}[sys.argv[1]](*sys.argv[2:])

@@ -14,9 +14,9 @@ from mpi_cases import CASES
 from test_runtime_mpi import needs_mpi
 
 from tvm_distir.runtime import ThreadsEngine, VirtualEngine
-from tvm_distir.runtime.layout import same_bits
-from tvm_distir.runtime.mpi import MpiEngine
-from tvm_distir.runtime.processes import ProcessesEngine
+from tvm_distir.runtime.engines.mpi.engine import MpiEngine
+from tvm_distir.runtime.engines.processes.engine import ProcessesEngine
+from tvm_distir.runtime.program.layout import same_bits
 
 ENGINES = {
     "threads": ThreadsEngine,

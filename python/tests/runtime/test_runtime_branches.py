@@ -14,12 +14,12 @@ from test_runtime_mpi import needs_mpi
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.errors import RuntimeError_
+from tvm_distir.errors import EngineError
 from tvm_distir.ir import ops
 from tvm_distir.runtime import Reference, ThreadsEngine, VirtualEngine
-from tvm_distir.runtime.layout import same_bits
-from tvm_distir.runtime.mpi import MpiEngine
-from tvm_distir.runtime.processes import ProcessesEngine
+from tvm_distir.runtime.engines.mpi.engine import MpiEngine
+from tvm_distir.runtime.engines.processes.engine import ProcessesEngine
+from tvm_distir.runtime.program.layout import same_bits
 
 sys.path.append(str(Path(__file__).parents[1] / "transform"))
 
@@ -136,7 +136,7 @@ def test_ranks_that_take_different_branches_are_named(engine):
     """Planted: the ranks meet in different collectives; the engine says which, and goes on."""
     mod, plan = one_mesh()
     here = engine(10)
-    with pytest.raises(RuntimeError_, match=r"rank 1") as caught:
+    with pytest.raises(EngineError, match=r"rank 1") as caught:
         here.run(parted(), [np.ones(4, "float32")])
     assert all(word in str(caught.value) for word in ("max", "sum")), caught.value
     _, inputs = next(every_way(mod))

@@ -10,11 +10,11 @@ from level5_modules import Level5, arrival, draw, ops
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.errors import EnvironmentError_, RuntimeError_
+from tvm_distir.errors import DependencyError, EngineError
 from tvm_distir.native import LIBRARY_VARIABLE
 from tvm_distir.runtime import ThreadsEngine, VirtualEngine
-from tvm_distir.runtime.groups import axes_of_groups
-from tvm_distir.runtime.layout import same_bits
+from tvm_distir.runtime.program.groups import axes_of_groups
+from tvm_distir.runtime.program.layout import same_bits
 
 
 def several_collectives():
@@ -76,13 +76,13 @@ def test_groups_that_belong_to_no_call_get_the_smallest_axes():
 
 
 def test_unknown_collectives():
-    with pytest.raises(RuntimeError_, match=r'DIST0601.*"nativ".*Did you mean "native"'):
+    with pytest.raises(EngineError, match=r'DIST0601.*"nativ".*Did you mean "native"'):
         ThreadsEngine(collectives="nativ")
 
 
 def test_without_the_library_native_fails_and_python_runs(monkeypatch, tmp_path):
     monkeypatch.setenv(LIBRARY_VARIABLE, str(tmp_path / "none.so"))
     mod, x = several_collectives(), np.ones((4, 6), "float32")
-    with pytest.raises(EnvironmentError_, match="DIST0110"):
+    with pytest.raises(DependencyError, match="DIST0110"):
         ThreadsEngine(20).run(mod, [x])
     assert len(ThreadsEngine(20, collectives="python").run(mod, [x])) == 1

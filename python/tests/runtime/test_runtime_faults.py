@@ -38,7 +38,7 @@ def test_a_broken_rank_is_named_in_time_and_the_engine_goes_on(name, fault, monk
     engine, before = table.engine_for(name, TIMEOUT_S), set(table._named_memory())
     start_s = time.monotonic()
     text = failure_of(engine, fault)
-    assert time.monotonic() - start_s < TIMEOUT_S + GRACE_S + 1.5
+    assert time.monotonic() - start_s < TIMEOUT_S + GRACE_S + 4  # of LONG_S
     assert re.search(fault.text, text, re.DOTALL), text
     assert not [n for n in table._named_memory() - before if "tvm" in n]
     table.run_program(table.engine_for(name, 20))

@@ -10,8 +10,8 @@ from level5_modules import Level5, ops
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.errors import RuntimeError_
-from tvm_distir.runtime.layout import same_bits
+from tvm_distir.errors import EngineError
+from tvm_distir.runtime.program.layout import same_bits
 
 ENGINES = ["virtual", "threads", "processes"]
 
@@ -106,7 +106,7 @@ def test_no_box_is_read_twice():
 def test_a_part_of_another_box_is_refused():
     swapped = {**X_BOXES, 0: X_BOXES[1], 1: X_BOXES[0]}
     x = td.ShardedArray(parts(X, swapped, (3, 3)), (5, 6), swapped)
-    with pytest.raises(RuntimeError_, match=r"rank 0 holds \[0:3, 3:6\] .* needs \[0:3, 0:3\]"):
+    with pytest.raises(EngineError, match=r"rank 0 holds \[0:3, 3:6\] .* needs \[0:3, 0:3\]"):
         td.run(module(), [x, W], engine="virtual")
 
 
@@ -127,7 +127,7 @@ def test_a_part_of_another_box_is_refused():
     ],
 )
 def test_what_does_not_fit_is_refused(x, says):
-    with pytest.raises(RuntimeError_, match=f'DIST0602 input 0 "x": .*{says}'):
+    with pytest.raises(EngineError, match=f'DIST0602 input 0 "x": .*{says}'):
         td.run(module(), [x, W], engine="threads")
 
 
@@ -138,17 +138,56 @@ def test_names_with_dots_and_names_given_twice():
     ones = np.ones(4, "float32")
     (y,) = td.run(build.get(), {"a.x": ones}, engine="virtual")
     assert np.array_equal(y, ones + ones)
-    with pytest.raises(RuntimeError_, match='DIST0602 inputs: "a_x" is given twice'):
+    with pytest.raises(EngineError, match='DIST0602 inputs: "a_x" is given twice'):
         td.run(build.get(), {"a.x": ones, "a_x": ones}, engine="virtual")
 
 
 def test_an_unknown_form_of_outputs():
-    with pytest.raises(RuntimeError_, match='DIST0607 outputs: no form of outputs "half"'):
+    with pytest.raises(EngineError, match='DIST0607 outputs: no form of outputs "half"'):
         td.run(module(), [X, W], outputs="half")
 
 
 def test_parts_that_cannot_be_joined():
-    with pytest.raises(RuntimeError_, match="not known which box"):
+    with pytest.raises(EngineError, match="not known which box"):
         td.ShardedArray({0: X}).whole()
-    with pytest.raises(RuntimeError_, match=r"the ranks \[0\] do not hold all of it"):
+    with pytest.raises(EngineError, match=r"the ranks \[0\] do not hold all of it"):
         td.ShardedArray({0: X[:3, :3]}, (5, 6), {0: X_BOXES[0]}).whole()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "told"),
+    [
+        (
+            {"x": X.T.astype("int32"), "v": W},
+            [
+                ("inputs", 'there is no input "v"'),
+                ('input 1 "w"', "missing: w; float32[6, 6] is needed"),
+                ('input 0 "x"', "shape (6, 5) given, (5, 6) needed"),
+                ('input 0 "x"', "type int32 given, float32 needed"),
+            ],
+        ),
+        (
+            [X[:2], W.astype("float64")],
+            [
+                ('input 0 "x"', "shape (2, 6) given, (5, 6) needed"),
+                ('input 1 "w"', "type float64 given, float32 needed"),
+            ],
+        ),
+        ({}, [(f'input {i} "{n}"', f"missing: {n}") for i, n in enumerate("xw")]),
+    ],
+)
+def test_all_that_does_not_fit_is_told_at_once(inputs, told):
+    with pytest.raises(EngineError) as caught:
+        td.run(module(), inputs, engine="virtual")
+    found = caught.value
+    assert (found.code, found.place, found.what) == ("DIST0602", "inputs", f"{len(told)} faults")
+    assert all(v.code == "DIST0602" and v.remedy for v in found.violations)
+    for one, (place, what) in zip(found.violations, told, strict=True):
+        assert one.place == place
+        assert one.what.startswith(what)
+        assert str(one) in str(found)
+
+
+def test_what_is_no_array_is_refused():
+    with pytest.raises(EngineError, match=r'DIST0602 input 0 "x": no array: '):
+        td.run(module(), [[[1.0], [1.0, 2.0]], W], engine="virtual")

@@ -16,10 +16,11 @@ import pytest
 from mpi_cases import CASES
 
 import tvm_distir as td
-from tvm_distir.errors import EnvironmentError_, RuntimeError_
-from tvm_distir.runtime import VirtualEngine, mpi_launch
-from tvm_distir.runtime.layout import same_bits
-from tvm_distir.runtime.mpi import MpiEngine
+from tvm_distir.errors import DependencyError, EngineError
+from tvm_distir.runtime import VirtualEngine
+from tvm_distir.runtime.engines.mpi import launch as mpi_launch
+from tvm_distir.runtime.engines.mpi.engine import MpiEngine
+from tvm_distir.runtime.program.layout import same_bits
 
 PROGRAMS = Path(__file__).with_name("mpi_programs.py")
 NO_MPI = "no MPI: mpi4py and mpiexec (the extra mpi) are not installed"
@@ -57,7 +58,7 @@ def test_every_collective_gives_the_bits_of_the_reference(count):
 
 @needs_mpi
 def test_transfers_between_meshes():
-    assert start(4, "letters").count("right") == 4
+    assert start(4, "messages").count("right") == 4
 
 
 @needs_mpi
@@ -88,7 +89,7 @@ def test_too_few_processes():
 
 @needs_mpi
 def test_without_a_linker_the_processes_compile(monkeypatch):
-    monkeypatch.setattr("tvm_distir.runtime.lowered.find_compiler", lambda: None)
+    monkeypatch.setattr("tvm_distir.runtime.program.lowered.find_compiler", lambda: None)
     mod, inputs = CASES["one_mesh"]()
     (want,) = VirtualEngine().run(mod, inputs)
     (got,) = MpiEngine(60).run(mod, inputs)
@@ -97,7 +98,7 @@ def test_without_a_linker_the_processes_compile(monkeypatch):
 
 def test_no_mpi4py(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(EnvironmentError_, match=r"DIST0111 engine mpi: .*needs mpi4py"):
+    with pytest.raises(DependencyError, match=r"DIST0111 engine mpi: .*needs mpi4py"):
         mpi_launch.find_launcher()
 
 
@@ -105,14 +106,14 @@ def test_no_launcher(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(EnvironmentError_, match="DIST0113 engine mpi: there is no mpiexec"):
+    with pytest.raises(DependencyError, match="DIST0113 engine mpi: there is no mpiexec"):
         mpi_launch.find_launcher()
 
 
 @needs_mpi
 def test_a_launcher_that_cannot_be_started():
     mod, inputs = CASES["one_mesh"]()
-    with pytest.raises(EnvironmentError_, match=r"DIST0113 .*/nowhere/mpirun cannot be started"):
+    with pytest.raises(DependencyError, match=r"DIST0113 .*/nowhere/mpirun cannot be started"):
         MpiEngine(60, launcher=["/nowhere/mpirun"]).run(mod, inputs)
 
 
@@ -123,7 +124,7 @@ def test_a_launcher_of_another_mpi(tmp_path):
     alone.write_text('#!/bin/sh\nshift 2\nexec "$@"\n')
     alone.chmod(0o755)
     mod, inputs = CASES["one_mesh"]()
-    with pytest.raises(EnvironmentError_, match="4 processes were started, mpi4py sees 1"):
+    with pytest.raises(DependencyError, match="4 processes were started, mpi4py sees 1"):
         MpiEngine(60, launcher=[str(alone)]).run(mod, inputs)
 
 
@@ -155,5 +156,5 @@ def test_rows_of_replicas_that_differ_are_named():
         return bb.emit(relax.op.add(x, index))
 
     build.entry([("x", (4,), "float32", "R")], [("y", (4,), "float32", "R")], body)
-    with pytest.raises(RuntimeError_, match='DIST0604 main/output 0 "y": ranks 0 and 1'):
+    with pytest.raises(EngineError, match='DIST0604 main/output 0 "y": ranks 0 and 1'):
         MpiEngine(60).run(build.get(), [np.zeros(4, "float32")])

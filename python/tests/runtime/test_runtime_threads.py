@@ -19,9 +19,9 @@ from level5_modules import Level5, draw, ops, there_and_back
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.errors import RuntimeError_
+from tvm_distir.errors import EngineError
 from tvm_distir.runtime import ThreadsEngine, VirtualEngine
-from tvm_distir.runtime.layout import same_bits
+from tvm_distir.runtime.program.layout import same_bits
 
 R = np.random.default_rng
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool"]
@@ -317,7 +317,7 @@ FAILURES = [
 )
 def test_failures_are_named_and_the_session_goes_on(actions, text):
     start = time.monotonic()
-    with pytest.raises(RuntimeError_, match=text):
+    with pytest.raises(EngineError, match=text):
         ThreadsEngine(timeout_s=20).run(per_rank(actions), [ONES])
     assert time.monotonic() - start < 15  # nobody waited for the timeout
     (y,) = ThreadsEngine(20).run(per_rank({}), [ONES])
@@ -326,7 +326,7 @@ def test_failures_are_named_and_the_session_goes_on(actions, text):
 
 def test_a_rank_that_does_not_arrive_in_time():
     engine = ThreadsEngine(timeout_s=0.3)
-    with pytest.raises(RuntimeError_, match=r"DIST0613.*waited 0.3 s in all_reduce.* for rank 2"):
+    with pytest.raises(EngineError, match=r"DIST0613.*waited 0.3 s in all_reduce.* for rank 2"):
         engine.run(per_rank({2: sleeps}), [ONES])
     (y,) = engine.run(per_rank({}), [ONES])
     assert np.array_equal(y, 9 * ONES)
@@ -359,14 +359,14 @@ def test_a_receive_without_a_send():
         [],
         [1],
     )
-    with pytest.raises(RuntimeError_, match=r"DIST0610.*rank 2 waits in receive of transfer 5"):
+    with pytest.raises(EngineError, match=r"DIST0610.*rank 2 waits in receive of transfer 5"):
         ThreadsEngine(20).run(build.get(), [ONES])
 
 
 def test_a_call_outside_of_a_run_is_refused():
     x = tvm.runtime.tensor(ONES)
     ThreadsEngine(20).run(per_rank({}), [ONES])
-    with pytest.raises(RuntimeError_, match="DIST0605"):
+    with pytest.raises(EngineError, match="DIST0605"):
         packed("all_reduce")(x, tvm_ffi.Shape([0]), 1, 0, x)
 
 
@@ -378,6 +378,52 @@ def test_the_environment_stays_as_it_was(monkeypatch):
     ThreadsEngine(20).run(mod, [ONES])
     assert seen == ["1"]
     assert "TVM_NUM_THREADS" not in os.environ
+
+
+def test_a_forked_child_runs_with_threads_of_its_own(tmp_path):
+    """Also a child that is forked while another thread of its parent runs."""
+    script = tmp_path / "forks.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import os, signal, sys, threading
+            sys.path.insert(0, {os.path.dirname(__file__)!r})
+            import test_runtime_threads as t
+
+            def good():
+                (y,) = t.ThreadsEngine(20).run(mod, [t.ONES])
+                return (y == 9 * t.ONES).all()
+
+            def forked():
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(60)
+                    os._exit(0 if good() else 1)
+                return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+            codes, begun, ended = [], threading.Event(), threading.Event()
+            mod = t.per_rank({{}})
+            assert good()
+            codes.append(forked())
+            waits = t.per_rank({{1: lambda x, out: (begun.set(), ended.wait(90))}})
+            busy = threading.Thread(target=lambda: t.ThreadsEngine(120).run(waits, [t.ONES]))
+            busy.start()
+            begun.wait(90)
+            codes.append(forked())
+            ended.set()
+            busy.join()
+            assert good()
+            print(*codes)
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", str(script)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.stdout.split() == ["0", "0"], done.stdout + done.stderr
 
 
 def test_a_process_that_failed_ends_normally(tmp_path):
@@ -392,7 +438,7 @@ def test_a_process_that_failed_ends_normally(tmp_path):
             for actions in ({{1: t.raises}}, {{2: t.gathers}}):
                 try:
                     t.ThreadsEngine(20).run(t.per_rank(actions), [t.ONES])
-                except t.RuntimeError_ as err:
+                except t.EngineError as err:
                     print(err.code)
             """
         )

@@ -17,10 +17,10 @@ from tvm import relax
 from tvm.relax.distributed import Placement
 
 import tvm_distir as td
-from tvm_distir.errors import MismatchError, RuntimeError_
+from tvm_distir.errors import EngineError, MismatchError
 from tvm_distir.runtime import engine, run
-from tvm_distir.runtime.kernels import compile_module, host_target, order_loops
-from tvm_distir.runtime.reference import Reference, strip_annotations
+from tvm_distir.runtime.engines.reference import Reference, strip_annotations
+from tvm_distir.runtime.program.kernels import compile_module, host_target, order_loops
 from tvm_distir.verification import verify
 from tvm_distir.verification.compare import TOLERANCES, coarsest_float, compare_output
 
@@ -137,7 +137,7 @@ def test_nan_in_the_reference_is_refused():
     def bad(bb, x, w):
         return bb.emit(relax.op.sqrt(bb.emit(relax.op.matmul(x, w))))
 
-    with pytest.raises(RuntimeError_, match=r"DIST0620 output 0: \d+ of 24 values"):
+    with pytest.raises(EngineError, match=r"DIST0620 output 0: \d+ of 24 values"):
         verify(original(bad), None, dist=distributed())
 
 
@@ -150,7 +150,7 @@ def test_nan_in_the_reference_is_refused():
     ],
 )
 def test_a_constant_output_is_refused(body):
-    with pytest.raises(RuntimeError_, match="DIST0621 output 0"):
+    with pytest.raises(EngineError, match="DIST0621 output 0"):
         verify(original(body), None, dist=distributed())
 
 
@@ -162,12 +162,12 @@ def test_run_takes_an_engine_by_name_or_object():
 
 
 def test_an_unknown_engine_names_the_nearest():
-    with pytest.raises(RuntimeError_, match=r'DIST0601.*"thread".*Did you mean "threads"'):
+    with pytest.raises(EngineError, match=r'DIST0601.*"thread".*Did you mean "threads"'):
         run(distributed(), [], "thread")
 
 
 def test_a_module_without_dist_io_is_refused():
-    with pytest.raises(RuntimeError_, match=r"DIST0603.*LowerDistIR"):
+    with pytest.raises(EngineError, match=r"DIST0603.*LowerDistIR"):
         run(original(), [], "virtual")
 
 
@@ -227,7 +227,7 @@ def test_reordered_loops_give_the_bits_of_the_default_build(name):
 
 
 def test_a_module_that_does_not_compile_is_named():
-    with pytest.raises(RuntimeError_, match=r"DIST0606 module: .*annotate_sharding"):
+    with pytest.raises(EngineError, match=r"DIST0606 module: .*annotate_sharding"):
         compile_module(original(annotated))
 
 

@@ -11,7 +11,8 @@ from tvm import relax
 
 import tvm_distir as td
 from tvm_distir.runtime import VirtualEngine
-from tvm_distir.runtime.kernels import KernelCache
+from tvm_distir.runtime.program import KernelCache
+from tvm_distir.runtime.program.compiled import _Known
 
 R = np.random.default_rng
 
@@ -91,6 +92,20 @@ def test_a_private_function_called_many_times_compiles_once():
     assert np.array_equal(y, want)
     assert kernels.compiled == 2  # the product, and the sum after the collective
     assert engine.collectives[0].count == 3
+
+
+def test_modules_of_one_hash_keep_their_own_kernels(monkeypatch):
+    """TVM's structural hashes of unlike modules meet."""
+    monkeypatch.setattr(_Known, "_key", lambda self, mod: (0, "cpu"))
+    mesh, kernels = td.device_mesh({"tp": 2}), KernelCache()
+    x = draw(R(3), (4, 4), "float32")
+    for op, want in ((relax.op.add, x + x), (relax.op.multiply, x * x), (relax.op.add, x + x)):
+        build = Level5(mesh)
+        port = ((4, 4), "float32", "R")
+        build.entry([("x", *port)], [("y", *port)], lambda bb, v, op=op: bb.emit(op(v, v)))
+        (y,) = VirtualEngine(kernels).run(build.get(), [x])
+        assert np.array_equal(y, want)
+    assert kernels.compiled == 2
 
 
 def test_tuple_items_do_not_cut_a_segment():
@@ -225,7 +240,7 @@ def test_meshes_that_wait_for_each_other_are_named():
     build.entry(port, port, waits(first, second, 1), 0, False)
     build.entry(port, port, waits(second, first, 2), 1, False, [1], [1])
     x = np.zeros(4, "float32")
-    with pytest.raises(td.errors.RuntimeError_, match=r"DIST0610.*ranks \[0, 1\].*ranks \[2, 3\]"):
+    with pytest.raises(td.errors.EngineError, match=r"DIST0610.*ranks \[0, 1\].*ranks \[2, 3\]"):
         VirtualEngine().run(build.get(), [x, x])
 
 
@@ -238,7 +253,7 @@ def test_a_missing_all_reduce_is_seen_as_differing_replicas():
         lambda bb, x, w: bb.emit(relax.op.matmul(x, w)),
     )
     x, w = np.arange(8, dtype="float32").reshape(2, 4), np.ones((4, 2), "float32")
-    with pytest.raises(td.errors.RuntimeError_, match=r'DIST0604 main/output 0 "y": ranks 0 and 1'):
+    with pytest.raises(td.errors.EngineError, match=r'DIST0604 main/output 0 "y": ranks 0 and 1'):
         VirtualEngine().run(build.get(), [x, w])
 
 
@@ -254,5 +269,5 @@ def test_a_missing_all_reduce_is_seen_as_differing_replicas():
 )
 def test_inputs_that_do_not_fit(inputs, text):
     x, w = np.zeros((4, 8), "float32"), np.zeros((8, 6), "float32")
-    with pytest.raises(td.errors.RuntimeError_, match="DIST0602.*" + text):
+    with pytest.raises(td.errors.EngineError, match="DIST0602.*" + text):
         VirtualEngine().run(matmul_module({"tp": 2}, [0]), inputs(x, w))

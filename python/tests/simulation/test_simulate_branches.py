@@ -44,6 +44,23 @@ def test_the_dearer_branch_runs_and_is_named(then_us, else_us, taken):
     assert found.to_dict()["branches"] == [vars(branch)]
 
 
+def test_a_branch_waits_for_a_condition_that_is_communicated():
+    """All-reduce of 4000 bytes by 4: 10 us, 6 steps of 1 us, 6000 bytes at 1000 a us; then 9, 1.
+
+    The condition comes over the wire, so nothing but itself keeps the branch from starting.
+    """
+    then = Build().param("x").compute("t", "x", 9, 10)
+    other = Build().param("x").compute("e", "x", 4, 10)
+    main = Build().param("x", 10).param("p", 4000).collective("c", "p", "all_reduce", 4000, 4)
+    inputs, outputs = main.of("c x x"), (main.new("y", 10),)
+    main.ops.append(Op("y", "branch", "If", inputs, outputs, callee="then", otherwise="other"))
+    main.compute("out", "y", 1, 10)
+    functions = {"then": then.done("t"), "other": other.done("e"), "main": main.done("out")}
+    for fold in (True, False):
+        found = simulate(program((("a",), (4,)), **functions), SYSTEM, fold_devices=fold)
+        assert found.time_s == pytest.approx((10 + 6 + 6 + 9 + 1) * MICRO)
+
+
 def test_a_branch_survives_json():
     made = choosing(3, 4)
     assert Program.from_json(made.to_json()) == made
@@ -56,7 +73,7 @@ def test_programs_with_broken_branches_are_refused():
     for change, message in (
         ({"otherwise": "nobody"}, "no function 'nobody'"),
         ({"inputs": good.functions["main"].ops[at].inputs[:-1]}, "take 4 tensors, the call has 3"),
-        ({"otherwise": ""}, "no text|two functions"),
+        ({"otherwise": ""}, "not a text|two functions"),
     ):
         ops = list(good.functions["main"].ops)
         ops[at] = replace(ops[at], **change)

@@ -11,13 +11,13 @@ import sys
 import pytest
 
 from tvm_distir.frontend import load_model
-from tvm_distir.frontend.draw import draw_inputs
 from tvm_distir.program import export
-from tvm_distir.runtime.virtual import VirtualEngine
+from tvm_distir.runtime.engines.virtual.engine import VirtualEngine
 from tvm_distir.simulation import simulate
 from tvm_distir.strategy import make_plan
 from tvm_distir.system import System
-from tvm_distir.transform.pipeline import distribute
+from tvm_distir.transform.distribute import distribute
+from tvm_distir.verification.draw import draw_inputs
 
 GPT = "zoo:gpt?layers=2,hidden=16,heads=4,vocab=37,positions=8,batch=4,seq=8"
 

@@ -56,7 +56,7 @@ def test_spans_of_a_thread_do_not_overlap(tmp_path):
     )  # fmt: skip
     one = (("x",), (1,))
     result = simulate(program(one, one, one, **mains), SYSTEM)
-    write_trace(result, tmp_path / "t.json")
+    result.to_perfetto(tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     threads = {}
     for span in events:
@@ -71,7 +71,7 @@ def test_spans_of_a_thread_do_not_overlap(tmp_path):
 
 
 def test_memory_counter(result, tmp_path):
-    write_trace(result, tmp_path / "t.json")
+    result.to_perfetto(tmp_path / "t.json")
     events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     for device, steps in result.memory_timeline.items():
         found = [
@@ -83,8 +83,8 @@ def test_memory_counter(result, tmp_path):
 
 def test_same_bytes_every_time(result, tmp_path):
     again = simulate(random_program(np.random.default_rng(5)), SYSTEM)
-    write_trace(result, tmp_path / "a.json")
-    write_trace(again, tmp_path / "b.json")
+    result.to_perfetto(tmp_path / "a.json")
+    again.to_perfetto(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
 
 
@@ -103,8 +103,7 @@ def test_a_failure_leaves_the_old_file(result, tmp_path):
         raise RuntimeError("stop")
 
     lane = SimpleNamespace(devices=(0,), mesh="m", memory=(), events=broken, timeline=())
-    bad = SimpleNamespace(lanes=(lane,), devices=(0,), system="s")
     with pytest.raises(RuntimeError, match="stop"):
-        write_trace(bad, path)
+        write_trace("s", [lane], 1, path)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["t.json"]

@@ -13,8 +13,7 @@ from tvm import ir, relax
 from tvm_distir import strategy
 from tvm_distir.errors import PlanError
 from tvm_distir.ir import R
-from tvm_distir.plan import labels_text
-from tvm_distir.strategy.facts import data_positions
+from tvm_distir.plan import data_positions, labels_text
 
 
 def module(attrs: dict[str, Any] | None = None, name: str = "main", **params: str) -> ir.IRModule:
@@ -84,7 +83,7 @@ def test_an_entry_of_another_name_and_several_entries() -> None:
 
 def test_names_with_pattern_signs_are_meant_literally() -> None:
     mod = module({"num_input": 1, "dist.param_names": ["x[0]", "x*"]}, a="8", b="4")
-    from tvm_distir.transform.annotate import AnnotateSharding
+    from tvm_distir.transform.annotate.passes import AnnotateSharding
 
     out = AnnotateSharding(strategy.data_parallel(mod, {"dp": 2}))(mod)
     placed = [str(b.value.attrs.placement) for b in out["main"].body.blocks[0].bindings[:2]]

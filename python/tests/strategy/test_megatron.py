@@ -17,8 +17,8 @@ from tvm.script.parser import relax as R
 from tvm_distir import strategy
 from tvm_distir.errors import PlanError
 from tvm_distir.frontend import zoo
+from tvm_distir.ir import COLLECTIVES, is_private, shard_slices
 from tvm_distir.ir import R as WHOLE
-from tvm_distir.ir import is_private, shard_slices
 from tvm_distir.plan import Plan, labels_text, match_name
 from tvm_distir.strategy.megatron import role_of
 from tvm_distir.transform import AnnotateSharding, LegalizeRedistribute, PropagateSharding
@@ -71,10 +71,10 @@ def onnx_gpt2(path: Path, fused_qkv: bool) -> ir.IRModule:
     """Two layers, four heads, batch 4."""
     onnx = pytest.importorskip("onnx")
     from tvm_distir.frontend import from_onnx
-    from tvm_distir.frontend.onnx_gpt2 import build
+    from tvm_distir.frontend.onnx import gpt2
 
     onnx.save(
-        build(hidden=64, heads=4, vocab=503, positions=64, batch=4, fused_qkv=fused_qkv), path
+        gpt2.build(hidden=64, heads=4, vocab=503, positions=64, batch=4, fused_qkv=fused_qkv), path
     )
     return from_onnx(path)
 
@@ -196,9 +196,6 @@ def _collectives(mod: ir.IRModule, name: str = "main") -> dict[str, int]:
     return counts
 
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute")
-
-
 def _legalized(mod: ir.IRModule, text: str) -> ir.IRModule:
     plan = strategy.make_plan(mod, text, {"dp": 2, "tp": 2})
     return LegalizeRedistribute()(PropagateSharding()(AnnotateSharding(plan)(mod)))
@@ -296,7 +293,7 @@ def test_models_that_do_not_fit(build: Any, axes: int, code: str, words: str) ->
     with pytest.raises(PlanError) as info:
         strategy.megatron(build(), {"tp": axes})
     assert info.value.code == code
-    assert words in info.value.what
+    assert words in str(info.value)
     assert "(megatron)" in info.value.place
     assert info.value.remedy
 

@@ -5,20 +5,24 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 import pytest
-from tvm import ir
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
 from tvm_distir import strategy
 from tvm_distir.cli.options import add_model_options
-from tvm_distir.errors import DistIRError, MeshError, PlanError
+from tvm_distir.errors import DependencyError, DistIRError, MeshError, PlanError
 from tvm_distir.ir import R as WHOLE
 from tvm_distir.ir import device_mesh
-from tvm_distir.plan import MeshSpec, Plan, Rule
+from tvm_distir.plan import MeshSpec, Plan, PlanRule
 from tvm_distir.strategy import StrategySpec, parse
-from tvm_distir.strategy import registry as registered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Install = Callable[[str, str, str], object]
 
 MESH = MeshSpec("mesh0", {"dp": 2, "tp": 4})
 
@@ -33,17 +37,25 @@ class Linear:
         return y
 
 
+COLUMNS = """
+from tvm_distir.plan import MeshSpec, Plan, PlanRule
+from tvm_distir.strategy import plan_maker
+
+@plan_maker
+def columns(mod: object, mesh: MeshSpec, axis: str = "tp", parts: int = 2) -> Plan:
+    labels = tuple(1 if name == axis else None for name in mesh.axes)
+    return Plan((mesh,), (PlanRule("param", "w", labels), PlanRule("value", "y", labels)))
+
+def no_strategy(mod, mesh):
+    return None
+"""
+
+
 @pytest.fixture
-def columns() -> object:
-    """A strategy of a user's own, registered for one test."""
-
-    @strategy.register_strategy("columns")
-    def columns(mod: ir.IRModule, mesh: MeshSpec, axis: str = "tp", parts: int = 2) -> Plan:
-        labels = tuple(1 if name == axis else None for name in mesh.axes)
-        return Plan((mesh,), (Rule("param", "w", labels), Rule("value", "y", labels)))
-
-    yield columns
-    del registered._STRATEGIES["columns"]
+def columns(install: Install) -> None:
+    """A strategy of another package, installed for one test."""
+    points = "[tvm_distir.strategies]\ncolumns = dist_c:columns\nnone = dist_c:no_strategy\n"
+    install("dist_c", COLUMNS, points)
 
 
 def test_texts_are_read() -> None:
@@ -84,9 +96,9 @@ def test_a_users_strategy_composes_with_the_built_in_ones(columns: object) -> No
     plan = strategy.compose(Linear, MESH, "data_parallel:axis=dp+columns:parts=3")
     assert plan.meshes == (MESH,)
     assert plan.rules == (
-        Rule("param", "x", (0, WHOLE)),
-        Rule("param", "w", (WHOLE, 1), stationary=False),
-        Rule("value", "y", (None, 1)),
+        PlanRule("param", "x", (0, WHOLE)),
+        PlanRule("param", "w", (WHOLE, 1), stationary=False),
+        PlanRule("value", "y", (None, 1)),
     )
     with pytest.raises(PlanError, match=r"DIST0231.*parts=a"):
         parse("columns:parts=a")
@@ -96,8 +108,8 @@ def test_axes_that_nobody_fills_are_closed_for_parameters_only(columns: object) 
     mesh = MeshSpec("mesh0", {"dp": 2, "tp": 4, "idle": 3})
     plan = strategy.compose(Linear, mesh, [StrategySpec("columns")])
     assert plan.rules == (
-        Rule("param", "w", (WHOLE, 1, WHOLE)),
-        Rule("value", "y", (None, 1, None)),
+        PlanRule("param", "w", (WHOLE, 1, WHOLE)),
+        PlanRule("value", "y", (None, 1, None)),
     )
 
 
@@ -118,13 +130,24 @@ def test_plans_for_different_meshes_do_not_merge() -> None:
 
 
 def test_registering_is_checked(columns: object) -> None:
-    with pytest.raises(PlanError, match="DIST0230"):
-        strategy.register_strategy("columns")(lambda mod, mesh: Plan((mesh,), ()))
+    with pytest.raises(DependencyError, match=r"DIST0114.*plan_maker"):
+        strategy.find_strategy("none")
     with pytest.raises(PlanError, match="DIST0231"):
-        strategy.register_strategy("other")(lambda mod, mesh, axis: Plan((mesh,), ()))
-    known = ["columns", "data_parallel", "expert_parallel", "megatron"]
-    known += ["spatial_parallel", "tensor_parallel", "zero"]
-    assert list(strategy.strategies()) == known
+        strategy.plan_maker(lambda mod, mesh, axis: Plan((mesh,), ()))
+    with pytest.raises(PlanError, match="DIST0231"):
+        strategy.plan_maker(lambda mod, mesh, axis=object(): Plan((mesh,), ()))
+    assert strategy.strategy_names()[-2:] == ("columns", "none")
+
+
+def test_a_strategy_says_what_its_options_are() -> None:
+    for name in strategy.strategy_names():
+        info = strategy.find_strategy(name)
+        assert info.summary and info.function is getattr(strategy, name)
+        assert "axis" in info.options and not {"before", "others"} & set(info.options)
+        assert all(option.help for option in info.options.values()), name
+    assert strategy.find_strategy("zero").looks_at == "others"
+    assert strategy.find_strategy("tensor_parallel").looks_at == "before"
+    assert strategy.find_strategy("megatron").looks_at is None
 
 
 @pytest.mark.parametrize(
@@ -157,10 +180,10 @@ def test_a_mesh_may_be_given_in_tvms_form() -> None:
     assert plan.meshes[0].device_ids == (5, 1)
 
 
-def test_the_command_line_lists_the_strategies() -> None:
+def test_the_command_line_lists_the_strategies(columns: None) -> None:
     parser = argparse.ArgumentParser()
     add_model_options(parser)
     listed = parser.format_help()
-    names = [n for n, f in strategy.strategies().items() if f.__module__.startswith("tvm_distir.")]
-    assert "zero" in names
+    names = strategy.strategy_names()
+    assert "zero" in names and "columns" in names
     assert [name for name in names if name not in listed] == []

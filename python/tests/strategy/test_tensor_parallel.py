@@ -21,6 +21,7 @@ from tvm_distir.ir import R as WHOLE
 from tvm_distir.plan import Plan
 from tvm_distir.propagation import Costs
 from tvm_distir.propagation.explore import Explorer
+from tvm_distir.propagation.solve import exact
 from tvm_distir.simulation.result import Result
 from tvm_distir.strategy.tensor_parallel import Bounds, bounds_of, search
 
@@ -193,6 +194,23 @@ def test_dims_that_others_use_up_are_avoided() -> None:
     assert len(placed) == 3
     for tensor, expert in placed.values():
         assert (tensor > 0, expert) == (True, 0)
+
+
+@pytest.mark.parametrize("model", ["gpt", "llama"])
+def test_a_training_step_needs_no_integer_program(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lives from forward to backward couples all: bounds and pruning find the optimum."""
+
+    def never(*_: Any) -> None:
+        raise AssertionError("the integer solver was asked")
+
+    monkeypatch.setattr(exact, "integer_optimum", never)
+    mod = td.train_step(td.zoo.build(model, {"size": "tiny", "layers": 2}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = strategy.tensor_parallel(mod, {"tp": 2})
+    assert any(label == 0 for rule in plan.rules for label in rule.placement)
 
 
 def test_layers_share_one_specialisation() -> None:

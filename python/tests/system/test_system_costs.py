@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from tvm_distir.errors import SimulationError
-from tvm_distir.system import COLLECTIVE_KINDS, System, wire_bytes
+from tvm_distir.ir import COLLECTIVES, TRANSFERS
+from tvm_distir.system import System, wire_bytes
 
 # 100 TFLOP/s in float16, 10 elsewhere, 1 TB/s; 4 devices per node, 100 GB/s inside;
 # 2 adapters of 10 GB/s. Efficiencies 0.5 and 0.8.
@@ -93,7 +94,7 @@ def test_wire_bytes_by_simulating_the_ring(n):
 
 def test_wire_bytes_round_up_and_vanish_alone():
     assert wire_bytes("all_reduce", 1, 3) == 2  # 4/3
-    for kind in COLLECTIVE_KINDS[:-2]:
+    for kind in COLLECTIVES:
         assert wire_bytes(kind, 1000, 1) == 0
 
 
@@ -146,7 +147,7 @@ def test_all_to_all_between_nodes():
 
 
 def test_monotone():
-    for kind in COLLECTIVE_KINDS:
+    for kind in (*COLLECTIVES, *TRANSFERS):
         for ranks in ((0, 1), range(8), (0, 4), range(16)):
             times = [seconds(kind, size, ranks) for size in (0, 1, 10**6, 10**9)]
             assert times == sorted(times)

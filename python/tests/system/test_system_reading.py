@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from tvm_distir.errors import SystemError_
+from tvm_distir.errors import HardwareError
 from tvm_distir.system import System, system_names
 from tvm_distir.system.reading import DATA
 
@@ -61,7 +61,7 @@ def test_frozen():
 
 
 def refused(data, code="DIST0703"):
-    with pytest.raises(SystemError_) as caught:
+    with pytest.raises(HardwareError) as caught:
         System.from_dict(data, "s.json")
     assert caught.value.code == code
     return str(caught.value)
@@ -81,7 +81,7 @@ def changed(data, path, value):
 
 
 def test_missing_names_the_available():
-    with pytest.raises(SystemError_) as caught:
+    with pytest.raises(HardwareError) as caught:
         System.load("dgx-a10")
     text = str(caught.value)
     assert text.startswith("DIST0701")
@@ -94,7 +94,7 @@ def test_missing_names_the_available():
 def test_no_json(tmp_path, content):
     path = tmp_path / "broken.json"
     path.write_text(content)
-    with pytest.raises(SystemError_) as caught:
+    with pytest.raises(HardwareError) as caught:
         System.load(path)
     assert caught.value.code == "DIST0702"
     assert str(path) in str(caught.value)
@@ -103,7 +103,7 @@ def test_no_json(tmp_path, content):
 def test_binary_file(tmp_path):
     path = tmp_path / "binary.json"
     path.write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(SystemError_, match="DIST0702"):
+    with pytest.raises(HardwareError, match="DIST0702"):
         System.load(path)
 
 

@@ -13,7 +13,6 @@ from tvm.script.parser import relax as R
 
 import tvm_distir as td
 from tvm_distir.analysis import check_level
-from tvm_distir.frontend import draw_inputs
 from tvm_distir.transform import (
     AnnotateSharding,
     LegalizeRedistribute,
@@ -21,6 +20,7 @@ from tvm_distir.transform import (
     OptimizeCollectives,
     PropagateSharding,
 )
+from tvm_distir.verification import draw_inputs
 
 C, D = 'c: R.Tensor((), "bool")', 'd: R.Tensor((), "bool")'
 X, W = 'x: R.Tensor((4, 8), "float32")', 'w: R.Tensor((8, 8), "float32")'

@@ -15,10 +15,11 @@ import tvm_distir as td
 from tvm_distir.analysis import check_level
 from tvm_distir.ir import R, as_dtensor, flat_types, placement_of
 from tvm_distir.ir.ops import dist_op_name
-from tvm_distir.rules import rule_of
+from tvm_distir.ir.rewrite.substitute import substitute
+from tvm_distir.ir.rewrite.writer import with_body
+from tvm_distir.ops import rule_of
 from tvm_distir.runtime import Reference, VirtualEngine
 from tvm_distir.transform.legalize import LegalizeRedistribute
-from tvm_distir.transform.legalize.emit import substitute, with_body
 from tvm_distir.transform.lower import LowerDistIR
 
 

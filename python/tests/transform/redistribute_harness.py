@@ -17,13 +17,13 @@ import numpy as np
 from tvm import relax
 
 import tvm_distir as td
+from tvm_distir.collectives.calls import decode_collective
+from tvm_distir.collectives.meaning import all_reduce, apply
 from tvm_distir.ir import P, R, local_shape, placement_text, shard_slices
-from tvm_distir.runtime.calls import decode_collective
-from tvm_distir.runtime.collectives import all_reduce, apply
-from tvm_distir.runtime.layout import np_dtype
+from tvm_distir.redistribution.shards import terms_move
+from tvm_distir.redistribution.steps import exchange_step
+from tvm_distir.runtime.program.layout import np_dtype
 from tvm_distir.transform.legalize.moves import step_call
-from tvm_distir.transform.legalize.shards import terms_move
-from tvm_distir.transform.legalize.steps import exchange_step
 
 MESHES = [(2,), (3,), (4,), (8,), (2, 2), (2, 3), (4, 2), (2, 2, 2)]
 EVEN = {1: (24,), 2: (24, 48), 3: (24, 8, 12)}

@@ -17,7 +17,7 @@ from tvm.script.parser import tirx as T
 from tvm_distir.errors import LevelError, MeshError, PlanError
 from tvm_distir.ir import labels_of, mesh_axes, mesh_index, mesh_names, meshes, placement_text
 from tvm_distir.plan import Plan
-from tvm_distir.transform.annotate import AnnotateSharding
+from tvm_distir.transform.annotate.passes import AnnotateSharding
 
 
 @I.ir_module
@@ -476,3 +476,32 @@ def test_a_module_of_dtensors_is_refused() -> None:
         AnnotateSharding(Plan.from_dict(plan_of({"param": "x", "placement": "R"}, a=2)))(
             Distributed
         )
+
+
+def test_all_rules_that_do_not_fit_are_told_at_once() -> None:
+    """Every tensor with its name, shape and the mesh's arithmetic; a pattern for each it means."""
+    rules = [
+        {"param": "x", "placement": "S[2], R"},
+        {"param": "[AB]", "placement": "S[0], S[0]"},
+        {"param": "nope", "placement": "R, R"},
+        {"param": "C", "placement": "S[0], R"},
+        {"call": "mpl", "arg": 0, "placement": "R, R"},
+        {"param": "D", "placement": "S[1], R", "function": "mian"},
+    ]
+    data = {"schema_version": 1, "mesh": {"dp": 10, "tp": 15}, "rules": rules}
+    with pytest.raises(PlanError) as info:
+        AnnotateSharding(Plan.from_dict(data))(Forum)
+    assert info.value.code == "DIST0228" and info.value.what == "6 faults"
+    found = [(v.code, v.place) for v in info.value.violations]
+    assert found == [
+        ("DIST0205", "main/x"),
+        ("DIST0226", "main/A"),
+        ("DIST0226", "main/B"),
+        ("DIST0223", 'rules/2 (param "nope")'),
+        ("DIST0225", 'rules/4 (call "mpl" arg 0)'),
+        ("DIST0225", 'rules/5 (param "D")'),
+    ]
+    first, second, *_, last = info.value.violations
+    assert "128x128" in first.what and 'param "x"' in first.what and first.remedy
+    assert "dim 0 of size 128 into 10 x 15 = 150 parts" in second.what and second.remedy
+    assert last.remedy == 'Did you mean "main"?'

@@ -16,7 +16,7 @@ from tvm import relax
 import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.analysis import check_level
-from tvm_distir.errors import LevelError, PlanError, PropagationError, RuntimeError_
+from tvm_distir.errors import EngineError, LevelError, PlanError, PropagationError
 from tvm_distir.explain import explain
 from tvm_distir.ir import labels_of, ops
 from tvm_distir.ir.branches import lift_branches, outline_branches
@@ -341,7 +341,7 @@ def test_ranks_that_disagree_are_found():
         builder.emit_func_output(y)
     mod = builder.finalize()
     mod.update_global_info("mesh", [mesh])
-    with pytest.raises(RuntimeError_, match=r"DIST0604 main/y: ranks 0 and 1 take different"):
+    with pytest.raises(EngineError, match=r"DIST0604 main/y: ranks 0 and 1 take different"):
         VirtualEngine().run(mod, [np.ones(2, "float32")])
 
 

@@ -17,8 +17,8 @@ from tvm.script.parser import tirx as T
 from tvm_distir.errors import LevelError, PlanError, PropagationError
 from tvm_distir.frontend import zoo
 from tvm_distir.plan import Plan
-from tvm_distir.transform.annotate import AnnotateSharding
-from tvm_distir.transform.inline import InlinePrivateFunctions
+from tvm_distir.transform.annotate.passes import AnnotateSharding
+from tvm_distir.transform.inline.passes import InlinePrivateFunctions
 
 
 def flat(result: Any) -> list[np.ndarray]:

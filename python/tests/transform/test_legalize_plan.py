@@ -15,8 +15,8 @@ import pytest
 
 from tvm_distir.errors import LoweringError, UsageError
 from tvm_distir.ir import P, R, local_shape
+from tvm_distir.redistribution import Planner, plan_steps, planner
 from tvm_distir.system import System
-from tvm_distir.transform.legalize import Planner, plan_steps, planner
 
 sys.path.insert(0, str(Path(__file__).parent))
 import redistribute_harness as h

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tvm_distir.collectives import tiles
+from tvm_distir.collectives.meaning import crossing_elements
 from tvm_distir.ir import P
-from tvm_distir.runtime import tiles
-from tvm_distir.runtime.collectives import crossing_elements
-from tvm_distir.transform.legalize.steps import exchange_step
+from tvm_distir.redistribution.steps import exchange_step
 
 sys.path.insert(0, str(Path(__file__).parent))
 import redistribute_harness as h

@@ -15,11 +15,11 @@ import tvm_ffi
 from tvm import relax
 
 import tvm_distir as td
+from tvm_distir.collectives.meaning import Collective
 from tvm_distir.errors import LoweringError
-from tvm_distir.ir import P, R
-from tvm_distir.runtime import ccl
-from tvm_distir.runtime.collectives import REDUCE_OPS, Collective
-from tvm_distir.runtime.threads import ThreadsEngine
+from tvm_distir.ir import REDUCE_OPS, P, R
+from tvm_distir.runtime.collectives import ccl
+from tvm_distir.runtime.engines.threads.engine import ThreadsEngine
 from tvm_distir.transform import (
     BucketGathers,
     BucketReductions,

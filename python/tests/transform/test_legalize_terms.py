@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from tvm_distir.ir import P, R
+from tvm_distir.redistribution import plan_steps
+from tvm_distir.redistribution.shards import terms_move
+from tvm_distir.redistribution.wire import step_wire
 from tvm_distir.transform import traffic
-from tvm_distir.transform.legalize import LegalizeRedistribute, plan_steps
-from tvm_distir.transform.legalize.shards import terms_move
-from tvm_distir.transform.legalize.wire import step_wire
+from tvm_distir.transform.legalize import LegalizeRedistribute
 from tvm_distir.transform.lower import LowerDistIR
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -14,7 +14,7 @@ from tvm import relax
 
 import tvm_distir as td
 from tvm_distir.errors import LoweringError
-from tvm_distir.rules.halo import Window, exchange, most_blocks
+from tvm_distir.ops.windows.halo import Window, exchange, most_blocks
 
 sys.path.insert(0, str(Path(__file__).parent))
 import lower_harness as h

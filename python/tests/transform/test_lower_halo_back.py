@@ -13,8 +13,8 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.rules.halo import Window, exchange
-from tvm_distir.rules.halo_back import spread
+from tvm_distir.ops.windows.halo import Window, exchange
+from tvm_distir.ops.windows.halo_back import spread
 
 sys.path.insert(0, str(Path(__file__).parent))
 import lower_harness as h
@@ -239,7 +239,7 @@ def test_the_cheaper_way_is_taken(channels, moved):
 
 def test_a_gradient_reads_the_rows_that_its_forward_op_fetched():
     """3x3 SAME: two rows of data for both, two of the gradient for the data's own."""
-    from tvm_distir.frontend.training.reverse import reverse
+    from tvm_distir.transform.gradient.reverse import reverse
 
     builder = relax.BlockBuilder()
     params = [relax.Var("x", relax.TensorType([1, 2, 8, 4], F))]

@@ -124,11 +124,12 @@ def test_private_functions_stay_and_are_shared():
     np.testing.assert_array_equal(h.run(local, [x, w, v])[0], x @ w @ v @ w @ v)
 
 
-def test_constants_are_sliced_once():
+@pytest.mark.parametrize(("placement", "slices"), [("S[0], S[1]", 2), ("S[0], S[0]", 1)])
+def test_constants_are_sliced_once(placement, slices):
     """A constant needed in shards is cut by a slice of the whole, shared by its readers."""
     mod = parse(f"""
     @R.function
-    def main(x: {D((8, 6), "S[0], S[1]")}):
+    def main(x: {D((8, 6), placement)}):
         with R.dataflow():
             y = R.negative(x)
             R.output(y)
@@ -153,7 +154,7 @@ def test_constants_are_sliced_once():
     mod["main"] = relax.Function(fn.params, body, x.ty, True, fn.attrs)
     local = lower(mod)
     h.check_module(local)
-    assert local.script().count("local_slice") == 2
+    assert local.script().count("local_slice") == slices
     (data,) = draw((8, 6))
     np.testing.assert_array_equal(h.run(local, [data])[0], data + 2 * value)
 
@@ -407,3 +408,37 @@ def test_five_thousand_bindings_take_seconds():
     local = lower(mod)
     assert time.process_time() - start < 10
     assert sum(len(b.bindings) for b in local["main"].body.blocks) == 6250
+
+
+ALIKE = f"""
+    @R.function
+    def main(x: {D((8, 4), "S[0], R")}, y: {D((8, 4), "S[0], R")}):
+        with R.dataflow():
+            one = R.subtract(x, y)
+            other = R.subtract(y, x)
+            square = R.multiply(one, one)
+            mixed = R.multiply(one, other)
+            first: {D((8,), "S[0], R")} = R.sum(square, axis=[1])
+            last: {D((4,), "R, R")} = R.sum(square, axis=[0])
+            raised = R.add(x, R.dist.const(2, {D((), "R, R")}))
+            lifted = R.add(y, R.dist.const(5, {D((), "R, R")}))
+            parts = R.split(mixed, 2, axis=1)
+            left: {D((8, 2), "S[0], R")} = parts[0]
+            right: {D((8, 2), "S[0], R")} = parts[1]
+            R.output(one, other, square, mixed, first, last, raised, lifted, left, right)
+        return (one, other, square, mixed, first, last, raised, lifted, left, right)
+"""
+
+
+def test_like_calls_keep_their_operands_constants_and_attributes():
+    mod = parse(ALIKE)
+    local = lower(mod)
+    x, y = draw((8, 4), (8, 4))
+    one = x - y
+    mixed = one * -one
+    expected = [
+        one, -one, one * one, mixed, (one * one).sum(1), (one * one).sum(0), x + 2, y + 5,
+        mixed[:, :2], mixed[:, 2:],
+    ]  # fmt: skip
+    for got, want in zip(h.VirtualEngine().run(local, [x, y]), expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(got), want)

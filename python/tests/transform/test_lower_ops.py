@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from tvm import relax
 
 from tvm_distir.errors import LoweringError
+from tvm_distir.ops import SAME_OP, registry
 
 sys.path.insert(0, str(Path(__file__).parent))
 import lower_harness as h
@@ -191,19 +193,15 @@ def test_pairs_of_factors(name):
         check(name, specs, call, data, h.mesh_of(2, 2), [f, g])
 
 
-def test_a_shard_that_is_not_the_placements_is_an_error():
-    """A handler gone wrong is caught by the type check, never silent."""
-    from tvm_distir.transform.lower import calls
-
+def test_a_shard_that_is_not_the_placements_is_an_error(monkeypatch):
+    """A local form gone wrong is caught by the type check, never silent."""
     specs, make = CASES["broadcast_to"]
     _, call = h.whole_module(specs, make)
     factor = h.rule_for(call).factors[0]
     mod = h.distributed(specs, call, h.mesh_of(2), [factor])
-    kept = calls._HANDLERS.pop("relax.broadcast_to")
-    try:
-        with pytest.raises(LoweringError) as caught:
-            h.lower(mod)
-    finally:
-        calls._HANDLERS["relax.broadcast_to"] = kept
+    said = dataclasses.replace(registry._known["relax.broadcast_to"], local=SAME_OP)
+    monkeypatch.setitem(registry._known, "relax.broadcast_to", said)
+    with pytest.raises(LoweringError) as caught:
+        h.lower(mod)
     assert caught.value.code == "DIST0505"
     assert "(4, 12)" in caught.value.what or "(8, 6)" in caught.value.what

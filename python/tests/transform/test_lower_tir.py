@@ -12,7 +12,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from tvm_distir.rules import rule_of
+from tvm_distir.ops import rule_of
 from tvm_distir.transform.legalize import LegalizeRedistribute
 from tvm_distir.transform.lower import LowerDistIR
 
@@ -70,3 +70,21 @@ def test_cut_prim_funcs(name):
             for a, b in zip(h.run(local, inputs), want):
                 np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
             break
+
+
+def test_a_call_with_a_gradient_is_cut_like_one_without():
+    """Its mark speaks to the pass that makes gradients, which has run by then."""
+    specs, make = CASES["add"]
+    whole, _ = h.whole_module(specs, make)
+    tir = relax.transform.LegalizeOps()(whole)
+    plain = tir["main"].body.blocks[-1].bindings[-1].value
+    marked = op.call_tir_with_grad(plain.args[0], plain.args[1], plain.ty, te_grad_name="none")
+    call = relax.BlockBuilder().normalize(marked)
+    inputs = h.draw(specs)
+    factor = rule_of(call, tir).factors[0]
+    mod = h.distributed(specs, call, h.mesh_of(2), [factor], functions=tir)
+    local = LowerDistIR()(LegalizeRedistribute()(mod))
+    h.check_module(local)
+    assert "_shard1" in local.script() and "with_grad" not in local.script()
+    for a, b in zip(h.run(local, inputs), h.reference(whole, inputs)):
+        np.testing.assert_allclose(a, b)

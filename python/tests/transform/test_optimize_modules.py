@@ -16,7 +16,6 @@ import tvm_distir as td
 from tvm_distir.analysis import check_level
 from tvm_distir.cli import main
 from tvm_distir.errors import UsageError
-from tvm_distir.frontend.training import train_step
 from tvm_distir.strategy import make_plan
 from tvm_distir.transform import (
     AnnotateSharding,
@@ -33,6 +32,7 @@ from tvm_distir.transform import (
     TrafficInstrument,
     traffic,
 )
+from tvm_distir.transform.gradient import train_step
 
 sys.path.insert(0, str(Path(__file__).parent))
 import lower_harness as h

@@ -20,7 +20,7 @@ from tvm.relax.training.loss import MSELoss
 import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.analysis import check_level
-from tvm_distir.frontend import onnx_gpt2
+from tvm_distir.frontend.onnx import gpt2
 from tvm_distir.transform import InlinePrivateFunctions, OutlineRepeatedLayers
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
@@ -31,7 +31,7 @@ DP_TP = ("data_parallel+megatron", {"dp": 2, "tp": 2})
 
 def onnx_gpt2_file(folder: Path) -> ir.IRModule:
     path = folder / "gpt2.onnx"
-    onnx.save(onnx_gpt2.build(**SMALL), str(path))
+    onnx.save(gpt2.build(**SMALL), str(path))
     return td.from_onnx(str(path))
 
 

@@ -15,12 +15,12 @@ from tvm import relax
 
 import tvm_distir as td
 from tvm_distir.analysis import check_level
-from tvm_distir.errors import RuntimeError_
+from tvm_distir.errors import EngineError
 from tvm_distir.ir import device_mesh
 from tvm_distir.program import Program
 from tvm_distir.runtime import engine
-from tvm_distir.runtime.dist_io import entries
-from tvm_distir.runtime.layout import gather_outputs
+from tvm_distir.runtime.program.dist_io import entries
+from tvm_distir.runtime.program.layout import gather_outputs
 from tvm_distir.transform import (
     AnnotateSharding,
     LegalizeRedistribute,
@@ -308,7 +308,7 @@ def test_outputs_of_a_mesh_need_all_of_its_entries():
     outputs = tuple(p for p in giver.outputs if p.index)
     mine = tuple(e if e is not giver else dataclasses.replace(e, outputs=outputs) for e in found)
     results.update({rank: zeros(giver, outputs) for rank in giver.ranks})
-    with pytest.raises(RuntimeError_, match=r"DIST0603.*do not give it"):
+    with pytest.raises(EngineError, match=r"DIST0603.*do not give it"):
         gather_outputs(mine, results)
 
 
@@ -407,6 +407,6 @@ def test_entries_that_do_not_meet_are_found(other, codes, how):
     if not codes:
         run_equal(mod, [x], [3 * x], how)
         return
-    with pytest.raises(RuntimeError_) as caught:
+    with pytest.raises(EngineError) as caught:
         engine(how).run(mod, [x])
     assert caught.value.code in codes

@@ -10,8 +10,8 @@ import math
 import numpy as np
 import redistribute_harness as h
 
+from tvm_distir.collectives.tiles import transfer_tiles
 from tvm_distir.ir import R, local_shape, placement_text
-from tvm_distir.runtime.tiles import transfer_tiles
 
 MESHES = [
     ((2,), (0, 1)),

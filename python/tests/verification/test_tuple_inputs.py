@@ -9,8 +9,8 @@ import pytest
 from tvm import relax
 
 import tvm_distir as td
-from tvm_distir.errors import RuntimeError_
-from tvm_distir.runtime.layout import _leaf_order
+from tvm_distir.errors import EngineError
+from tvm_distir.runtime.program.layout import _leaf_order
 
 R = relax.op
 
@@ -61,7 +61,7 @@ def test_every_tensor_of_a_tuple_is_taken(case, engine, form):
 
 def test_too_few_are_refused(case):
     local, (x, a, b, _, y), _ = case
-    with pytest.raises(RuntimeError_, match=r"DIST0602 inputs: 4 inputs given, 5 needed"):
+    with pytest.raises(EngineError, match=r"DIST0602 inputs: 4 inputs given, 5 needed"):
         td.run(local, [x, (a, (b,)), y], engine="virtual")
 
 

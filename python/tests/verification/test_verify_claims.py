@@ -11,10 +11,9 @@ from test_verify_bisect import COLUMNS_THEN_ROWS, layered, plan
 
 import tvm_distir as td
 from tvm_distir.errors import MismatchError
-from tvm_distir.program import Program
-from tvm_distir.program.program import Entry, Function, Mesh, Op
+from tvm_distir.program import Entry, Function, Mesh, Op, Program
 from tvm_distir.runtime import CollectiveCount
-from tvm_distir.runtime.counts import Counter
+from tvm_distir.runtime.program.counts import Counter
 from tvm_distir.verification import verify
 from tvm_distir.verification.claims import Claim, claimed_collectives, differences
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ...errors import ModelError, nearest
+from ...errors import MAX_INT, ModelError, nearest, shortened
 
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -30,6 +30,8 @@ class Config:
 
     FLAGS: ClassVar[frozenset[str]] = frozenset({"nested"})
     MAY_BE_ZERO: ClassVar[frozenset[str]] = frozenset()
+    LIMITS: ClassVar[Mapping[str, int]] = {"layers": 1024, "depth": 1024}
+    """The most of what is built one by one; other integers may be up to ``MAX_INT``."""
 
     def faults(self) -> Iterator[Fault]:
         """Yield what is wrong, and its remedy, the values of single fields first."""
@@ -42,9 +44,12 @@ class Config:
                 if value not in DTYPES:
                     yield f'unknown dtype "{value}"', nearest(value, DTYPES)
             elif not isinstance(value, str) and (
-                value < 0 or (value == 0 and field.name not in self.MAY_BE_ZERO)
+                not value >= 0 or (value == 0 and field.name not in self.MAY_BE_ZERO)
             ):
-                yield f"{field.name}={value} is not positive", "Give a positive number."
+                yield f"{field.name}={shortened(value)} is not positive", "Give a positive number."
+            elif isinstance(value, int) and value > self.LIMITS.get(field.name, MAX_INT):
+                limit = self.LIMITS.get(field.name, MAX_INT)
+                yield f"{field.name}={shortened(value)} is too large", f"Give at most {limit}."
 
 
 def indivisible(what: str, size: int, by: str, count: int) -> Iterator[Fault]:
@@ -243,6 +248,9 @@ def _convert(name: str, key: str, value: Any, kind: type) -> Any:
     except (TypeError, ValueError) as error:
         word = "an integer" if kind is int else "a number"
         raise ModelError(
-            "DIST0332", f"{key}={value!r} is not {word}", place=f"zoo:{name}", remedy="Fix it."
+            "DIST0332",
+            f"{key}={shortened(value)!r} is not {word}",
+            place=f"zoo:{name}",
+            remedy="Fix it.",
         ) from error
     return number

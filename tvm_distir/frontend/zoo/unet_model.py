@@ -17,6 +17,7 @@ import numpy as np
 from tvm import ir, relax
 from tvm.relax.frontend import nn
 
+from ...errors import parse_int, shortened
 from .blocks import GroupNorm, LayerNorm, Tensor, back_to, emit, export_model, layer_class
 from .configs import Config, Fault, indivisible
 from .layers import Attention
@@ -77,14 +78,18 @@ class UnetConfig(Config):
     @property
     def widths(self) -> tuple[int, ...]:
         """Channels of each level."""
-        return tuple(self.channels * int(word) for word in self.multipliers.split("-"))
+        words = self.multipliers.split("-")
+        return tuple(self.channels * (parse_int(word) or 0) for word in words)
 
     def faults(self) -> Iterator[Fault]:
         """Yield what is wrong: also multipliers that cannot be read, and sizes that do not fit."""
         yield from super().faults()
         words = self.multipliers.split("-")
-        if not all(word.isdigit() and int(word) for word in words):
-            yield f'multipliers="{self.multipliers}"', "Write one number per level: 1-2-4-4."
+        if not all(parse_int(word, 1) for word in words):
+            yield (
+                f'multipliers="{shortened(self.multipliers)}"',
+                "Write one number per level: 1-2-4-4.",
+            )
             return
         if self.channels % 2:
             yield f"channels={self.channels} is odd", "The time embedding needs pairs."

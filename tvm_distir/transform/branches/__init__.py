@@ -9,16 +9,6 @@ runs there alone; :func:`restore_branches` writes the ``If``.
 
 from __future__ import annotations
 
-from .restore import Choice, choices, restore_branches
-from .results import branch_results, is_choice
-from .sink import sink_collectives, sink_conversions
+import lazy_loader
 
-__all__ = [
-    "Choice",
-    "branch_results",
-    "choices",
-    "is_choice",
-    "restore_branches",
-    "sink_collectives",
-    "sink_conversions",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,10 +11,8 @@ from typing import Any
 from tvm import ir, relax
 
 from ...analysis import PartialState
-from ...ir.attributes import PARTIAL_ATTR
-from ...ir.types import value_types
-from ..blocks import merged_blocks
-from ..legalize.emit import typed
+from ...ir import PARTIAL_ATTR, value_types
+from ...ir.rewrite import merged_blocks, typed
 from .scene import Path
 
 

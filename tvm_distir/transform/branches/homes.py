@@ -32,12 +32,19 @@ from tvm.relax.distributed import DTensorType
 from tvm.relax.op.distributed import redistribute
 
 from ...analysis import PartialState
-from ...ir import R, flat_types, labels_of, mesh_key, mesh_shape, placement_of, tensor_type
-from ...ir.attributes import BRANCH_ATTR
-from ...ir.branches import branch_of
-from ...ir.types import relax_functions
-from ..legalize.emit import BlockWriter, bindings_of, rebuild, variables, with_body
-from ..legalize.passes import callees_of
+from ...ir import (
+    BRANCH_ATTR,
+    R,
+    branch_of,
+    flat_types,
+    labels_of,
+    mesh_key,
+    mesh_shape,
+    placement_of,
+    relax_functions,
+    tensor_type,
+)
+from ...ir.rewrite import BlockWriter, bindings_of, callees_of, rebuild, variables, with_body
 from .results import branch_results, is_choice
 from .scene import Scene
 

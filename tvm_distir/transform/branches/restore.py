@@ -32,9 +32,8 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax
 
-from ...ir.branches import SIDES, branch_of
-from ...ir.types import relax_functions
-from ..legalize.emit import typed, variables, with_body
+from ...ir import SIDES, branch_of, relax_functions
+from ...ir.rewrite import typed, variables, with_body
 from .results import BranchResult, branch_results, is_choice
 from .scene import Path
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ...ir.branches import SIDES, branch_calls
-from ..legalize.emit import op_name
+from ...ir import SIDES, branch_calls
+from ...ir.rewrite import op_name
 from .scene import Path
 
 

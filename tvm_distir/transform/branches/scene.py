@@ -10,23 +10,13 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from ...ir import mesh_key
-from ...ir.ops import dist_op_name
-from ..legalize.emit import variables
-from ..legalize.moves import is_redistribute
+from ...ir import COLLECTIVES, dist_op_name, mesh_key
+from ...ir.rewrite import is_redistribute, variables
 
 Path = tuple[int, ...]
 """Where a leaf stands in a nested tuple."""
 
-MOVES = (
-    "all_reduce",
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "local_slice",
-    "exchange",
-    "collective_permute",
-)
+MOVES = (*COLLECTIVES, "local_slice")
 """What converts a value at level 4, within its mesh."""
 
 

@@ -31,11 +31,8 @@ import tvm_ffi
 from tvm import ir, relax
 
 from ...analysis import PartialState
-from ...ir.branches import branch_calls, branch_of
-from ...ir.types import relax_functions
-from ..blocks import merged_blocks
-from ..legalize.emit import substitute
-from ..legalize.passes import retyped
+from ...ir import branch_calls, branch_of, relax_functions
+from ...ir.rewrite import merged_blocks, retyped, substitute
 from .extend import Sunk, extended
 from .homes import choices_at_home
 from .scene import Scene

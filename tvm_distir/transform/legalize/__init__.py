@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from .passes import LegalizeRedistribute
-from .planner import Plan, Planner, plan_steps
-from .steps import Step
-from .stock import UseStockCollectives
+import lazy_loader
 
-__all__ = ["LegalizeRedistribute", "Plan", "Planner", "Step", "UseStockCollectives", "plan_steps"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,43 +11,36 @@ redistributions.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from ...errors import LoweringError
-from ...ir import R, labels_of, mesh_key, mesh_shape, meshes
-from ...ir.mesh import AXES_ATTR
-from ...ir.types import relax_functions
-from .emit import bindings_of, op_name, place_of, substitute, typed, with_body
+from ...ir import AXES_ATTR, R, labels_of, mesh_key, mesh_shape, meshes, relax_functions
+from ...ir.rewrite import op_name, place_of, substitute, typed, with_body
+from ...native import Member, unlike_calls
+
+_CALL_TIR = ir.Op.get("relax.dist.call_tir_local_view")
 
 
-def has_local_view(mod: ir.IRModule) -> bool:
+def has_local_view(members: Sequence[Member]) -> bool:
     """Whether a call is ``R.dist.call_tir_local_view``: only TVM's style has it."""
-    return any(
-        isinstance(value, ir.Call)
-        and isinstance(value.op, ir.Op)
-        and str(value.op.name) == "relax.dist.call_tir_local_view"
-        for gv, fn in relax_functions(mod)
-        for _, value in bindings_of(fn, str(gv.name_hint))
-    )
+    return any(_CALL_TIR.same_as(call.op) for call in unlike_calls(members))
 
 
-def is_local_view(mod: ir.IRModule) -> bool:
+def is_local_view(mod: ir.IRModule, members: Sequence[Member]) -> bool:
     """Whether a module is written in TVM's local-view style (see the module's docstring)."""
     attrs: Any = mod.attrs or {}
     if AXES_ATTR in attrs or any(len(mesh_shape(m)) != 1 for m in meshes(mod)):
         return False
-    if has_local_view(mod):
+    if has_local_view(members):
         return True
     if "device_num" not in attrs:
         return False
     calls = [
-        value
-        for gv, fn in relax_functions(mod)
-        for _, value in bindings_of(fn, str(gv.name_hint))
-        if isinstance(value, ir.Call)
+        value for member in members for value in member.reading.values if isinstance(value, ir.Call)
     ]
     return bool(calls) and all(
         op_name(call) == "dist.redistribute" and _simple(call) for call in calls

@@ -12,15 +12,10 @@ from tvm.relax.distributed import DTensorType
 
 from ...errors import LoweringError
 from ...ir import Labels, P, R, known_shape, labels_of, mesh_key, ops, placement_text, static_shape
-from .emit import op_name, substitute
-from .steps import Step
-from .terms import axes_of, sums
-from .values import Values
-
-
-def is_redistribute(value: Any) -> bool:
-    """Whether a value is ``R.dist.redistribute(...)``."""
-    return isinstance(value, ir.Call) and op_name(value) == "dist.redistribute"
+from ...ir.rewrite import handle, make_call, substitute
+from ...ops import axes_of, sums
+from ...redistribution import Planner, Step
+from .values import WRAP, Counter, Values
 
 
 def step_call(
@@ -59,88 +54,145 @@ def step_call(
     return ops.local_slice(x, mesh, axes, step.split_dim)
 
 
-class Moves(Values):
-    """Values of a function, and how they get from placement to placement."""
+class TypedCalls:
+    """Collectives of one operand: like ones are written, and their types inferred, once.
 
-    def _wrap(self, var: Any, value: ir.Call) -> None:
+    Parameters
+    ----------
+    builder : BlockBuilder
+        Infers types.
+    """
+
+    def __init__(self, builder: relax.BlockBuilder) -> None:
+        self.builder = builder
+        self._known: dict[Any, tuple[Any, Any, ir.Call]] = {}
+
+    def step(
+        self, x: Any, mesh: Any, step: Step, before: Labels, shape: Sequence[int], op: str = "sum"
+    ) -> ir.Call:
+        """Write a step, see :func:`step_call`; the call has its type."""
+        # By handles: the nodes are kept, so that no other takes the place of one.
+        key = (step, handle(mesh), before, tuple(shape), op, handle(x.ty))
+        known = self._known.get(key)
+        if known is None:
+            call = self.builder.normalize(step_call(x, mesh, step, before, shape, op))
+            self._known[key] = (mesh, x.ty, call)
+            return call
+        like = known[2]
+        return make_call(like.op, [x], like.attrs, like.ty_args, like.ty)
+
+    def all_reduce(self, x: Any, mesh: Any, axes: Sequence[int], op: str) -> ir.Call:
+        """``R.dist.all_reduce``; the call has its type."""
+        key = (tuple(axes), handle(mesh), op, handle(x.ty))
+        known = self._known.get(key)
+        if known is None:
+            call = self.builder.normalize(ops.all_reduce(x, mesh, axes, op))
+            self._known[key] = (mesh, x.ty, call)
+            return call
+        like = known[2]
+        return make_call(like.op, [x], like.attrs, like.ty_args, like.ty)
+
+
+class Moves:
+    """How the values of a function get from placement to placement.
+
+    Parameters
+    ----------
+    values : Values
+    planner : Planner
+        Finds the steps of redistributions.
+    tags : Counter
+        Numbers for transfers.
+    calls : TypedCalls
+        Of the module.
+    """
+
+    def __init__(self, values: Values, planner: Planner, tags: Counter, calls: TypedCalls) -> None:
+        self.values, self.planner, self.tags, self.calls = values, planner, tags, calls
+
+    def wrap(self, var: Any, value: ir.Call) -> None:
         """``R.dist.partial``: keep what is unfinished, make partial what is complete."""
+        values = self.values
         axes = tuple(sorted(int(a) for a in value.attrs["mesh_axes"]))
         op = str(value.attrs["op"])
         source = value.args[0]
-        if source in self.sources:
+        if source in values.sources:
             if op != "sum":
-                raise self._fault(
+                raise values.fault(
                     "DIST0504",
                     f'a redistribute cannot end in terms of "{op}"',
                     var,
                     value,
                     "Use op sum.",
                 )
-            self._move(var, self.sources[source], axes)
+            self._move(var, values.sources[source], axes)
             return
         if isinstance(source, ir.GenericConst):
-            self._bind(var, value, [tuple((a, op) for a in axes)])
+            values.bind(var, value, [tuple((a, op) for a in axes)])
             return
-        if source in self.raw:
-            raw, made = self.raw[source]
+        if source in values.raw:
+            raw, made = values.raw[source]
             # Of the call's own reductions those that are not named are completed here.
-            kept = [a for a in axes_of(self._terms(raw, 0)) if a in axes or a not in made]
-            leaf = self._complete(raw, 0, kept, var.name)
+            kept = [a for a in axes_of(values.terms_of(raw, 0)) if a in axes or a not in made]
+            leaf = values.complete(raw, 0, kept, var.name)
         else:
-            leaf = self.env.get(source, source)
-        have = dict(self._terms(leaf, 0))
+            leaf = values.env.get(source, source)
+        have = dict(values.terms_of(leaf, 0))
         if any(have[a] != op for a in axes if a in have):
             # Terms of another op are no terms of this one: the value is completed, then wrapped.
-            leaf = self._complete(leaf, 0, [a for a in have if a not in axes], var.name)
-            have = dict(self._terms(leaf, 0))
+            leaf = values.complete(leaf, 0, [a for a in have if a not in axes], var.name)
+            have = dict(values.terms_of(leaf, 0))
         missing = [a for a in axes if a not in have]
         if not missing:
-            self._alias(var, leaf)
+            values.alias(var, leaf)
             return
-        call = self.builder.normalize(ops.partial(leaf, leaf.ty.device_mesh, missing, op))
+        call = values.builder.normalize(ops.partial(leaf, leaf.ty.device_mesh, missing, op))
         terms = tuple(sorted((*have.items(), *((a, op) for a in missing))))
-        self._bind(var, call, [terms])
+        values.bind(var, call, [terms])
 
-    def _redistribute(self, var: Any, value: ir.Call) -> None:
-        readers = self.readers.get(var, [])
-        if self.writer.dataflow and not isinstance(var, relax.DataflowVar):
+    def redistribute(self, var: Any, value: ir.Call) -> None:
+        """``R.dist.redistribute``: the steps between two placements."""
+        values = self.values
+        reads = values.reads.get(var, 0)
+        if values.writer.dataflow and not isinstance(var, relax.DataflowVar):
             # Read outside its block too, where its operand may be out of sight.
             self._move(var, value, ())
             return
-        self.sources[var] = value
-        if not readers or any(how != "wrap" for how, _ in readers):
+        values.sources[var] = value
+        if reads != WRAP:
             self._move(var, value, ())
 
     def _move(self, var: Any, value: ir.Call, keep: Sequence[int]) -> None:
         """Bind ``var`` to the operand of a redistribute, moved; partial along ``keep``."""
-        source = substitute(value.args[0], self.env)
+        values = self.values
+        source = substitute(value.args[0], values.env)
         name, mesh = var.name, value.attrs.device_mesh
         target = labels_of(value.attrs.placement)
         if not isinstance(source.ty, DTensorType):
-            raise self._fault(
+            raise values.fault(
                 "DIST0504", f"a redistribute of {source.ty}", var, value, "Give it one DTensor."
             )
         if mesh_key(source.ty.device_mesh) != mesh_key(mesh):
             self._transfer(var, source, mesh, target, keep)
             return
-        terms = self._terms(source, 0)
+        terms = values.terms_of(source, 0)
         if keep or len({op for _, op in terms}) > 1:
             # Only a sum can stay unfinished; of several reductions all but the sums end first.
-            source = self._complete(source, 0, [a for a, op in terms if op == "sum"], name)
-            terms = self._terms(source, 0)
+            source = values.complete(source, 0, [a for a, op in terms if op == "sum"], name)
+            terms = values.terms_of(source, 0)
         before = self._with_partial(labels_of(source.ty.placement), axes_of(terms))
         after = self._with_partial(target, keep)
         if before == after:
-            self._alias(var, source)
+            values.alias(var, source)
             return
         shape = self._static(source, var, value)
         at, op = before, terms[0][1] if terms else "sum"
         *steps, final = self._plan(source, shape, before, after, mesh, var, value)
         for step in steps:
-            source = self.writer.emit(step_call(source, mesh, step, at, shape, op), name)
+            source = values.writer.add(self.calls.step(source, mesh, step, at, shape, op), name)
             at = step.after
-        last = self.builder.normalize(step_call(source, mesh, final, at, shape, op))
-        self._bind(var, last, [sums(keep)])
+        last = self.calls.step(source, mesh, final, at, shape, op)
+        values.bind(var, last, [sums(keep)])
 
     def _plan(
         self,
@@ -157,13 +209,13 @@ class Moves(Values):
         try:
             return self.planner.plan(shape, before, after, sizes, dtype, devices).steps
         except LoweringError as error:
-            raise self._fault(error.code, error.what, var, value, error.remedy) from error
+            raise self.values.fault(error.code, error.what, var, value, error.remedy) from error
 
     def _static(self, source: Any, var: Any, value: Any) -> tuple[int, ...]:
         shape = known_shape(source.ty)
         if shape is None:
             what = f"the shape {static_shape(source.ty)} is not constant"
-            raise self._fault("DIST0502", what, var, value, "Bind its sizes.")
+            raise self.values.fault("DIST0502", what, var, value, "Bind its sizes.")
         return shape
 
     @staticmethod
@@ -174,16 +226,17 @@ class Moves(Values):
         self, var: Any, source: Any, mesh: Any, target: Labels, keep: Sequence[int]
     ) -> None:
         """Send from one mesh, receive on the other; partial sums are completed first."""
+        values = self.values
         name = var.name
-        source = self._complete(source, 0, (), name)
+        source = values.complete(source, 0, (), name)
         ty = source.ty
         shape = self._static(source, var, ir.Call(ir.Op.get("relax.dist.redistribute"), [source]))
         placement, peer = placement_text(labels_of(ty.placement)), placement_text(target)
         tag = self.tags.take()
-        sent = self.writer.emit(
+        sent = values.writer.emit(
             ops.send(source, ty.device_mesh, mesh, placement, peer, shape, tag), f"{name}_sent"
         )
-        arrival = self.builder.normalize(
+        arrival = values.builder.normalize(
             ops.recv(
                 sent,
                 device_mesh=mesh,
@@ -196,8 +249,8 @@ class Moves(Values):
             )
         )
         if not keep:
-            self._bind(var, arrival)
+            values.bind(var, arrival)
             return
-        got = self.writer.emit(arrival, name)
-        call = self.builder.normalize(ops.partial(got, mesh, sorted(keep), "sum"))
-        self._bind(var, call, [sums(keep)])
+        got = values.writer.emit(arrival, name)
+        call = values.builder.normalize(ops.partial(got, mesh, sorted(keep), "sum"))
+        values.bind(var, call, [sums(keep)])

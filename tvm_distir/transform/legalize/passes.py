@@ -4,34 +4,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import tvm
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from ...errors import LevelError
-from ...ir import flat_types, mesh_key
-from ...ir.ops import dist_op_name
-from ...ir.types import relax_functions
+from ...ir import dist_op_name, mesh_key
+from ...ir.rewrite import (
+    callers_closure,
+    has_dtensor,
+    is_redistribute,
+    op_name,
+    place_of,
+    retyped,
+)
+from ...native import OP_CALL, Member, read_module
+from ...redistribution import CCL_KINDS, KINDS, Planner
 from ...system import System
-from .emit import bindings_of, op_name, place_of
+from ..declaration import Rewrite, module_pass
 from .local_view import is_local_view, legalize_local_view
-from .moves import is_redistribute
-from .planner import Planner
-from .rewrite import FunctionLegalizer
-from .steps import CCL_KINDS, KINDS
-from .values import Counter
+from .moves import Moves, TypedCalls
+from .rewrite import Classes, FunctionLegalizer
+from .values import Counter, Values
 
 
+@module_pass("distributed", "legalized")
 def LegalizeRedistribute(
-    system: System | None = None,
+    system: System | str | None = None,
     *,
     memory_bound: float | None = 1.0,
     memory_bytes: int | None = None,
     ccl: bool = False,
-) -> Any:
-    """Make every movement of data explicit: level 3 to level 4.
+) -> Rewrite:
+    """Make every movement of data explicit.
 
     ``R.dist.redistribute`` becomes collectives along mesh axes (a cheapest sequence, see
     :class:`.planner.Planner`), between meshes a ``send`` and a ``recv``; each reducing call gets
@@ -42,7 +49,7 @@ def LegalizeRedistribute(
 
     Parameters
     ----------
-    system : System, optional
+    system : System or str, optional
         Prices collectives by its bandwidths and latencies; without one, bytes count.
     memory_bound : float, optional
         No shard between the ends of a redistribution is larger than this times the larger end;
@@ -69,111 +76,80 @@ def LegalizeRedistribute(
         DIST0150 for a memory bound below 1.
     """
     planner = Planner(
-        system,
+        System.known(system),
         None if ccl else memory_bound,
         memory_bytes,
         CCL_KINDS if ccl else KINDS,
         innermost=ccl,
     )
 
-    @tvm.transform.module_pass(  # type: ignore[untyped-decorator]
-        opt_level=0, name="tvm_distir.LegalizeRedistribute"
-    )
-    def legalize_redistribute(mod: ir.IRModule, _: Any) -> ir.IRModule:
-        return legalize(mod, planner)
-
-    return legalize_redistribute
-
-
-def has_dtensor(fn: relax.Function) -> bool:
-    """Whether a parameter, a bound variable or the result of a function is a DTensor."""
-    for ty in (*(param.ty for param in fn.params), fn.ret_ty):
-        if any(isinstance(t, DTensorType) for t in flat_types(ty)):
-            return True
-    return any(
-        isinstance(t, DTensorType)
-        for block in fn.body.blocks
-        for binding in block.bindings
-        for t in flat_types(binding.var.ty)
-    )
-
-
-def callees_of(fn: relax.Function, name: str) -> list[Any]:
-    """Functions of the module that a function calls, in order, with repeats."""
-    return [
-        value.op
-        for _, value in bindings_of(fn, name)
-        if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
-    ]
-
-
-def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:
-    """Names of functions that are in ``first`` or call such a function."""
-    callers: dict[str, list[str]] = {}
-    for gv, fn in relax_functions(mod):
-        for callee in callees_of(fn, str(gv.name_hint)):
-            callers.setdefault(str(callee.name_hint), []).append(str(gv.name_hint))
-    found, waiting = set(first), sorted(first)
-    while waiting:
-        for caller in callers.get(waiting.pop(), []):
-            if caller not in found:
-                found.add(caller)
-                waiting.append(caller)
-    return found
-
-
-def _transfers(fn: relax.Function, name: str) -> bool:
-    for _, value in bindings_of(fn, name):
-        if dist_op_name(value) in ("send", "recv"):
-            return True
-        if is_redistribute(value) and isinstance(value.args[0].ty, DTensorType):
-            if mesh_key(value.args[0].ty.device_mesh) != mesh_key(value.attrs.device_mesh):
-                return True
-    return False
-
-
-def _check_level(mod: ir.IRModule) -> None:
-    for gv, fn in relax_functions(mod):
-        for var, value in bindings_of(fn, str(gv.name_hint)):
-            if isinstance(value, ir.Call) and op_name(value) == "dist.annotate_sharding":
-                raise LevelError(
-                    "DIST0451",
-                    "an annotation is still there: the module is at level 2",
-                    place=place_of(str(gv.name_hint), var, value),
-                    remedy="Run PropagateSharding first.",
-                )
-
-
-def retyped(gv: Any, ty: Any) -> Any:
-    """Make a global variable of the same name and another type."""
-    new = ir.GlobalVar(gv.name_hint)
-    relax.expr._update_type(new, ty)
-    return new
+    return lambda mod: legalize(mod, planner)
 
 
 def legalize(mod: ir.IRModule, planner: Planner) -> ir.IRModule:
     """Apply :func:`LegalizeRedistribute`."""
-    _check_level(mod)
-    if is_local_view(mod):
+    members = read_module(mod, ordered=False)
+    own = _transferring(members)
+    if is_local_view(mod, members):
         return legalize_local_view(mod)
-    functions = relax_functions(mod)
-    own = {str(gv.name_hint) for gv, fn in functions if _transfers(fn, str(gv.name_hint))}
     impure = callers_closure(mod, own)
     renamed: dict[Any, Any] = {}
-    for gv, fn in functions:
+    for gv, fn, _ in members:
         if str(gv.name_hint) in impure and bool(fn.is_pure):
             params = [p.ty for p in fn.params]
             renamed[gv] = retyped(gv, relax.FuncType(params, fn.ret_ty, False))
-    tags = Counter()
-    done = {
-        str(gv.name_hint): FunctionLegalizer(
-            mod, str(gv.name_hint), fn, renamed, str(gv.name_hint) in impure, tags, planner
-        ).run()
-        if has_dtensor(fn)
-        else fn
-        for gv, fn in functions
-    }
+    tags, classes, builder = Counter(), Classes(mod), relax.BlockBuilder(mod)
+    calls = TypedCalls(builder)
+    done: dict[str, relax.Function] = {}
+    for gv, fn, reading in members:
+        name = str(gv.name_hint)
+        if has_dtensor(fn):
+            values = Values(name, builder, renamed, name in impure)
+            moves = Moves(values, planner, tags, calls)
+            fn = FunctionLegalizer(classes, fn, reading, values, moves).run()
+        done[name] = fn
     result = {
         renamed.get(gv, gv): done.get(str(gv.name_hint), fn) for gv, fn in mod.functions.items()
     }
     return ir.IRModule(result, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _transferring(members: Sequence[Member]) -> set[str]:
+    """Names of the functions that transfer between meshes; like calls are looked at once.
+
+    Raises
+    ------
+    LevelError
+        DIST0451 for an annotation.
+    """
+    found: set[str] = set()
+    known: dict[int, bool] = {}
+    for gv, _, reading in members:
+        name = str(gv.name_hint)
+        for number, like in enumerate(reading.like):
+            if reading.kinds[number] != OP_CALL:
+                continue
+            transfers = known.get(like)
+            if transfers is None:
+                var = reading.variables[reading.params + number]
+                transfers = _is_transfer(name, var, reading.values[number])
+                if like >= 0:
+                    known[like] = transfers
+            if transfers:
+                found.add(name)
+    return found
+
+
+def _is_transfer(function: str, var: Any, value: ir.Call) -> bool:
+    if op_name(value) == "dist.annotate_sharding":
+        raise LevelError(
+            "DIST0451",
+            "an annotation is still there: the module is at level 2",
+            place=place_of(function, var, value),
+            remedy="Run PropagateSharding first.",
+        )
+    if dist_op_name(value) in ("send", "recv"):
+        return True
+    if is_redistribute(value) and isinstance(value.args[0].ty, DTensorType):
+        return mesh_key(value.args[0].ty.device_mesh) != mesh_key(value.attrs.device_mesh)
+    return False

@@ -14,22 +14,30 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tvm
 from tvm import ir, relax, tirx
 
 from ...errors import LoweringError
-from ...ir import axis_groups, mesh_devices, mesh_shape, ops
-from ...ir.async_ops import collective_op, is_done
-from ...ir.ops import call_axes, dist_op_name
-from ...ir.types import relax_functions
-from .emit import BlockWriter, place_of, substitute, with_body
+from ...ir import (
+    axis_groups,
+    call_axes,
+    collective_op,
+    dist_op_name,
+    is_done,
+    mesh_devices,
+    mesh_shape,
+    ops,
+    relax_functions,
+)
+from ...ir.rewrite import BlockWriter, place_of, substitute, with_body
+from ..declaration import Rewrite, module_pass
 
 NUM_GROUPS_ATTR = "dist.num_groups"
 """Module attribute: the ``num_groups`` that the Disco session must be made with."""
 WORKER_ID = "runtime.disco.worker_id"
 
 
-def UseStockCollectives() -> Any:
+@module_pass("local")
+def UseStockCollectives() -> Rewrite:
     """Replace the ``R.dist`` collectives of a level-5 module by TVM's own ``R.ccl`` ops.
 
     The result needs nothing of the plugin at run time: it runs on a Disco session of a TVM that
@@ -57,10 +65,7 @@ def UseStockCollectives() -> Any:
         DIST0510 naming the collective that has no such form, or whose groups have none.
     """
 
-    @tvm.transform.module_pass(  # type: ignore[untyped-decorator]
-        opt_level=0, name="tvm_distir.UseStockCollectives"
-    )
-    def use_stock_collectives(mod: ir.IRModule, _: Any) -> ir.IRModule:
+    def use_stock_collectives(mod: ir.IRModule) -> ir.IRModule:
         groups = _GroupSizes()
         functions = dict(mod.functions.items())
         for gv, fn in relax_functions(mod):

@@ -11,26 +11,11 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from ...errors import LoweringError
-from ...ir import (
-    R,
-    as_dtensor,
-    flat_types,
-    ops,
-)
-from ...ir.ops import dist_op_name
-from .emit import (
-    BlockWriter,
-    bindings_of,
-    leaves_of,
-    place_of,
-    typed,
-    variables,
-)
-from .planner import Planner
-from .terms import Terms, axes_of, sums, without
+from ...ir import R, as_dtensor, flat_types, ops
+from ...ir.rewrite import VARIABLES, BlockWriter, leaves_of, place_of, typed
+from ...ops import Terms, axes_of, sums, without
 
 Leaf = tuple[Any, int]
-REDUCERS = ("all_reduce", "reduce_scatter")
 
 
 class Counter:
@@ -45,57 +30,69 @@ class Counter:
         return self.next - 1
 
 
+#: How a variable is read, as bits: by ``R.dist.partial``, by a reduction, by anything else.
+WRAP, REDUCE, USE = 1, 2, 4
+
+
 class Values:
-    """What is known of a function's variables.
+    """What is known of a function's variables, and where new ones are bound.
 
     Parameters
     ----------
-    mod : IRModule
-        The module at level 3.
     name : str
         Name of the function.
-    fn : relax.Function
+    builder : BlockBuilder
+        Infers the types of new calls.
     callees : mapping of GlobalVar to GlobalVar
         Functions whose type changes.
     impure : bool
         Whether the function transfers between meshes, itself or in a callee.
-    tags : Counter
-        Numbers for transfers.
-    planner : Planner
-        Finds the steps of redistributions.
+
+    Attributes
+    ----------
+    env : dict
+        What takes the place of a variable, or of a callee.
+    terms : dict
+        Unfinished reductions of the leaves of variables.
+    raw : dict
+        Of what a reducing call gives: the variable of its terms, and the axes it made them along.
+    sources : dict
+        Redistributions that were left to the ``R.dist.partial`` that reads them.
+    reads : dict
+        How each variable is read: :data:`WRAP`, :data:`REDUCE`, :data:`USE` together.
+    written : bool
+        Whether the function changes.
     """
 
     def __init__(
-        self,
-        mod: ir.IRModule,
-        name: str,
-        fn: relax.Function,
-        callees: Mapping[Any, Any],
-        impure: bool,
-        tags: Counter,
-        planner: Planner,
+        self, name: str, builder: relax.BlockBuilder, callees: Mapping[Any, Any], impure: bool
     ) -> None:
-        self.mod, self.name, self.fn = mod, name, fn
-        self.impure, self.tags, self.planner = impure, tags, planner
-        self.builder = relax.BlockBuilder(mod)
+        self.name, self.builder, self.impure = name, builder, impure
         self.env: dict[Any, Any] = dict(callees)
         self.terms: dict[Leaf, Terms] = {}
-        self.finished: dict[tuple[Any, int, tuple[int, ...]], Any] = {}
         self.raw: dict[Any, tuple[Any, tuple[int, ...]]] = {}
         self.sources: dict[Any, ir.Call] = {}
-        self.readers: dict[Any, list[tuple[str, Any]]] = {}
-        self.writer = BlockWriter(self.builder, False)
+        self.reads: dict[Any, int] = {}
+        self._finished: dict[tuple[Any, int, tuple[int, ...]], Any] = {}
+        self.writer = BlockWriter(builder, False)
+        self.written = impure
 
-    def _collect(self) -> None:
-        for _, value in bindings_of(self.fn, self.name):
-            kind = dist_op_name(value)
-            for used in variables(value):
-                how = "wrap" if kind == "partial" else "reduce" if kind in REDUCERS else "use"
-                self.readers.setdefault(used, []).append((how, value))
-        for used in variables(self.fn.body.body):
-            self.readers.setdefault(used, []).append(("use", None))
+    def open_block(self, dataflow: bool) -> None:
+        """Begin a block: what the last one has finished is out of sight."""
+        self.writer = BlockWriter(self.builder, dataflow)
+        self._finished.clear()
 
-    def _fault(self, code: str, what: str, var: Any, value: Any, remedy: str) -> LoweringError:
+    def is_changed(self, var: Any) -> bool:
+        """Whether what reads a variable cannot be taken as it is."""
+        return var in self.env or self.has_terms(var)
+
+    def has_terms(self, var: Any) -> bool:
+        """Whether a variable, or what takes its place, is an unfinished reduction."""
+        var = self.env.get(var, var)
+        return any(self.terms.get((var, i)) for i in range(len(flat_types(var.ty))))
+
+    def fault(self, code: str, what: str, var: Any, value: Any, remedy: str) -> LoweringError:
+        """Error about a binding."""
         return LoweringError(code, what, place=place_of(self.name, var, value), remedy=remedy)
 
     def _own(self, var: Any) -> Any:
@@ -106,7 +103,7 @@ class Values:
             return new
         return var
 
-    def _alias(self, var: Any, value: Any) -> None:
+    def alias(self, var: Any, value: Any) -> None:
         """Let ``var`` be ``value``: by substitution, or by a binding if it leaves its block."""
         known = [self.terms.get((value, i), ()) for i in range(len(flat_types(var.ty)))]
         own = self._own(var)
@@ -117,40 +114,42 @@ class Values:
             for i, terms in enumerate(known):
                 self.terms[(own, i)] = terms
 
-    def _bind(self, var: Any, value: Any, terms: Sequence[Terms] = ()) -> Any:
+    def bind(self, var: Any, value: Any, terms: Sequence[Terms] = ()) -> Any:
+        """Bind a value whose leaves have the terms; return the variable."""
         own = self._own(var)
         self.writer.bind(own, value)
         for i, found in enumerate(terms):
             self.terms[(own, i)] = found
         return own
 
-    def _terms(self, expr: Any, number: int) -> Terms:
-        return self.terms.get((expr, number), ()) if isinstance(expr, ir.Var) else ()
+    def terms_of(self, expr: Any, number: int) -> Terms:
+        """Unfinished reductions of a leaf of an expression."""
+        return self.terms.get((expr, number), ()) if type(expr) in VARIABLES else ()
 
-    def _complete(self, expr: Any, number: int, keep: Sequence[int], name: str) -> Any:
+    def complete(self, expr: Any, number: int, keep: Sequence[int], name: str) -> Any:
         """Leaf of an expression, finished along all axes but ``keep`` (a variable or constant)."""
-        terms = self._terms(expr, number)
+        terms = self.terms_of(expr, number)
         due = without(terms, keep)
         leaf = expr
         if isinstance(expr.ty, relax.TupleType):
             item_key: Any = (expr, number, (-1,))
-            if item_key not in self.finished:
+            if item_key not in self._finished:
                 item = self.writer.emit(relax.TupleGetItem(expr, number), name)
                 self.terms[(item, 0)] = terms
-                self.finished[item_key] = item
-            leaf = self.finished[item_key]
+                self._finished[item_key] = item
+            leaf = self._finished[item_key]
         if not due:
             return leaf
         key = (leaf, 0, axes_of(due))
-        if key not in self.finished:
+        if key not in self._finished:
             mesh = leaf.ty.device_mesh
             value = leaf
             for op in sorted({op for _, op in due}):
                 axes = [a for a, o in due if o == op]
                 value = self.writer.emit(ops.all_reduce(value, mesh, axes, op), name)
             self.terms[(value, 0)] = without(terms, axes_of(due))
-            self.finished[key] = value
-        return self.finished[key]
+            self._finished[key] = value
+        return self._finished[key]
 
     def _make_partial(self, leaf: Any, axes: Sequence[int], name: str, mesh: Any = None) -> Any:
         if not axes:
@@ -158,23 +157,23 @@ class Values:
         mesh = leaf.ty.device_mesh if mesh is None else mesh
         if isinstance(leaf, ir.GenericConst) and not isinstance(leaf.ty, DTensorType):
             leaf = ir.GenericConst(leaf.value, as_dtensor(leaf.ty, mesh, [R] * len(mesh.shape)))
-        terms = self._terms(leaf, 0)
+        terms = self.terms_of(leaf, 0)
         value = self.writer.emit(ops.partial(leaf, mesh, sorted(axes), "sum"), name)
         self.terms[(value, 0)] = tuple(sorted((*terms, *sums(axes))))
         return value
 
-    def _demand(self, arg: Any, wanted: Sequence[tuple[int, ...]], mesh: Any = None) -> Any:
+    def demand(self, arg: Any, wanted: Sequence[tuple[int, ...]], mesh: Any = None) -> Any:
         """Give an argument whose leaves are partial along exactly the wanted axes."""
         leaves = list(leaves_of(arg))
         new, changed = [], False
         for (expr, number, _), axes in zip(leaves, wanted):
-            have = axes_of(self._terms(expr, number))
+            have = axes_of(self.terms_of(expr, number))
             if have == tuple(axes):
                 new.append((expr, number, False))
                 continue
             changed = True
             name = getattr(expr, "name", "value")
-            leaf = self._complete(expr, number, axes, name)
+            leaf = self.complete(expr, number, axes, name)
             leaf = self._make_partial(leaf, [a for a in axes if a not in have], name, mesh)
             new.append((leaf, 0, True))
         if not changed:
@@ -194,7 +193,7 @@ class Values:
         if not isinstance(arg.ty, relax.TupleType):
             return mine[0][0]
         fields = [
-            e if done else self._complete(e, n, axes_of(self._terms(e, n)), "item")
+            e if done else self.complete(e, n, axes_of(self.terms_of(e, n)), "item")
             for e, n, done in mine
         ]
         return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))

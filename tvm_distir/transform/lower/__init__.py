@@ -4,14 +4,6 @@
 
 from __future__ import annotations
 
-from . import (  # noqa: F401 (they register their handlers)
-    losses,
-    ordering,
-    sliding_back,
-    statistics,
-)
-from .calls import LocalCall, register_local
-from .passes import LowerDistIR
-from .shard import Operand, Shard
+import lazy_loader
 
-__all__ = ["LocalCall", "LowerDistIR", "Operand", "Shard", "register_local"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -11,9 +11,8 @@ from typing import Any
 from tvm import relax
 
 from ...ir import is_padded_inside, ops, placement_text
-from ..legalize.emit import BlockWriter
-from ..legalize.shards import TermsMove
-from ..legalize.steps import exchange_step
+from ...ir.rewrite import BlockWriter
+from ...redistribution import TermsMove, exchange_step
 
 REDUCE = {"sum": relax.op.sum, "max": relax.op.max, "min": relax.op.min, "prod": relax.op.prod}
 BOOLEAN = {"sum": "max", "max": "max", "min": "min", "prod": "min"}

@@ -9,9 +9,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ...ir import ops
-from ...ir.ops import dist_op_name
-from ..legalize.emit import bindings_of, substitute, with_body
+from ...ir import dist_op_name, ops
+from ...ir.rewrite import bindings_of, substitute, with_body
 
 
 class _Splicer:

@@ -15,10 +15,17 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from ...errors import LoweringError
-from ...ir import R, labels_of, local_shape, mesh_shape, static_shape
-from ...ir.types import relax_functions
-from ..legalize.emit import BlockWriter, op_name, place_of, rebuild, substitute, with_body
-from ..legalize.passes import has_dtensor, retyped
+from ...ir import R, labels_of, local_shape, mesh_shape, relax_functions, static_shape
+from ...ir.rewrite import (
+    BlockWriter,
+    has_dtensor,
+    op_name,
+    place_of,
+    rebuild,
+    retyped,
+    substitute,
+    with_body,
+)
 
 _CACHES = {
     "vm.builtin.distributed.attention_kv_cache_append": "vm.builtin.attention_kv_cache_append",

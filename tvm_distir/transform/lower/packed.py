@@ -12,10 +12,9 @@ from tvm.relax.distributed import DTensorType
 
 from ...errors import LoweringError
 from ...ir import flat_types, labels_of, tensor_type
-from ...rules import PackedForm, match_factor, packed_args, packed_form, packed_name
-from ...rules.packed import packed_rule
-from ..legalize.emit import leaves_of, place_of, typed
-from .shard import Shard
+from ...ir.rewrite import leaves_of, place_of, typed
+from ...ops import PackedForm, match_factor, packed_args, packed_form, packed_name, packed_rule
+from ...ops.local import Shard
 from .values import Values
 
 Label = int | None
@@ -104,7 +103,7 @@ def _argument(
     """Local form of one argument."""
     if not isinstance(arg, relax.ShapeExpr):
         scalar = isinstance(arg, ir.StringImm | tirx.IntImm | tirx.FloatImm)
-        return arg if scalar else values._local(arg)
+        return arg if scalar else values.local(arg)
     if number not in form.shapes:
         return arg
     side, whose = form.shapes[number]

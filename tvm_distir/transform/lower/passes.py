@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tvm
 from tvm import ir, relax
 
 from ...errors import LevelError, LoweringError
 from ...ir import (
+    INPUTS_ATTR,
+    IO_ATTR,
+    branch_of,
     is_private,
     labels_of,
     mesh_key,
@@ -19,23 +21,21 @@ from ...ir import (
     placement_text,
     static_shape,
 )
-from ...ir.attributes import INPUTS_ATTR, IO_ATTR
-from ...ir.branches import branch_of
-from ...ir.types import relax_functions
-from ..branches.restore import restore_branches
-from ..legalize.emit import bindings_of
-from ..legalize.local_view import has_local_view
-from ..legalize.passes import callees_of, has_dtensor, retyped
-from . import combining, shaping, sliding  # noqa: F401 (they register their handlers)
+from ...ir.rewrite import argument, has_dtensor, retyped
+from ...native import Member, Reading, read_module
+from ..branches import restore_branches
+from ..declaration import Rewrite, module_pass
+from ..legalize import has_local_view
 from .function import LocalFunction
 from .inlining import inline_functions
 from .local_view import lower_local_view
 from .sharing import device_classes, entry_names, merged, transfer_order
-from .values import Context
+from .values import Context, Values
 
 
-def LowerDistIR() -> Any:
-    """Give every device its own program: level 4 to level 5.
+@module_pass("legalized", "local")
+def LowerDistIR() -> Rewrite:
+    """Give every device its own program.
 
     Each DTensor becomes a Tensor of the shape of one (padded) shard, each public function one
     entry function per mesh it works on, with the attribute ``dist.io``; where meshes share
@@ -56,80 +56,33 @@ def LowerDistIR() -> Any:
     LoweringError
         DIST0502 to DIST0508, see :data:`tvm_distir.errors.CODES`.
     """
-
-    @tvm.transform.module_pass(  # type: ignore[untyped-decorator]
-        opt_level=0, name="tvm_distir.LowerDistIR"
-    )
-    def lower_dist_ir(mod: ir.IRModule, _: Any) -> ir.IRModule:
-        return lower(mod)
-
-    return lower_dist_ir
+    return lower
 
 
-def callees_first(mod: ir.IRModule) -> list[tuple[Any, relax.Function]]:
-    """Relax functions, every callee before its callers.
-
-    Raises
-    ------
-    LoweringError
-        DIST0504 when functions call each other in a circle.
-    """
-    functions = {str(gv.name_hint): (gv, fn) for gv, fn in relax_functions(mod)}
-    calls = {
-        name: sorted({str(c.name_hint) for c in callees_of(fn, name)} & set(functions))
-        for name, (_, fn) in functions.items()
-    }
-    order: list[str] = []
-    state: dict[str, int] = {}
-    for root in functions:
-        stack = [(root, iter(calls[root]))] if root not in state else []
-        state.setdefault(root, 1)
-        while stack:
-            name, rest = stack[-1]
-            callee = next((c for c in rest if state.get(c) != 2), None)
-            if callee is None:
-                stack.pop()
-                if state[name] != 2:
-                    state[name] = 2
-                    order.append(name)
-            elif state.get(callee) == 1:
-                raise LoweringError(
-                    "DIST0504",
-                    f'"{name}" and "{callee}" call each other in a circle',
-                    place=name,
-                    remedy="Remove the recursion.",
-                )
-            else:
-                state[callee] = 1
-                stack.append((callee, iter(calls[callee])))
-    return [functions[name] for name in order]
+def _meshes_of(fn: relax.Function, reading: Reading, context: Context) -> list[int]:
+    """Meshes that a function works on, sorted; equal types are looked at once."""
+    firsts = dict(zip(reversed(reading.types), reversed(reading.variables)))
+    found = {m for var in firsts.values() for m in context.meshes_of(var.ty)}
+    return sorted(found.union(context.meshes_of(fn.ret_ty)))
 
 
-def _meshes_of(fn: relax.Function, name: str, context: Context) -> list[int]:
-    found = {m for p in fn.params for m in context.meshes_of(p.ty)}
-    for var, _ in bindings_of(fn, name):
-        found.update(context.meshes_of(var.ty))
-    found.update(context.meshes_of(fn.ret_ty))
-    return sorted(found)
-
-
-def _mixed(functions: Sequence[tuple[Any, relax.Function]], context: Context) -> list[str]:
+def _mixed(members: Sequence[Member], context: Context) -> list[str]:
     """Private functions that work on several meshes, themselves or in what they call."""
     where: dict[str, set[int]] = {}
-    for gv, fn in functions:
-        name = str(gv.name_hint)
-        if is_private(fn):
-            called = [where.get(str(c.name_hint), set()) for c in callees_of(fn, name)]
-            where[name] = set(_meshes_of(fn, name, context)).union(*called)
+    for member in members:
+        if is_private(member.fn):
+            called = [where.get(str(c.name_hint), set()) for c in member.reading.callees]
+            own = set(_meshes_of(member.fn, member.reading, context))
+            where[member.name] = own.union(*called)
     return [name for name, numbers in where.items() if len(numbers) > 1]
 
 
 def lower(mod: ir.IRModule) -> ir.IRModule:
     """Apply :func:`LowerDistIR`."""
-    if has_local_view(mod):
+    members = read_module(mod)
+    if has_local_view(members):
         return lower_local_view(mod)
-    functions = callees_first(mod)
-    if not any(has_dtensor(fn) for _, fn in functions):
+    if not any(has_dtensor(member.fn) for member in members):
         raise LevelError(
             "DIST0451",
             "the module holds no DTensor",
@@ -137,7 +90,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
             remedy="Run PropagateSharding and LegalizeRedistribute first.",
         )
     context = _context(mod)
-    mixed = _mixed(functions, context)
+    mixed = _mixed(members, context)
     for name in mixed:
         if branch_of(mod[name]):
             raise LoweringError(
@@ -147,24 +100,24 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
                 remedy="Place all of the branch on one mesh.",
             )
     if mixed:
-        mod = inline_functions(mod, functions, mixed)
-        functions, context = callees_first(mod), _context(mod)
+        mod = inline_functions(mod, [(m.gv, m.fn) for m in members], mixed)
+        members, context = read_module(mod), _context(mod)
     infos = meshes(mod)
     result: dict[Any, Any] = {}
-    for gv, fn in functions:
-        name = str(gv.name_hint)
+    for member in members:
+        gv, fn, reading = member
         if not has_dtensor(fn):
             result[gv] = fn
             context.callees[gv] = gv
             continue
-        where = _meshes_of(fn, name, context)
+        where = _meshes_of(fn, reading, context)
         if is_private(fn):
-            lowered = LocalFunction(context, name, fn, where[0], entry=False)
-            new = lowered.run(infos[where[0]])
+            values = Values(context, member.name, where[0], infos[where[0]])
+            new = LocalFunction(values, fn, reading, entry=False).run()
             context.callees[gv] = retyped(gv, _function_type(new))
             result[context.callees[gv]] = new
             continue
-        result.update(_entries(context, name, fn, where, infos))
+        result.update(_entries(context, member, where, infos))
     for gv, fn in mod.functions.items():
         if not isinstance(fn, relax.Function):
             result[gv] = fn
@@ -182,12 +135,13 @@ def _function_type(fn: relax.Function) -> Any:
 
 
 def _entries(
-    context: Context, name: str, fn: relax.Function, where: Sequence[int], infos: Sequence[Any]
+    context: Context, member: Member, where: Sequence[int], infos: Sequence[Any]
 ) -> dict[Any, relax.Function]:
     """Entries of a public function, one for each class of devices."""
-    parts = {number: _part(context, name, fn, number, infos[number]) for number in where}
+    name = member.name
+    parts = {n: _part(Values(context, name, n, infos[n]), member) for n in where}
     classes = device_classes(infos, where)
-    order = transfer_order(fn, name)
+    order = transfer_order(member.reading)
     found = {}
     for one, entry in zip(classes, entry_names(name, infos, classes)):
         new = merged([parts[n] for n in one.meshes], infos, one, order, entry)
@@ -197,12 +151,11 @@ def _entries(
     return found
 
 
-def _part(
-    context: Context, name: str, fn: relax.Function, number: int, mesh: Any
-) -> relax.Function:
+def _part(values: Values, member: Member) -> relax.Function:
     """What a public function does on one mesh, with ``dist.io``."""
-    lowered = LocalFunction(context, name, fn, number, entry=True)
-    new = lowered.run(mesh)
+    fn = member.fn
+    lowered = LocalFunction(values, fn, member.reading, entry=True)
+    new = lowered.run()
     attrs = {k: v for k, v in (fn.attrs or {}).items() if k not in ("global_symbol", "num_input")}
     data = [str(n) for n in attrs[INPUTS_ATTR]] if INPUTS_ATTR in attrs else None
     inputs = []
@@ -215,8 +168,8 @@ def _part(
     if "num_input" in (fn.attrs or {}):
         first = int(fn.attrs["num_input"])
         attrs["num_input"] = sum(1 for position, _, _ in lowered.param_leaves if position < first)
-    attrs["global_symbol"] = name
-    attrs[IO_ATTR] = {"mesh": number, "inputs": inputs, "outputs": outputs}
+    attrs["global_symbol"] = values.name
+    attrs[IO_ATTR] = {"mesh": values.number, "inputs": inputs, "outputs": outputs}
     dictionary = ir.make_node("ir.DictAttrs", **attrs)
     return relax.Function(list(new.params), new.body, new.ret_ty, bool(new.is_pure), dictionary)
 
@@ -239,25 +192,35 @@ def _without_unused(mod: ir.IRModule) -> ir.IRModule:
         and "global_symbol" in (fn.attrs or {})
     ]
     by_name = {str(gv.name_hint): fn for gv, fn in mod.functions.items()}
+    if len(roots) == len(by_name):
+        return mod
     reached, waiting = set(roots), sorted(roots)
     while waiting:
         fn = by_name[waiting.pop()]
         if not isinstance(fn, relax.Function):
             continue
-        for _, value in bindings_of(fn, ""):
-            for used in _functions_in(value):
-                if used not in reached:
-                    reached.add(used)
-                    waiting.append(used)
+        for used in _functions_in(fn):
+            if used not in reached:
+                reached.add(used)
+                waiting.append(used)
     kept = {gv: fn for gv, fn in mod.functions.items() if str(gv.name_hint) in reached}
     return ir.IRModule(kept, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
-def _functions_in(value: Any) -> list[str]:
-    if not isinstance(value, ir.Call):
-        return []
-    found = [value.op, *value.args]
-    return [str(x.name_hint) for x in found if isinstance(x, ir.GlobalVar)]
+def _functions_in(fn: relax.Function) -> set[str]:
+    """Names of the functions that a function calls, or hands to a call as first argument."""
+    found = set()
+    for block in fn.body.blocks[:]:
+        for binding in block.bindings[:]:
+            value = binding.value
+            if type(value) is not ir.Call:
+                continue
+            callee = value.op
+            if type(callee) is ir.Op and len(value.args):
+                callee = argument(value, 0)
+            if type(callee) is ir.GlobalVar:
+                found.add(str(callee.name_hint))
+    return found
 
 
 __all__ = ["LowerDistIR", "lower"]

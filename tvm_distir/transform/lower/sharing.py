@@ -19,10 +19,9 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.utils import copy_with_new_vars
 
-from ...ir import mesh_devices, mesh_shape
-from ...ir.attributes import IO_ATTR, NUM_INPUT_ATTR
-from ...ir.ops import dist_op_name
-from ..legalize.emit import bindings_of, typed, with_body
+from ...ir import IO_ATTR, NUM_INPUT_ATTR, dist_op_name, mesh_devices, mesh_shape
+from ...ir.rewrite import typed, with_body
+from ...native import OP_CALL, Reading
 
 Transfer = tuple[str, int]
 """``send`` or ``recv``, and the tag."""
@@ -95,9 +94,11 @@ def _transfer(value: Any) -> Transfer | None:
     return (kind, int(value.attrs["tag"])) if kind in ("send", "recv") else None
 
 
-def transfer_order(fn: relax.Function, name: str) -> dict[Transfer, int]:
+def transfer_order(reading: Reading) -> dict[Transfer, int]:
     """Position of every send and receive of a level-4 function among them."""
-    found = [_transfer(value) for _, value in bindings_of(fn, name)]
+    found = [
+        _transfer(value) for kind, value in zip(reading.kinds, reading.values) if kind == OP_CALL
+    ]
     return {transfer: i for i, transfer in enumerate(t for t in found if t is not None)}
 
 

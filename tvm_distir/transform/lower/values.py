@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,25 +13,12 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from ...errors import LevelError, LoweringError
-from ...ir import (
-    Labels,
-    R,
-    flat_types,
-    labels_of,
-    mesh_key,
-    static_shape,
-)
-from ..legalize.emit import (
-    BlockWriter,
-    place_of,
-    substitute,
-    typed,
-)
-from ..legalize.terms import (
-    Terms,
-)
+from ...ir import Labels, R, flat_types, labels_of, mesh_key, mesh_shape, static_shape
+from ...ir.rewrite import VARIABLES, BlockWriter, handle, place_of, substitute, typed
+from ...ops import CallForm, Terms
+from ...ops.local import BlockMemo, Shard, shard
 from .collectives import sliced
-from .shard import Shard, shard
+from .templates import State, Templates
 
 
 @dataclass
@@ -49,6 +37,10 @@ class Context:
         Mesh objects met so far, for speed only.
     prim_funcs : dict
         PrimFuncs cut to local shapes, see :mod:`.tir`.
+    forms : dict of int to CallForm
+        How the calls of a class are sharded, by :attr:`tvm_distir.native.Reading.like`.
+    templates : dict of int to Templates
+        Local forms per mesh.
     """
 
     mod: ir.IRModule
@@ -56,6 +48,8 @@ class Context:
     callees: dict[Any, Any]
     known: list[tuple[int, int]] = field(default_factory=list)
     prim_funcs: dict[Any, Any] = field(default_factory=dict)
+    forms: dict[int, CallForm] = field(default_factory=dict)
+    templates: dict[int, Templates] = field(default_factory=lambda: defaultdict(Templates))
 
     def mesh_number(self, mesh: Any) -> int:
         """Position of a mesh in the module."""
@@ -74,36 +68,51 @@ class Context:
 
     def meshes_of(self, ty: Any) -> list[int]:
         """Meshes a type's DTensors lie on, sorted."""
-        found = {
-            self.mesh_number(t.device_mesh) for t in flat_types(ty) if isinstance(t, DTensorType)
-        }
+        found = {self.mesh_number(t.device_mesh) for t in flat_types(ty) if type(t) is DTensorType}
         return sorted(found)
 
 
 class Values:
-    """What is known of a function's variables, see :class:`.function.LocalFunction`."""
+    """What is known of a function's variables, and where new ones are bound.
 
-    def __init__(
-        self, context: Context, name: str, fn: relax.Function, number: int, entry: bool
-    ) -> None:
-        self.context, self.name, self.fn = context, name, fn
-        self.number, self.entry = number, entry
+    Parameters
+    ----------
+    context : Context
+    name : str
+        Name of the function.
+    number : int
+        The mesh for which it is lowered.
+    mesh : DeviceMesh
+        That mesh.
+    """
+
+    def __init__(self, context: Context, name: str, number: int, mesh: Any) -> None:
+        self.context, self.name = context, name
+        self.number, self.mesh, self.sizes = number, mesh, mesh_shape(mesh)
         self.builder = relax.BlockBuilder()
         self.env: dict[Any, Any] = {}
         self.zero: dict[tuple[Any, int], bool] = {}
         self.terms: dict[tuple[Any, int], Terms] = {}
         self.tuples: dict[Any, list[Any]] = {}
         self.constants: dict[Any, Any] = {}
-        self.caches: dict[Any, Any] = {}
-        self.shards: dict[Any, Shard] = {}
+        self.memo = BlockMemo()
+        self.foldable: dict[Any, ir.Call] = {}
+        self.shards: dict[int, tuple[Any, Shard]] = {}  # by the handle of the type, kept alive
         self.writer = BlockWriter(self.builder, False)
-        self.mesh: Any = None
-        self.sizes: tuple[int, ...] = ()
 
-    def _fault(self, code: str, what: str, var: Any, value: Any, remedy: str) -> LoweringError:
+    def open_block(self, dataflow: bool) -> None:
+        """Begin a block: what was written for readers of the last one is out of sight."""
+        self.writer = BlockWriter(self.builder, dataflow)
+        self.constants.clear()
+        self.memo.clear()
+        self.foldable.clear()
+
+    def fault(self, code: str, what: str, var: Any, value: Any, remedy: str) -> LoweringError:
+        """Error about a binding."""
         return LoweringError(code, what, place=place_of(self.name, var, value), remedy=remedy)
 
-    def _level(self, what: str, var: Any, value: Any) -> LevelError:
+    def level_fault(self, what: str, var: Any, value: Any) -> LevelError:
+        """Error about a module that is not at level 4."""
         return LevelError(
             "DIST0451",
             what,
@@ -113,6 +122,9 @@ class Values:
 
     def shard_of(self, ty: Any, place: str) -> Shard:
         """Shard of a level-4 tensor type on this mesh."""
+        known = self.shards.get(handle(ty))
+        if known is not None:
+            return known[1]
         shape = static_shape(ty)
         if shape is None or not all(isinstance(n, int) for n in shape):
             raise LoweringError(
@@ -122,14 +134,11 @@ class Values:
                 remedy="Bind its sizes before distributing.",
             )
         if isinstance(ty, DTensorType):
-            labels = labels_of(ty.placement)
-            key = (shape, labels, str(ty.tensor_ty.dtype))
+            labels, dtype = labels_of(ty.placement), str(ty.tensor_ty.dtype)
         else:
-            labels = (R,) * len(self.sizes)
-            key = (shape, labels, str(ty.dtype))
-        found = self.shards.get(key)
-        if found is None:
-            found = self.shards[key] = shard(shape, labels, self.sizes, key[2])
+            labels, dtype = (R,) * len(self.sizes), str(ty.dtype)
+        found = shard(shape, labels, self.sizes, dtype)
+        self.shards[handle(ty)] = ty, found
         return found
 
     def local_type(self, ty: Any, place: str) -> Any:
@@ -150,17 +159,18 @@ class Values:
 
     # -- variables
 
-    def _declare(self, var: Any) -> Any:
+    def declare(self, var: Any) -> Any:
+        """Make the local form of a variable."""
         ty = self.local_type(var.ty, f"{self.name}/{var.name}")
         new = type(var)(var.name, ty)
         self.env[var] = new
         return new
 
-    def _bind(self, var: Any, value: Any, terms: Sequence[Terms], zero: bool) -> None:
+    def bind(self, var: Any, value: Any, terms: Sequence[Terms], zero: bool) -> None:
         """Bind a local value, or let the variable be an existing one."""
-        self._note(var, terms, zero)
-        if isinstance(value, ir.Var):
-            leaves = isinstance(value, relax.DataflowVar) and not isinstance(var, relax.DataflowVar)
+        self.note(var, terms, zero)
+        if type(value) in VARIABLES:
+            leaves = type(value) is relax.DataflowVar and type(var) is not relax.DataflowVar
             if not leaves:
                 self.env[var] = value
                 return
@@ -168,23 +178,42 @@ class Values:
         self.env[var] = new
         self.writer.bind(new, value)
 
-    def _note(self, var: Any, terms: Sequence[Terms], zero: bool) -> None:
+    def note(self, var: Any, terms: Sequence[Terms], zero: bool) -> None:
+        """Note what is known of the leaves of a variable."""
         for i, found in enumerate(terms):
             if found:
                 self.terms[(var, i)] = found
-        for i in range(len(flat_types(var.ty))):
-            if zero:
+        if zero:
+            for i in range(len(flat_types(var.ty))):
                 self.zero[(var, i)] = True
 
-    def _terms_of(self, expr: Any, number: int) -> Terms:
-        return self.terms.get((expr, number), ()) if isinstance(expr, ir.Var) else ()
+    def state(self, var: Any) -> State:
+        """What is known of a variable."""
+        count = len(flat_types(var.ty))
+        return State(
+            tuple([self.terms.get((var, i), ()) for i in range(count)]),
+            tuple([self.zero.get((var, i), False) for i in range(count)]),
+        )
 
-    def _zero_of(self, expr: Any, number: int) -> bool:
+    def recall(self, var: Any, state: State) -> None:
+        """Note that a variable has a state."""
+        for i, terms in enumerate(state.terms):
+            if terms:
+                self.terms[(var, i)] = terms
+            if state.zero[i]:
+                self.zero[(var, i)] = True
+
+    def terms_of(self, expr: Any, number: int) -> Terms:
+        """Unfinished reductions of a leaf of an expression."""
+        return self.terms.get((expr, number), ()) if type(expr) in VARIABLES else ()
+
+    def zero_of(self, expr: Any, number: int) -> bool:
+        """Whether the padding of a leaf is known to hold zeros."""
         if isinstance(expr, ir.GenericConst):
             return True
         return self.zero.get((expr, number), False)
 
-    def _constant(self, expr: Any, labels: Labels) -> Any:
+    def constant(self, expr: Any, labels: Labels) -> Any:
         """Local form of a constant: itself, or my slice of it."""
         shape = static_shape(expr.ty)
         if shape is None:
@@ -202,25 +231,25 @@ class Values:
             self.constants[key] = local
         return self.constants[key]
 
-    def _local(self, expr: Any) -> Any:
+    def local(self, expr: Any) -> Any:
         """Local form of an expression in normal form whose constants are whole."""
+        if type(expr) in VARIABLES:
+            return self._variable(expr)
         if isinstance(expr, ir.GenericConst):
             labels = (R,) * len(self.sizes)
             if isinstance(expr.ty, DTensorType):
                 labels = labels_of(expr.ty.placement)
-            return self._constant(expr, labels)
+            return self.constant(expr, labels)
         if isinstance(expr, relax.Tuple):
-            fields = [self._local(f) for f in expr.fields]
+            fields = [self.local(f) for f in expr.fields]
             return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
-        if isinstance(expr, ir.Var):
-            return self._variable(expr)
         return substitute(expr, self.env)
 
     def _variable(self, var: Any) -> Any:
         if var in self.env:
             return self.env[var]
         if var in self.tuples:
-            return self._local(relax.Tuple(self.tuples[var]))
+            return self.local(relax.Tuple(self.tuples[var]))
         raise LoweringError(
             "DIST0503",
             f'"{var.name}" lies on another mesh than its reader',

@@ -4,33 +4,6 @@
 
 from __future__ import annotations
 
-from .bucket import BucketGathers, BucketReductions
-from .fuse import FuseCollectives
-from .merge import MergeReductions
-from .move import MoveGathers, MoveSlices
-from .passes import OptimizeCollectives
-from .schedule import ScheduleCollectives
-from .share import CancelCollectives, ShareCollectives
-from .split import SplitCollectives
-from .traffic import Change, Kind, Traffic, TrafficInstrument, traffic
-from .unused import RemoveUnused
+import lazy_loader
 
-__all__ = [
-    "BucketGathers",
-    "BucketReductions",
-    "CancelCollectives",
-    "Change",
-    "FuseCollectives",
-    "Kind",
-    "MergeReductions",
-    "MoveGathers",
-    "MoveSlices",
-    "OptimizeCollectives",
-    "RemoveUnused",
-    "ScheduleCollectives",
-    "ShareCollectives",
-    "SplitCollectives",
-    "Traffic",
-    "TrafficInstrument",
-    "traffic",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -10,24 +10,23 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ...ir import known_shape, mesh_key
-from ...ir.ops import call_axes
-from ..legalize.emit import BlockWriter, variables, with_body
-from ..lower.prune import is_pure
-from .editing import Editor, FunctionStep, Scan, function_pass
+from ...ir import REDUCTIONS, call_axes, known_shape, mesh_key
+from ...ir.rewrite import BlockWriter, is_pure, variables, with_body
+from ...redistribution import local_bytes
+from ..declaration import Rewrite, module_pass
+from .editing import Editor, FunctionStep, Scan, rewrite_of
 from .packing import one_for_all
-from .traffic import local_bytes
 
 BUCKET_BYTES = 25 * 2**20
 """As much as PyTorch's DistributedDataParallel puts into one bucket."""
 
-REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 Key = tuple[Any, ...]
 
 
-def BucketReductions(bucket_bytes: int = BUCKET_BYTES) -> Any:
-    """Reduce small tensors together; level 5 to level 5.
+@module_pass("local")
+def BucketReductions(bucket_bytes: int = BUCKET_BYTES) -> Rewrite:
+    """Reduce small tensors together.
 
     ``all_reduce`` calls (and ``reduce_scatter`` calls, among themselves) along the same axes, of
     one reduction and dtype, that do not depend on each other are flattened, concatenated, reduced
@@ -46,11 +45,12 @@ def BucketReductions(bucket_bytes: int = BUCKET_BYTES) -> Any:
     -------
     pass : tvm.transform.Pass
     """
-    return function_pass("BucketReductions", [_step(REDUCTIONS, bucket_bytes)], level=5)
+    return rewrite_of([_step(REDUCTIONS, bucket_bytes)], level=5)
 
 
-def BucketGathers(bucket_bytes: int = BUCKET_BYTES) -> Any:
-    """Gather small tensors together; level 5 to level 5.
+@module_pass("local")
+def BucketGathers(bucket_bytes: int = BUCKET_BYTES) -> Rewrite:
+    """Gather small tensors together.
 
     ``all_gather`` calls along the same axes and of one dtype, by the rules of
     :func:`BucketReductions`: shards of weights, above all, each of which would pay a latency of
@@ -66,7 +66,7 @@ def BucketGathers(bucket_bytes: int = BUCKET_BYTES) -> Any:
     -------
     pass : tvm.transform.Pass
     """
-    return function_pass("BucketGathers", [_step(("all_gather",), bucket_bytes)], level=5)
+    return rewrite_of([_step(("all_gather",), bucket_bytes)], level=5)
 
 
 def _step(kinds: tuple[str, ...], bucket_bytes: int) -> FunctionStep:

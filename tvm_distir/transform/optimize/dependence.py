@@ -4,22 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax
 
-from ...ir import flat_types
-from ...ir.async_ops import DONE, STARTED, start_name
-from ..legalize.emit import variables
-from ..lower.prune import is_pure
-from .traffic import local_bytes
+from ...ir import COLLECTIVES, DONE, flat_types, start_name
+from ...ir.rewrite import is_pure, variables
+from ...redistribution import local_bytes
 
-VIEWS = ("relax.reshape", "relax.expand_dims", "relax.squeeze", "relax.flatten")
-"""Ops whose result is their operand's memory."""
-
-_STARTS = frozenset(start_name(kind) for kind in STARTED)
+_STARTS = frozenset(start_name(kind) for kind in COLLECTIVES)
 
 
 @dataclass
@@ -59,7 +54,10 @@ class Node:
 
 
 def block_nodes(
-    rows: Sequence[Any], readers: Mapping[Any, Sequence[Any]], meets_in_order: bool = False
+    rows: Sequence[Any],
+    readers: Mapping[Any, Sequence[Any]],
+    is_view: Callable[[Any, Any], bool],
+    meets_in_order: bool = False,
 ) -> list[Node]:
     """Nodes of a block.
 
@@ -69,6 +67,8 @@ def block_nodes(
         As a ``Scan`` holds them.
     readers : mapping
         Variables bound to what reads each variable, None for the result.
+    is_view : callable
+        Whether the result of a call, given its variable and the call, is its operand's memory.
     meets_in_order : bool
         Whether collectives, and calls of functions that may hold some, keep their order too.
     """
@@ -81,7 +81,7 @@ def block_nodes(
         node.leaves = any(r is None or r not in at for r in readers.get(var, ()))
         if kind == DONE and used:
             node.done_of = next(iter(used))
-        shares = _is_view(value, kind)
+        shares = _shares(var, value, is_view)
         inside = [m for d in used for m in nodes[d].memory_of]
         node.reads = list(dict.fromkeys(inside))
         if node.done_of is not None:
@@ -102,17 +102,16 @@ def block_nodes(
 def _may_meet(value: Any, kind: str | None) -> bool:
     """Whether other devices may have to take part."""
     if kind is not None:
-        return kind in _STARTS or kind in STARTED
+        return kind in _STARTS or kind in COLLECTIVES
     calls = isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar)
     return calls or isinstance(value, relax.If)
 
 
-def _is_view(value: Any, kind: str | None) -> bool:
+def _shares(var: Any, value: Any, is_view: Callable[[Any, Any], bool]) -> bool:
+    """Whether a binding needs no memory of its own."""
     if not isinstance(value, ir.Call):
         return not isinstance(value, ir.GenericConst | relax.If)
-    if kind is not None:
-        return kind == DONE
-    return isinstance(value.op, ir.Op) and str(value.op.name) in VIEWS
+    return is_view(var, value)
 
 
 def peak_bytes(nodes: Sequence[Node], order: Sequence[int]) -> int:

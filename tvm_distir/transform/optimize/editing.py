@@ -10,26 +10,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
-from ...analysis.partial import PartialState
-from ...ir import mesh_key
-from ...ir.ops import PREFIX, call_axes, dist_op_name
-from ...ir.types import relax_functions
-from ..branches import branch_results, sink_collectives
-from ..legalize.emit import (
+from ...analysis import PartialState
+from ...ir import PREFIX, call_axes, dist_op_name, mesh_key, relax_functions
+from ...ir.rewrite import (
     BlockWriter,
+    has_dtensor,
+    is_pure,
     leaves_of,
+    let_out,
+    pruned,
     substitute,
     tensor_args,
     variables,
     with_body,
+    with_branches,
 )
-from ..legalize.passes import has_dtensor
-from ..lower.prune import is_pure, pruned
-from .scopes import let_out, with_branches
+from ...native import CAST, FUNCTION, IF, OP_CALL, read_functions
+from ..branches import branch_results, sink_collectives
+from ..declaration import Rewrite
+
+Row = tuple[Any, Any, Any, "str | None"]
+"""A binding, its variable, its value, and the name of the ``R.dist`` op that this is, if it is."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,14 @@ class Scan:
 
     Attributes
     ----------
-    blocks : list of list of (Binding, Var, Expr, str or None)
-        Bindings with their variables, values, and the names of those that are ``R.dist`` ops.
+    blocks : list of list of Row
     readers : dict
         Per variable the variables bound to what reads it, None for the function's result; one
         entry per mention.
+    counts : dict
+        How often each variable is read.
+    values : dict
+        What each variable is bound to.
     kinds : frozenset of str
         The ``R.dist`` ops it holds, those of branches not counted.
     straight : bool
@@ -51,8 +58,10 @@ class Scan:
         Whether it has an ``If``.
     """
 
-    blocks: list[list[tuple[Any, Any, Any, str | None]]]
+    blocks: list[list[Row]]
     readers: dict[Any, list[Any]]
+    counts: dict[Any, int]
+    values: dict[Any, Any]
     kinds: frozenset[str]
     straight: bool
     branches: bool
@@ -60,24 +69,43 @@ class Scan:
     @staticmethod
     def of(fn: relax.Function) -> Scan:
         """Read a function."""
-        blocks: list[list[tuple[Any, Any, Any, str | None]]] = []
+        (reading,) = read_functions([fn])
         readers: dict[Any, list[Any]] = {}
-        straight, branches = True, False
-        for block in fn.body.blocks:
-            rows = []
-            for binding in block.bindings:
-                var, value = binding.var, binding.value
-                if isinstance(binding, relax.MatchCast) or isinstance(value, relax.Function):
-                    straight = False
-                branches = branches or isinstance(value, relax.If)
-                rows.append((binding, var, value, dist_op_name(value)))
-                for used in variables(value):
-                    readers.setdefault(used, []).append(var)
-            blocks.append(rows)
-        for used in variables(fn.body.body):
-            readers.setdefault(used, []).append(None)
-        kinds = frozenset(row[3] for rows in blocks for row in rows if row[3] is not None)
-        return Scan(blocks, readers, kinds, straight, branches)
+        names: dict[int, str | None] = {}
+        rows: list[Row] = []
+        for number, like in enumerate(reading.like):
+            var, value = reading.variables[reading.params + number], reading.values[number]
+            if reading.kinds[number] != OP_CALL:
+                name = None
+            elif like in names:
+                name = names[like]
+            else:
+                name = dist_op_name(value)
+                if like >= 0:
+                    names[like] = name
+            rows.append((reading.bindings[number], var, value, name))
+            if reading.kinds[number] in (IF, FUNCTION):
+                read = list(variables(value))
+            else:
+                read = [reading.variables[n] for n in reading.used(number) if n >= 0]
+            for used in read:
+                readers.setdefault(used, []).append(var)
+        for n in reading.result:
+            if n >= 0:
+                readers.setdefault(reading.variables[n], []).append(None)
+        blocks, end = [], 0
+        for block in fn.body.blocks[:]:
+            first, end = end, end + len(block.bindings)
+            blocks.append(rows[first:end])
+        return Scan(
+            blocks,
+            readers,
+            {var: len(found) for var, found in readers.items()},
+            {row[1]: row[2] for row in rows},
+            frozenset(row[3] for row in rows if row[3] is not None),
+            not {CAST, FUNCTION}.intersection(reading.kinds),
+            IF in reading.kinds,
+        )
 
 
 class FunctionStep:
@@ -111,26 +139,17 @@ class FunctionStep:
         return self.editor(mod, name, fn, scan, **self.arguments).run()
 
 
-def function_pass(name: str, steps: Sequence[FunctionStep], level: int = 4) -> Any:
-    """Make a pass of steps that rewrite every function by itself.
+def rewrite_of(steps: Sequence[FunctionStep], level: int = 4) -> Rewrite:
+    """Make what a pass does of steps that rewrite every function by itself.
 
     Parameters
     ----------
-    name : str
-        Of the pass, without prefix.
     steps : sequence of FunctionStep
         Applied one after the other.
     level : int
         4 or 5: at 4, functions without DTensors are left as they are.
     """
-
-    @tvm.transform.module_pass(  # type: ignore[untyped-decorator]
-        opt_level=0, name=f"tvm_distir.{name}"
-    )
-    def run(mod: ir.IRModule, _: Any) -> ir.IRModule:
-        return stepped(mod, steps, level)
-
-    return run
+    return lambda mod: stepped(mod, steps, level)
 
 
 def stepped(mod: ir.IRModule, steps: Sequence[FunctionStep], level: int) -> ir.IRModule:
@@ -148,15 +167,18 @@ def stepped(mod: ir.IRModule, steps: Sequence[FunctionStep], level: int) -> ir.I
 
 def _stepped(mod: ir.IRModule, steps: Sequence[FunctionStep], level: int) -> ir.IRModule:
     functions = dict(mod.functions.items())
+    changed = False
     for gv, fn in relax_functions(mod):
-        scan = Scan.of(fn)
-        if not (scan.kinds or scan.branches) or (level == 4 and not has_dtensor(fn)):
+        if level == 4 and not has_dtensor(fn):
             continue
+        scan = Scan.of(fn)
         for step in steps:
             new = step.apply(mod, str(gv.name_hint), fn, scan)
             if new is not fn:
-                fn, scan = new, Scan.of(new)
+                changed, fn, scan = True, new, Scan.of(new)
         functions[gv] = fn
+    if not changed:
+        return mod
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
@@ -201,7 +223,7 @@ class Editor:
     Attributes
     ----------
     known : dict
-        Values bound so far, by variable.
+        Values by variable; of those before the present binding what they are bound to now.
     readers : Counter
         How often each variable is read: by what is written already and by what is to come.
     watched : set
@@ -210,8 +232,8 @@ class Editor:
 
     def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> None:
         self.mod, self.name, self.fn, self.scan = mod, name, fn, scan
-        self.known: dict[Any, Any] = {}
-        self.readers: Counter[Any] = Counter({v: len(rows) for v, rows in scan.readers.items()})
+        self.known: dict[Any, Any] = dict(scan.values)
+        self.readers: Counter[Any] = Counter(scan.counts)
         self.watched: set[Any] = set()
         self.builder = relax.BlockBuilder()
         self.writer = BlockWriter(self.builder, False)
@@ -273,7 +295,10 @@ class Editor:
         for block, rows in zip(fn.body.blocks, self.scan.blocks, strict=True):
             self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
             for row in rows:
-                self._binding(*row)
+                if row[3] is None and row[1] not in self.watched and row[1] not in self._stale:
+                    self.writer.bindings.append(row[0])
+                else:
+                    self._binding(*row)
             blocks.append(self.writer)
         if not self._changed:
             return fn
@@ -284,15 +309,13 @@ class Editor:
 
     def _binding(self, binding: Any, var: Any, old: Any, kind: str | None) -> None:
         if var in self._stale:
-            old = substitute(old, self._env)
+            old = self.known[var] = substitute(old, self._env)
             binding = relax.VarBinding(var, old)
         if kind is None and var not in self.watched:
-            self.known[var] = old
             self.writer.bindings.append(binding)
             return
         new = self.visit(var, old, kind)
         if new.same_as(old):
-            self.known[var] = old
             self.writer.bindings.append(binding)
             return
         self._changed = True

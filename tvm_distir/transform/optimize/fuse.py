@@ -8,14 +8,15 @@ from typing import Any
 
 from tvm import ir
 
-from ...ir import ops
-from ...ir.ops import call_axes, dist_op_name
-from .editing import Editor, FunctionStep, axes_dim, function_pass
+from ...ir import call_axes, dist_op_name, ops
+from ..declaration import Rewrite, module_pass
+from .editing import Editor, FunctionStep, axes_dim, rewrite_of
 from .sends import dim_to_scatter
 
 
-def FuseCollectives() -> Any:
-    """Make one collective of two in a row; level 4 to level 4.
+@module_pass("legalized")
+def FuseCollectives() -> Rewrite:
+    """Make one collective of two in a row.
 
     ======================================  ==========================  =====================
     two                                     one                         wire bytes
@@ -43,7 +44,7 @@ def FuseCollectives() -> Any:
     -------
     pass : tvm.transform.Pass
     """
-    return function_pass("FuseCollectives", [FUSE])
+    return rewrite_of([FUSE])
 
 
 class _Fuse(Editor):

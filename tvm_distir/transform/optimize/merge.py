@@ -11,17 +11,17 @@ from typing import Any
 from tvm import ir, relax
 
 from ...errors import MeshError, PropagationError
-from ...ir import R, as_dtensor, labels_of, mesh_key, ops
-from ...ir.ops import call_axes, dist_op_name
-from ...rules import rule_of
-from ..legalize.emit import rebuild, substitute
-from ..legalize.terms import call_form, carried, sums
-from .editing import Editor, FunctionStep, Scan, function_pass, is_plain_op, operands_of
-from .traffic import local_bytes
+from ...ir import R, as_dtensor, call_axes, dist_op_name, labels_of, mesh_key, ops
+from ...ir.rewrite import rebuild, substitute
+from ...ops import call_form, carried, rule_of, sums
+from ...redistribution import local_bytes
+from ..declaration import Rewrite, module_pass
+from .editing import Editor, FunctionStep, Scan, is_plain_op, operands_of, rewrite_of
 
 
-def MergeReductions(*, scatters: bool = False) -> Any:
-    """Reduce sums of partial values once; level 4 to level 4.
+@module_pass("legalized")
+def MergeReductions(*, scatters: bool = False) -> Rewrite:
+    """Reduce sums of partial values once.
 
     ``add(all_reduce(a), all_reduce(b))`` becomes ``all_reduce(add(a, b))``, and so on through
     every op that is linear in these operands: the three gradients of a layer's input through
@@ -44,7 +44,7 @@ def MergeReductions(*, scatters: bool = False) -> Any:
     -------
     pass : tvm.transform.Pass
     """
-    return function_pass("MergeReductions", [merge_step(scatters)])
+    return rewrite_of([merge_step(scatters)])
 
 
 @dataclass(frozen=True)

@@ -17,23 +17,24 @@ from ...ir import (
     R,
     as_dtensor,
     blocks_fault,
+    dist_op_name,
     labels_of,
     mesh_key,
     mesh_shape,
     ops,
     shard_counts,
 )
-from ...ir.ops import dist_op_name
-from ...rules import Factor, rule_of
+from ...ir.rewrite import rebuild, substitute
+from ...ops import Factor, call_form, rule_of
+from ...redistribution import local_bytes
 from ..branches import is_choice
-from ..legalize.emit import rebuild, substitute
-from ..legalize.terms import call_form
-from .editing import Editor, FunctionStep, Scan, axes_dim, function_pass, is_plain_op, operands_of
-from .traffic import local_bytes
+from ..declaration import Rewrite, module_pass
+from .editing import Editor, FunctionStep, Scan, axes_dim, is_plain_op, operands_of, rewrite_of
 
 
-def MoveGathers(*, above: bool = False) -> Any:
-    """Gather after an op instead of before where that is no more; level 4 to level 4.
+@module_pass("legalized")
+def MoveGathers(*, above: bool = False) -> Rewrite:
+    """Gather after an op instead of before where that is no more.
 
     An ``all_gather`` that one op reads moves below it when the op maps the dim to one of its
     result's and the result is no larger: below casts to narrower types, sums over other dims,
@@ -53,11 +54,12 @@ def MoveGathers(*, above: bool = False) -> Any:
     -------
     pass : tvm.transform.Pass
     """
-    return function_pass("MoveGathers", [gathers_step(above)])
+    return rewrite_of([gathers_step(above)])
 
 
-def MoveSlices() -> Any:
-    """Slice the operands of an op instead of its result; level 4 to level 4.
+@module_pass("legalized")
+def MoveSlices() -> Rewrite:
+    """Slice the operands of an op instead of its result.
 
     A ``local_slice`` of what nobody else reads moves above the ops that map its dim: the devices
     share their work, and the slice meets the ``all_reduce`` or ``all_gather`` it makes cheaper.
@@ -67,7 +69,7 @@ def MoveSlices() -> Any:
     -------
     pass : tvm.transform.Pass
     """
-    return function_pass("MoveSlices", [SLICES])
+    return rewrite_of([SLICES])
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ...ir import known_shape, mesh_shape, ops
-from ...ir.ops import call_axes, dist_op_name
-from ..legalize.emit import BlockWriter
+from ...ir import call_axes, dist_op_name, known_shape, mesh_shape, ops
+from ...ir.rewrite import BlockWriter
 
 
 def one_for_all(

@@ -4,31 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-import tvm
 from tvm import ir
 
 from ...errors import UsageError, nearest
+from ..declaration import Rewrite, module_pass
 from .editing import FunctionStep, stepped
-from .fuse import FUSE, FuseCollectives
-from .merge import MergeReductions, merge_step
-from .move import SLICES, MoveGathers, MoveSlices, gathers_step
-from .share import CANCEL, SHARE, CancelCollectives, ShareCollectives
-from .unused import RemoveUnused, removed
-
-PASSES: dict[str, Callable[[], Any]] = {
-    "share": ShareCollectives,
-    "merge": MergeReductions,
-    "slices": MoveSlices,
-    "gathers": MoveGathers,
-    "cancel": CancelCollectives,
-    "fuse": FuseCollectives,
-    "unused": RemoveUnused,
-}
-"""Names of the level-4 passes, in the order in which ``OptimizeCollectives`` runs them."""
-
+from .fuse import FUSE
+from .merge import merge_step
+from .move import SLICES, gathers_step
+from .share import CANCEL, SHARE
+from .unused import removed
 
 STEPS: dict[str, FunctionStep] = {
     "share": SHARE,
@@ -38,13 +25,16 @@ STEPS: dict[str, FunctionStep] = {
     "cancel": CANCEL,
     "fuse": FUSE,
 }
-"""Those of them that look at one function at a time."""
+"""Those of its passes that look at one function at a time, by name, in their order."""
+
+NAMES = (*STEPS, "unused")
 
 
-def OptimizeCollectives(*, without: Sequence[str] = ()) -> Any:
-    """Remove, join and move collectives where that never costs anything; level 4 to level 4.
+@module_pass("legalized")
+def OptimizeCollectives(*, without: Sequence[str] = ()) -> Rewrite:
+    """Remove, join and move collectives where that never costs anything.
 
-    The passes of :data:`PASSES`, each as its factory makes it without arguments: none of them
+    The passes of :data:`NAMES`, each as its factory makes it without arguments: none of them
     sends more bytes. See their factories for what they do, and which change the order of a sum.
 
     Parameters
@@ -62,16 +52,13 @@ def OptimizeCollectives(*, without: Sequence[str] = ()) -> Any:
         DIST0152 for a name that is no pass.
     """
     for name in without:
-        if name not in PASSES:
+        if name not in NAMES:
             raise UsageError(
-                "DIST0152", f'no pass "{name}"', place="without", remedy=nearest(name, PASSES)
+                "DIST0152", f'no pass "{name}"', place="without", remedy=nearest(name, NAMES)
             )
     steps = [step for name, step in STEPS.items() if name not in without]
 
-    @tvm.transform.module_pass(  # type: ignore[untyped-decorator]
-        opt_level=0, name="tvm_distir.OptimizeCollectives"
-    )
-    def optimize_collectives(mod: ir.IRModule, _: Any) -> ir.IRModule:
+    def optimize_collectives(mod: ir.IRModule) -> ir.IRModule:
         mod = stepped(mod, steps, level=4)
         return mod if "unused" in without else removed(mod)
 

@@ -10,22 +10,23 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ...ir.async_ops import DONE, STARTED, start_name
-from ...ir.attributes import IO_ATTR
+from ...ir import COLLECTIVES, DONE, IO_ATTR, TRANSFERS, dist_op_name, start_name
+from ...ir.rewrite import with_body
 from ...system import System
-from ..legalize.emit import with_body
+from ..declaration import Rewrite, module_pass
 from .costs import BindingCosts
 from .dependence import Node, block_nodes, peak_bytes
-from .editing import Editor, FunctionStep, Scan, function_pass
+from .editing import Editor, FunctionStep, Scan, rewrite_of
 
 WINDOWS = (None, 512, 128, 32, 8, 2, 0)
 """How far ahead of the first binding that is due another may run; tried in order."""
 
 
+@module_pass("local")
 def ScheduleCollectives(
     system: System | str = "dgx-a100", *, memory_limit_bytes: int | None = None
-) -> Any:
-    """Let other work run while collectives are in flight; level 5 to level 5.
+) -> Rewrite:
+    """Let other work run while collectives are in flight.
 
     Orders the bindings of every block by a simulated clock: a start is issued as soon as its
     operand is there, a done when its collective has ended, or when nothing else can run; between
@@ -47,10 +48,10 @@ def ScheduleCollectives(
     -------
     pass : tvm.transform.Pass
     """
-    known = System.load(system) if isinstance(system, str) else system
-    kinds = tuple(start_name(kind) for kind in STARTED)
+    known = System.known(system)
+    kinds = tuple(start_name(kind) for kind in COLLECTIVES)
     step = FunctionStep(_Schedule, kinds, system=known, limit_bytes=memory_limit_bytes)
-    return function_pass("ScheduleCollectives", [step], level=5)
+    return rewrite_of([step], level=5)
 
 
 class _Schedule(Editor):
@@ -65,14 +66,16 @@ class _Schedule(Editor):
     ) -> None:
         super().__init__(mod, name, fn, scan)
         self.costs = BindingCosts(mod, system)
+        self.costs.read(fn.body)
         self.limit_bytes = limit_bytes
-        self.shares_meshes = bool(fn.attrs) and "devices" in fn.attrs.get(IO_ATTR, {})
+        io: Any = fn.attrs.get(IO_ATTR, {}) if fn.attrs else {}
+        self.devices = tuple(int(d) for d in io.get("devices", ()))
 
     def run(self) -> relax.Function:
         """Return the function with its blocks in another order."""
         blocks = []
         for block, rows in zip(self.fn.body.blocks, self.scan.blocks, strict=True):
-            nodes = block_nodes(rows, self.scan.readers, self.shares_meshes)
+            nodes = block_nodes(rows, self.scan.readers, self.costs.is_view, bool(self.devices))
             order = self._best(nodes, rows)
             kind = (
                 relax.DataflowBlock
@@ -92,13 +95,19 @@ class _Schedule(Editor):
         if limit_bytes is None:
             given_bytes = peak_bytes(nodes, given)
             limit_bytes = given_bytes + given_bytes // 16
-        spent_s = [self.costs.seconds(row[1], row[2]) for row in rows]
+        spent_ps = [self._spent_ps(row[1], row[2]) for row in rows]
         due = _due(nodes)
         for window in WINDOWS:
-            order = _order(nodes, spent_s, due, window)
+            order = _order(nodes, spent_ps, due, window)
             if peak_bytes(nodes, order) <= limit_bytes:
                 return order
         return given
+
+    def _spent_ps(self, var: Any, value: Any) -> int:
+        """Time on the stream of a binding; transfers have one of their own, beside both."""
+        if dist_op_name(value) in TRANSFERS:
+            return 0
+        return self.costs.picoseconds(var, value, self.devices)
 
 
 def _due(nodes: Sequence[Node]) -> list[int]:
@@ -128,7 +137,7 @@ def _due(nodes: Sequence[Node]) -> list[int]:
 
 
 def _order(
-    nodes: Sequence[Node], spent_s: Sequence[float], due: Sequence[int], window: int | None
+    nodes: Sequence[Node], spent_ps: Sequence[int], due: Sequence[int], window: int | None
 ) -> list[int]:
     """List scheduling of one compute stream and one for collectives."""
     missing = [len(node.deps) for node in nodes]
@@ -136,29 +145,29 @@ def _order(
     for i, rank in enumerate(due):
         at_rank[rank] = i
     ready: list[int] = []  # ranks of what can run
-    flying: list[tuple[float, int]] = []  # (end, done)
+    flying: list[tuple[int, int]] = []  # (end, done)
     order: list[int] = []
     placed = [False] * len(nodes)
-    now_s = wire_free_s = 0.0
+    now_ps = wire_free_ps = 0
     first = 0  # rank of the first binding that is not placed
-    ends_s = [0.0] * len(nodes)
+    ends_ps = [0] * len(nodes)
 
     def release(i: int) -> None:
         node = nodes[i]
         if node.done_of is not None:
-            heapq.heappush(flying, (ends_s[node.done_of], due[i]))
+            heapq.heappush(flying, (ends_ps[node.done_of], due[i]))
         else:
             heapq.heappush(ready, due[i])
 
     def place(i: int) -> None:
-        nonlocal now_s, wire_free_s
+        nonlocal now_ps, wire_free_ps
         order.append(i)
         placed[i] = True
         if nodes[i].starts:
-            wire_free_s = max(wire_free_s, now_s) + spent_s[i]
-            ends_s[i] = wire_free_s
+            wire_free_ps = max(wire_free_ps, now_ps) + spent_ps[i]
+            ends_ps[i] = wire_free_ps
         elif nodes[i].done_of is None:
-            now_s += spent_s[i]
+            now_ps += spent_ps[i]
         for reader in nodes[i].readers:
             missing[reader] -= 1
             if not missing[reader]:
@@ -170,12 +179,12 @@ def _order(
     while len(order) < len(nodes):
         while placed[at_rank[first]]:
             first += 1
-        if flying and flying[0][0] <= now_s:
+        if flying and flying[0][0] <= now_ps:
             place(at_rank[heapq.heappop(flying)[1]])
         elif ready and (window is None or ready[0] <= first + window):
             place(at_rank[heapq.heappop(ready)])
         else:
-            end_s, rank = heapq.heappop(flying)
-            now_s = max(now_s, end_s)
+            end_ps, rank = heapq.heappop(flying)
+            now_ps = max(now_ps, end_ps)
             place(at_rank[rank])
     return order

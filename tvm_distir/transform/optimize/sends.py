@@ -10,13 +10,10 @@ from typing import Any
 
 from tvm import ir
 
-from ...ir import Labels, local_shape, mesh_key, parse_placement
-from ...ir.ops import call_axes
-from ...ir.placement import blocks_fault
-from ...rules.dims import size_bytes
-from ...system.network import wire_bytes
-from ..legalize.shards import bounds_of
-from .traffic import element_type
+from ...ir import Labels, blocks_fault, call_axes, local_shape, mesh_key, parse_placement
+from ...ops import size_bytes
+from ...redistribution import bounds_of, element_type
+from ...system import wire_bytes
 
 
 def received_elements(

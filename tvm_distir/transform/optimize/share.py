@@ -8,16 +8,17 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ...ir import ops
-from ...ir.ops import IMPURE, call_axes, dist_op_name
-from .editing import Editor, FunctionStep, Scan, axes_dim, function_pass, signature
+from ...ir import IMPURE, call_axes, dist_op_name, ops
+from ..declaration import Rewrite, module_pass
+from .editing import Editor, FunctionStep, Scan, axes_dim, rewrite_of, signature
 
 #: Pairs of collectives along one axis and dim of which the second undoes the first.
 INVERSES = {"local_slice": "all_gather", "all_gather": "local_slice"}
 
 
-def ShareCollectives() -> Any:
-    """Bind equal collectives once, anywhere in a function; level 4 to level 4.
+@module_pass("legalized")
+def ShareCollectives() -> Rewrite:
+    """Bind equal collectives once, anywhere in a function.
 
     Two are equal when op, operand and attributes are. What is shared lives until its last
     reader. No number changes.
@@ -26,11 +27,12 @@ def ShareCollectives() -> Any:
     -------
     pass : tvm.transform.Pass
     """
-    return function_pass("ShareCollectives", [SHARE])
+    return rewrite_of([SHARE])
 
 
-def CancelCollectives() -> Any:
-    """Remove collectives that undo each other; level 4 to level 4.
+@module_pass("legalized")
+def CancelCollectives() -> Rewrite:
+    """Remove collectives that undo each other.
 
     ``local_slice`` of ``all_gather`` and the reverse along one mesh axis and dim, also where
     moves along other axes and dims stand between them that nobody else reads; an ``all_to_all``
@@ -40,7 +42,7 @@ def CancelCollectives() -> Any:
     -------
     pass : tvm.transform.Pass
     """
-    return function_pass("CancelCollectives", [CANCEL])
+    return rewrite_of([CANCEL])
 
 
 class _Share(Editor):

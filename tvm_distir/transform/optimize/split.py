@@ -6,12 +6,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...ir.async_ops import STARTED, collective_done, start
-from .editing import Editor, FunctionStep, function_pass
+from ...ir import COLLECTIVES, collective_done, start
+from ..declaration import Rewrite, module_pass
+from .editing import Editor, FunctionStep, rewrite_of
 
 
-def SplitCollectives() -> Any:
-    """Write every collective as a start and, right after it, its done; level 5 to level 5.
+@module_pass("local")
+def SplitCollectives() -> Rewrite:
+    """Write every collective as a start and, right after it, its done.
 
     ``y = R.dist.all_reduce(x, ...)`` becomes ``t = R.dist.all_reduce_start(x, ...)`` and
     ``y = R.dist.collective_done(t)``. By itself this changes nothing: :func:`ScheduleCollectives`
@@ -21,13 +23,13 @@ def SplitCollectives() -> Any:
     -------
     pass : tvm.transform.Pass
     """
-    return function_pass("SplitCollectives", [FunctionStep(_Split, STARTED)], level=5)
+    return rewrite_of([FunctionStep(_Split, COLLECTIVES)], level=5)
 
 
 class _Split(Editor):
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
         """Split a collective."""
-        if kind not in STARTED:
+        if kind not in COLLECTIVES:
             return value
         flying = self.emit(start(value), f"{var.name}_start")
         return self.normalize(collective_done(flying))

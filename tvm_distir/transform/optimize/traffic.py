@@ -12,63 +12,23 @@ from typing import Any
 
 import tvm
 from tvm import ir, relax
-from tvm.relax.distributed import DTensorType
 
 from ...ir import (
+    COLLECTIVES,
+    IO_ATTR,
+    call_axes,
+    collective_op,
     is_private,
-    local_shape,
     mesh_axes,
     mesh_devices,
     mesh_index,
     mesh_shape,
-    parse_placement,
+    relax_functions,
 )
-from ...ir import labels_of as labels
-from ...ir.async_ops import collective_op
-from ...ir.attributes import IO_ATTR
-from ...ir.ops import call_axes
-from ...ir.types import relax_functions, static_shape, tensor_type
-from ...rules.dims import size_bytes
-from ...system.network import COLLECTIVE_KINDS, wire_bytes
+from ...ir.rewrite import bindings_in, branches_of
+from ...redistribution import payload_bytes, terms_of
+from ...system import wire_bytes
 from ..branches import choices
-from ..legalize.shards import lacking_elements, terms_of
-from .scopes import bindings_in, branches_of
-
-TRANSFERS = ("send", "recv")
-SENT = tuple(kind for kind in COLLECTIVE_KINDS if kind not in TRANSFERS)
-"""Collectives in which data leaves a device."""
-
-
-def local_bytes(ty: Any) -> int:
-    """Bytes of one device's (padded) part of a tensor; symbolic dims count as one."""
-    tensor, shape = tensor_type(ty), static_shape(ty)
-    if tensor is None or shape is None:
-        return 0
-    if isinstance(ty, DTensorType):
-        shape = tuple(local_shape(shape, labels(ty.placement), mesh_shape(ty.device_mesh)))
-    sizes = tuple(n if isinstance(n, int) else 1 for n in shape)
-    return size_bytes(sizes, str(tensor.dtype))
-
-
-def payload_bytes(kind: str, call: ir.Call, ty: Any) -> int:
-    """Bytes of one device's result; of an exchange, the most that a device receives."""
-    if kind != "exchange":
-        return local_bytes(ty)
-    if (move := terms_of(call)) is not None:
-        shape, before, after = move.shape, move.before, move.after
-    else:
-        shape = tuple(int(n) for n in call.attrs["shape"])
-        before, after = (
-            parse_placement(str(call.attrs[key])) for key in ("placement", "peer_placement")
-        )
-    elements = lacking_elements(shape, before, after, mesh_shape(call.attrs["device_mesh"]))
-    return size_bytes((elements,), element_type(ty))
-
-
-def element_type(ty: Any) -> str:
-    """Element type of a tensor type."""
-    tensor: Any = tensor_type(ty)
-    return str(tensor.dtype)
 
 
 @dataclass(frozen=True, order=True)
@@ -88,7 +48,7 @@ class Traffic:
     ----------
     counts, result_bytes, wire_bytes : Counter
         By :class:`Kind`: how many, bytes of their results, bytes that a device sends by the ring
-        formulae (:func:`tvm_distir.system.network.wire_bytes`). Transfers between meshes count
+        formulae (:func:`tvm_distir.system.wire_bytes`). Transfers between meshes count
         at the ``send``, as the size of one device's tensor.
     """
 
@@ -224,7 +184,7 @@ def _kinds(mod: ir.IRModule, value: ir.Call) -> Iterator[Kind]:
         here, there = (value.attrs[key] for key in ("device_mesh", "peer_mesh"))
         pair = f"{mesh_index(mod, here)}->{mesh_index(mod, there)}"
         yield Kind(op, pair, math.prod(mesh_shape(there)))
-    elif op in SENT:
+    elif op in COLLECTIVES:
         mesh, axes = value.attrs["device_mesh"], call_axes(value)
         size = math.prod(mesh_shape(mesh)[a] for a in axes)
         if size > 1:

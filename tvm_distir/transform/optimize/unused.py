@@ -8,21 +8,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm
 from tvm import ir, relax
 
-from ...ir import flat_types, is_private
-from ...ir.attributes import PARAM_NAMES_ATTR, PARTIAL_ATTR
-from ...ir.branches import branch_of
-from ..legalize.emit import bindings_of, rebuild, substitute, typed, variables, with_body
-from ..legalize.passes import retyped
-from ..lower.passes import callees_first
-from ..lower.prune import pruned
-from .scopes import let_out
+from ...ir import (
+    PARAM_NAMES_ATTR,
+    PARTIAL_ATTR,
+    branch_of,
+    flat_types,
+    is_private,
+)
+from ...ir.rewrite import (
+    is_pure,
+    let_out,
+    pruned,
+    rebuild,
+    retyped,
+    substitute,
+    typed,
+    variables,
+    with_body,
+)
+from ...native import FUNCTION_CALL, ITEM, TUPLE, Member, Reading, read_functions, read_module
+from ..declaration import Rewrite, module_pass
 
 
-def RemoveUnused() -> Any:
-    """Remove what nobody reads, through private functions too; level 4 to level 4.
+@module_pass("legalized")
+def RemoveUnused() -> Rewrite:
+    """Remove what nobody reads, through private functions too.
 
     Pure bindings, collectives among them, and the parameters and the fields of the result of
     private functions that no function or caller reads; those of all branches of an ``If`` alike.
@@ -32,14 +44,7 @@ def RemoveUnused() -> Any:
     -------
     pass : tvm.transform.Pass
     """
-
-    @tvm.transform.module_pass(  # type: ignore[untyped-decorator]
-        opt_level=0, name="tvm_distir.RemoveUnused"
-    )
-    def remove_unused(mod: ir.IRModule, _: Any) -> ir.IRModule:
-        return removed(mod)
-
-    return remove_unused
+    return removed
 
 
 @dataclass(frozen=True)
@@ -53,20 +58,31 @@ class Kept:
 def removed(mod: ir.IRModule) -> ir.IRModule:
     """Apply :func:`RemoveUnused`."""
     while True:
-        order = [(gv, _without_dead(fn)) for gv, fn in callees_first(mod)]
-        reads = _alike(order, _fields_read(order))
+        members = [_without_dead(member) for member in read_module(mod)]
+        order = [(m.gv, m.fn) for m in members]
+        reads = _alike(order, _fields_read(members))
         kept: dict[str, Kept] = {}
         renamed: dict[Any, Any] = {}
         bodies: dict[str, relax.Function] = {}
-        for gv, fn in order:
-            name = str(gv.name_hint)
-            new = _Calls(fn, name, kept, renamed).run()
+        for member in members:
+            name, fn = member.name, member.fn
+            new = fn
+            if any(callee in renamed for callee in member.reading.callees):
+                new = _Calls(fn, name, kept, renamed).run()
             if name in reads:
-                new, kept[name] = _narrowed(new, reads[name])
+                whole = None if new is not fn else _all_kept(member, reads[name])
+                if whole is None:
+                    new, kept[name] = _narrowed(new, reads[name])
+                else:
+                    kept[name] = whole
             if _size(new) != _size(fn):
                 params = [p.ty for p in new.params]
-                renamed[gv] = retyped(gv, relax.FuncType(params, new.ret_ty, bool(new.is_pure)))
+                renamed[member.gv] = retyped(
+                    member.gv, relax.FuncType(params, new.ret_ty, bool(new.is_pure))
+                )
             bodies[name] = new
+        if all(mod[member.gv].same_as(bodies[member.name]) for member in members):
+            return mod
         functions = {
             renamed.get(gv, gv): bodies.get(str(gv.name_hint), fn)
             for gv, fn in mod.functions.items()
@@ -76,13 +92,49 @@ def removed(mod: ir.IRModule) -> ir.IRModule:
             return mod
 
 
-def _without_dead(fn: relax.Function) -> relax.Function:
+def _without_dead(member: Member) -> Member:
     """A function without the bindings that nobody reads: they may read fields of results."""
+    fn = member.fn
+    if not _has_dead(member.reading):
+        return member
     blocks, _ = pruned(_fields_taken(fn), fn.body.body)
     count = sum(len(block.bindings) for block in blocks)
     if count == sum(len(block.bindings) for block in fn.body.blocks):
-        return fn
-    return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+        return member
+    new = with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+    return Member(member.gv, new, read_functions([new])[0])
+
+
+def _has_dead(reading: Reading) -> bool:
+    """Whether some binding may be dead: unread, or a tuple of which fields are taken."""
+    first = reading.params
+    read = {*reading.reads, *reading.result}
+    pure: dict[int, bool] = {}
+    for number, (kind, like) in enumerate(zip(reading.kinds, reading.like)):
+        if kind == ITEM and like >= 0:
+            source = reading.used(number)[0] - first
+            if source >= 0 and reading.kinds[source] == TUPLE:
+                item = reading.values[source].fields[int(reading.values[number].index)]
+                if type(item) is ir.Var:  # not one that its block hides
+                    return True
+        if first + number not in read:
+            if like not in pure or like < 0:
+                pure[like] = is_pure(reading.values[number])
+            if pure[like]:
+                return True
+    return False
+
+
+def _all_kept(member: Member, read: set[int] | None) -> Kept | None:
+    """What stays of a function of which everything does, else None."""
+    fn, reading = member.fn, member.reading
+    fields = len(fn.ret_ty.fields) if isinstance(fn.ret_ty, relax.TupleType) else 0
+    if read is not None and fields and len(read) < fields:
+        return None
+    used = {*reading.reads, *reading.result}
+    if not used.issuperset(range(reading.params)):
+        return None
+    return Kept(tuple(range(reading.params)), tuple(range(fields)))
 
 
 def _fields_taken(fn: relax.Function) -> list[Any]:
@@ -110,24 +162,29 @@ def _size(fn: relax.Function) -> tuple[int, int]:
     return len(fn.params), fields
 
 
-def _fields_read(order: Sequence[tuple[Any, relax.Function]]) -> dict[str, set[int] | None]:
+def _fields_read(members: Sequence[Member]) -> dict[str, set[int] | None]:
     """Fields of the results of private functions that callers read; None: all of them."""
-    found: dict[str, set[int] | None] = {
-        str(gv.name_hint): set() for gv, fn in order if is_private(fn)
-    }
-    for gv, fn in order:
-        calls: dict[Any, str] = {}
-        for var, value in bindings_of(fn, str(gv.name_hint)):
-            if isinstance(value, relax.TupleGetItem) and value.tuple_value in calls:
-                fields = found[calls[value.tuple_value]]
+    found: dict[str, set[int] | None] = {m.name: set() for m in members if is_private(m.fn)}
+    for member in members:
+        reading = member.reading
+        calls: dict[int, str] = {}
+        for number, kind in enumerate(reading.kinds):
+            used = reading.used(number)
+            if kind == ITEM and reading.like[number] >= 0 and used[0] in calls:
+                fields = found[calls[used[0]]]
                 if fields is not None:
-                    fields.add(int(value.index))
+                    fields.add(int(reading.values[number].index))
                 continue
-            _note_whole(value, calls, found)
-            if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
-                if str(value.op.name_hint) in found:
-                    calls[var] = str(value.op.name_hint)
-        _note_whole(fn.body.body, calls, found)
+            for n in used:
+                if n in calls:
+                    found[calls[n]] = None
+            if kind == FUNCTION_CALL:
+                callee = str(reading.values[number].op.name_hint)
+                if callee in found:
+                    calls[reading.params + number] = callee
+        for n in reading.result:
+            if n in calls:
+                found[calls[n]] = None
     return found
 
 
@@ -148,12 +205,6 @@ def _alike(
             read = read | fields if known and read is not None and fields is not None else None
         reads.update({name: read for name, _ in members})
     return reads
-
-
-def _note_whole(expr: Any, calls: dict[Any, str], found: dict[str, set[int] | None]) -> None:
-    for used in variables(expr):
-        if used in calls:
-            found[calls[used]] = None
 
 
 def _narrowed(fn: relax.Function, read: set[int] | None) -> tuple[relax.Function, Kept]:

@@ -4,6 +4,6 @@
 
 from __future__ import annotations
 
-from .outliner import OutlineRepeatedLayers
+import lazy_loader
 
-__all__ = ["OutlineRepeatedLayers"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

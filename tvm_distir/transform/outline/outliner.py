@@ -32,24 +32,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tvm
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from ...errors import LevelError, PlanError, UsageError, nearest
-from ...ir import is_private
-from ...ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR, param_names
-from ...plan.matching import bindings_of
+from ...ir import OPEN_AXES_ATTR, STATIONARY_ATTR, is_private, param_names
+from ...ir.rewrite import all_bindings
+from ..declaration import Rewrite, module_pass
 from .build import Outlined, build
 from .choose import choose_repeats
 from .names import Names
 from .sequence import sequence_of
 
 
+@module_pass(("global", "annotated", "local"))
 def OutlineRepeatedLayers(
     min_repeats: int = 2, min_bindings: int = 4, functions: Sequence[str] | None = None
-) -> tvm.transform.Pass:
-    """Pass that finds the repeated layers of flat functions and moves each into a function.
+) -> Rewrite:
+    """Find the repeated layers of flat functions and move each into a function.
 
     Bindings that stand side by side and repeat with the same ops, attributes, types and wiring
     become calls of one private function; what differs from layer to layer becomes its
@@ -97,13 +97,7 @@ def OutlineRepeatedLayers(
                 remedy=f"Give {least} or more.",
             )
 
-    @tvm.transform.module_pass(  # type: ignore[untyped-decorator]
-        opt_level=0, name="tvm_distir.OutlineRepeatedLayers"
-    )
-    def outline(mod: ir.IRModule, _: Any) -> ir.IRModule:
-        return outline_module(mod, min_repeats, min_bindings, functions)
-
-    return outline
+    return lambda mod: outline_module(mod, min_repeats, min_bindings, functions)
 
 
 def outline_module(
@@ -144,7 +138,7 @@ def _choose(mod: ir.IRModule, names: Sequence[str] | None) -> set[str]:
         names = [name for name, fn in relax_functions.items() if not is_private(fn)]
     for name in names:
         fn = relax_functions[name]
-        for var in [*fn.params, *(binding.var for binding in bindings_of(fn.body))]:
+        for var in [*fn.params, *(binding.var for binding in all_bindings(fn.body))]:
             if isinstance(var.ty, DTensorType):
                 raise LevelError(
                     "DIST0451",
@@ -185,7 +179,7 @@ class _Caller:
 
     def __init__(self, fn: relax.Function, starts: dict[int, tuple[Outlined, Any, int]]) -> None:
         self.fn, self.starts = fn, starts
-        bound = [str(binding.var.name) for binding in bindings_of(fn.body)]
+        bound = [str(binding.var.name) for binding in all_bindings(fn.body)]
         self.names = Names([*bound, *(str(param.name) for param in fn.params)])
         self.moved: set[str] = set()
 

@@ -12,7 +12,7 @@ import numpy as np
 import tvm_ffi
 from tvm import ir, relax
 
-from ...ir.attributes import OPEN_AXES_ATTR, STATIONARY_ATTR
+from ...ir import OPEN_AXES_ATTR, STATIONARY_ATTR
 from .repeats import Ints
 
 NOWHERE = -1

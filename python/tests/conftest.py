@@ -1,0 +1,78 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""In which order the suite runs, how quickly it compiles, and a package as when installed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import tvm
+
+HERE = Path(__file__).parent
+
+#: The folders that take longest. Workers take files in this order, so that none of them is left
+#: with a long one at the end.
+FIRST = (
+    "transform",
+    "integration",
+    "strategy",
+    "runtime",
+    "repo",
+    "frontend",
+    "verification",
+    "ops",
+)
+
+#: Folders whose programs are small and whose subject is not the code that TVM makes of them.
+#: The others run what users run, at the level of optimisation of the package.
+QUICK = ("strategy", "transform", "verification")
+
+#: LLVM without its optimisations: half of what a small program takes.
+QUICK_TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+
+
+def _folder(path: Path) -> str:
+    return path.relative_to(HERE).parts[0]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files of the slow folders first; within a folder nothing changes."""
+    order = {name: position for position, name in enumerate(FIRST)}
+    items.sort(key=lambda item: order.get(_folder(item.path), len(order)))
+
+
+@pytest.fixture(autouse=True)
+def _quick_kernels(request: pytest.FixtureRequest):
+    """Compile quickly what the engines run, in the folders where it matters."""
+    if _folder(request.path) not in QUICK:
+        yield
+        return
+    with QUICK_TARGET:
+        yield
+
+
+Install = Callable[[str, str, str], Path]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Install a package of one module: its name, the module's text, its ``entry_points.txt``."""
+    made = []
+
+    def add(name: str, source: str, entries: str) -> Path:
+        folder = tmp_path / f"site_{name}"
+        info = folder / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (folder / f"{name}.py").write_text(source, encoding="utf-8")
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(entries, encoding="utf-8")
+        monkeypatch.syspath_prepend(str(folder))
+        made.append(name)
+        return folder
+
+    yield add
+    for name in made:
+        sys.modules.pop(name, None)

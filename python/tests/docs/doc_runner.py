@@ -1,0 +1,195 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a page of the documentation as a reader would: every code block in order, as written.
+
+==============================  =================================================================
+block                           what is done
+==============================  =================================================================
+after a line that ends with     the file is written; of ``pyproject.toml`` the entry points are
+a file in backticks and ":"     known from then on, as after an installation
+``python``                      executed; all blocks of a page share their names
+``console`` of ``>>>`` lines    executed like them, and what is printed is compared
+``console`` of ``$`` lines      run by the shell; where the page shows what is printed, compared;
+                                ``pip install -e .`` is not run: see the first row
+==============================  =================================================================
+
+What is shown may leave out lines as ``...``. A command must succeed unless the next one is
+``echo $?``, whose output says how it ended. Blocks of other languages are refused: a page that
+is run shows nothing that is not.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tvm_distir
+
+INSTALL = "pip install -e ."
+"""What a page says to make its ``pyproject.toml`` known, which is known already: tests install
+nothing."""
+
+_FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"`([\w./-]+\.\w+)`:$")
+_TABLE = re.compile(r'^\[project\.entry-points\."?([\w.]+)"?\]$')
+_ENTRY = re.compile(r'^"?([\w.-]+)"? *= *"([\w.:]+)"')
+_OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block: its language, text, first line on the page, and the file that it is, if any."""
+
+    language: str
+    text: str
+    line: int
+    file: str | None
+
+
+def blocks(page: str) -> Iterator[Block]:
+    """The code blocks of a page, in order."""
+    for match in _FENCE.finditer(page):
+        before = page[: match.start()].rstrip("\n")
+        named = _FILE.search(before.rpartition("\n")[2])
+        line = page.count("\n", 0, match.start(2)) + 1
+        yield Block(match[1], match[2], line, named and named[1])
+
+
+class Reader:
+    """Someone who follows a page in an empty folder.
+
+    Parameters
+    ----------
+    folder : Path
+        The folder, which becomes the current one.
+    monkeypatch : pytest.MonkeyPatch
+        Takes back what running changes in this process.
+    environment : mapping of str to str, optional
+        Variables for the commands.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.names: dict[str, Any] = {"__name__": "__main__"}
+        self.checker = doctest.OutputChecker()
+        programs = folder / ".bin"
+        programs.mkdir()
+        command = programs / "tvm-distir"
+        program = f"#!/bin/sh\nexec '{sys.executable}' -m tvm_distir.cli \"$@\"\n"
+        command.write_text(program, encoding="utf-8")
+        command.chmod(0o755)
+        package = Path(tvm_distir.__file__).resolve().parents[1]
+        self.environment = {
+            **os.environ,
+            "PATH": f"{programs}{os.pathsep}{os.environ.get('PATH', '')}",
+            "PYTHONPATH": os.pathsep.join(map(str, (folder, package))),
+            "NO_COLOR": "1",
+            **(environment or {}),
+        }
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(str(folder))
+
+    def read(self, path: Path) -> int:
+        """Do all that a page says; give back how many blocks it has."""
+        loaded = set(sys.modules)
+        page = path.read_text(encoding="utf-8")
+        count = 0
+        try:
+            for count, block in enumerate(blocks(page), 1):
+                self._do(block, path.name)
+        finally:
+            for name in set(sys.modules) - loaded:
+                origin = getattr(sys.modules[name], "__file__", None) or ""
+                if origin.startswith(str(self.folder)):
+                    del sys.modules[name]
+        assert count, f"{path.name} has no code block"
+        return count
+
+    def _do(self, block: Block, page: str) -> None:
+        place = f"{page}:{block.line}"
+        if block.file is not None:
+            target = self.folder / block.file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(block.text, encoding="utf-8")
+            if target.name == "pyproject.toml":
+                self._install(block.text)
+        elif block.language == "python":
+            exec(compile("\n" * (block.line - 1) + block.text, page, "exec"), self.names)
+        elif block.language == "console" and block.text.startswith(">>>"):
+            self._session(block, place)
+        elif block.language == "console" and block.text.startswith("$"):
+            self._shell(block, place)
+        else:
+            pytest.fail(f"{place}: a block of {block.language or 'no language'} is not run")
+
+    def _session(self, block: Block, place: str) -> None:
+        test = doctest.DocTestParser().get_doctest(
+            block.text, self.names, place, place.rpartition(":")[0], block.line - 1
+        )
+        runner = doctest.DebugRunner(self.checker, optionflags=_OPTIONS)
+        try:
+            runner.run(test, clear_globs=False)
+        except doctest.DocTestFailure as failure:
+            pytest.fail(f"{place}: {failure.example.source}shows\n{failure.got}")
+        except doctest.UnexpectedException as failure:
+            raise failure.exc_info[1] from None
+        self.names.update(test.globs)
+
+    def _shell(self, block: Block, place: str) -> None:
+        said = re.split(r"^\$ ", block.text, flags=re.MULTILINE)[1:]
+        code = 0
+        for number, text in enumerate(said):
+            match = re.match(r"((?:[^\n]*\\\n)*[^\n]*)\n?(.*)", text, re.DOTALL)
+            assert match is not None
+            command, shown = match[1], match[2].strip("\n")
+            if command == INSTALL:
+                continue
+            if command == "echo $?":
+                assert shown == str(code), f"{place}: the exit code is {code}, not {shown}"
+                continue
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=self.folder,
+                env=self.environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                text=True,
+                timeout=_SECONDS,
+            )
+            code = done.returncode
+            asked = number + 1 < len(said) and said[number + 1].startswith("echo $?")
+            assert code == 0 or asked, f"{place}: {command}: exit {code}\n{done.stdout}"
+            if shown and not self.checker.check_output(shown + "\n", done.stdout, _OPTIONS):
+                pytest.fail(f"{place}: {command} shows\n{done.stdout}")
+
+    def _install(self, text: str) -> None:
+        """Make the entry points of a ``pyproject.toml`` known, as ``pip install -e .`` does."""
+        group, lines = "", []
+        for line in text.splitlines():
+            table, entry = _TABLE.match(line), _ENTRY.match(line)
+            if line.startswith("["):
+                group = table[1] if table else ""
+                lines += [f"[{group}]"] if group else []
+            elif group and entry:
+                lines.append(f"{entry[1]} = {entry[2]}")
+        assert lines, "the pyproject.toml of the page has no entry point"
+        info = self.folder / "page-1.0.dist-info"
+        info.mkdir(exist_ok=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: page\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")

@@ -1,0 +1,36 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Repairs ``tvm.runtime.disco``, which ``import tvm`` may leave half-made."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any
+
+
+def repair_disco() -> Any:
+    """Return ``tvm.runtime.disco``, importing it again if ``import tvm`` left it None.
+
+    TVM imports it before its runtime library is loaded, gives up, and leaves a half-made
+    ``_ffi_api`` behind.
+
+    Returns
+    -------
+    disco : module or None
+        None where the Disco runtime is not part of the loaded TVM.
+    """
+    import tvm
+
+    disco = sys.modules.get("tvm.runtime.disco")
+    if disco is None or not hasattr(disco, "ThreadedSession"):
+        sys.modules.pop("tvm.runtime.disco", None)
+        sys.modules.pop("tvm.runtime.disco._ffi_api", None)
+        try:
+            disco = importlib.import_module("tvm.runtime.disco")
+        except (ImportError, AttributeError, RuntimeError, ValueError):
+            return None
+    tvm.runtime.disco = disco
+    if not hasattr(disco.session._ffi_api, "SessionThreaded"):
+        return None
+    return disco

@@ -1,0 +1,6 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .levels import LEVELS as LEVELS
+from .levels import check_level as check_level
+from .partial import PartialState as PartialState

@@ -1,0 +1,77 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""All that is wrong at once: faults are gathered, and one error tells all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .tree import DistIRError, InternalError, Violation
+
+
+class Faults:
+    """Errors that do not end the check they are found in.
+
+    Parameters
+    ----------
+    place : str
+        What is checked: a plan's file, ``inputs``.
+    common : DistIRError
+        Its class and code are those of the error for faults of several codes.
+
+    Examples
+    --------
+    >>> faults = Faults("plan.json", PlanError("DIST0228", "several things are wrong"))
+    >>> for line in lines:
+    ...     with faults.gathered():
+    ...         check(line)
+    >>> faults.raise_all()
+    """
+
+    def __init__(self, place: str, common: DistIRError) -> None:
+        self._place = place
+        self._common = common
+        self._found: list[DistIRError] = []
+
+    def __bool__(self) -> bool:
+        """Whether there is a fault."""
+        return bool(self._found)
+
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Take what is raised inside for a fault, unless it is a bug of ours."""
+        try:
+            yield
+        except InternalError:
+            raise
+        except DistIRError as error:
+            self._found.append(error)
+
+    def add(self, error: DistIRError) -> None:
+        """Gather a fault that was found without being raised."""
+        self._found.append(error)
+
+    def raise_all(self) -> None:
+        """Raise the only fault as it is, or several as the ``violations`` of one error.
+
+        Raises
+        ------
+        DistIRError
+            Of the class and code of the faults, where they share them.
+        """
+        if not self._found:
+            return
+        if len(self._found) == 1:
+            raise self._found[0]
+        violations: list[Violation] = [v for error in self._found for v in error.violations]
+        kinds = {(type(error), error.code) for error in self._found}
+        first = self._found[0] if len(kinds) == 1 else self._common
+        remedies = {violation.remedy for violation in violations}
+        raise type(first)(
+            first.code,
+            f"{len(violations)} faults",
+            place=self._place,
+            remedy=remedies.pop() if len(remedies) == 1 else "Correct each of them.",
+            violations=violations,
+        ) from self._found[0]

@@ -1,0 +1,64 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Values that users write: names near to a slip, integers within bounds."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+MAX_INT = 2**31 - 1
+"""The largest size of an axis, a dim or a batch that is read: TVM keeps extents in 64 bits, and
+bytes are products of several."""
+
+MAX_DEVICES = 2**17
+"""The most devices of a mesh, and one more than the largest device id."""
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``Did you mean "x"?`` for the known name nearest to ``name``, or the list.
+
+    Parameters
+    ----------
+    name : str
+        The unknown name.
+    known : iterable of str
+        What would have been right.
+    """
+    names = sorted(known)
+    close = difflib.get_close_matches(shortened(name), names, n=1, cutoff=0.6)
+    if close:
+        return f'Did you mean "{close[0]}"?'
+    return f"Known: {', '.join(names)}." if names else "None is known."
+
+
+def parse_int(text: str, least: int = 0, most: int = MAX_INT) -> int | None:
+    """Read an integer in decimal digits; None where it is none, or out of bounds.
+
+    Examples
+    --------
+    >>> parse_int("12"), parse_int("-1"), parse_int("9" * 5000), parse_int("²")
+    (12, None, None, None)
+    """
+    word = text.strip()
+    if not _INTEGER.fullmatch(word):
+        return None
+    number = int(word)
+    return number if least <= number <= most else None
+
+
+def shortened(value: object, most: int = 60) -> str:
+    """What a user wrote, as a message can quote it: the middle of a long text is left out.
+
+    Integers of thousands of digits, which Python refuses to write, are told by their length.
+    """
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**most:
+        return f"an integer of {value.bit_length() * 30103 // 100000 + 1} digits"
+    text = str(value)
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}...{text[-half:]} ({len(text)} characters)"

@@ -1,0 +1,9 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from . import zoo as zoo
+from .model import Model as Model
+from .model import from_onnx as from_onnx
+from .model import load_model as load_model
+from .model import load_weights as load_weights
+from .tvmscript import from_tvmscript as from_tvmscript

@@ -1,0 +1,190 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The import of a resolved skeleton through TVM's ONNX importer."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx
+import tvm
+from tvm import ir, relax
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
+
+from ...errors import ModelError
+from ...ir import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
+from ..quiet import drop_half_built, muted_stderr
+from .batch import node_place
+from .evaluate import reason
+from .inputs import static_shapes
+from .reading import check_complete, opset_version, read_model
+from .resolve import resolve
+from .skeleton import Skeleton, strip_weights
+from .support import check_inputs
+
+OLDEST_IR = 3
+_IMPORT_ERRORS = (
+    tvm.error.InternalError,
+    tvm.error.OpError,
+    tvm.error.OpNotImplemented,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+def from_onnx(
+    source: str | Path | onnx.ModelProto,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> ir.IRModule:
+    """Import an ONNX model; its weights become parameters of ``main`` and take no memory.
+
+    ``main`` takes the data inputs (attribute ``num_input`` says how many), then the weights,
+    under the names of the file (attribute ``dist.param_names``). `load_weights` reads the values.
+
+    Parameters
+    ----------
+    source : str, Path or ModelProto
+        The model; external weight files are not opened.
+    batch : int, optional
+        New size of dim 0 of every data input; constants that pin the old one are rewritten.
+    dims : mapping of str to int, optional
+        Sizes for the symbolic dims of the inputs.
+
+    Raises
+    ------
+    ModelError
+        DIST0301, DIST0303 the file; DIST0310 to DIST0314, DIST0316, DIST0317 the model.
+    """
+    if isinstance(source, onnx.ModelProto):
+        model, path, place, folder = source, "", source.graph.name or "model", ""
+    else:
+        path = str(Path(source).resolve())
+        model, place, folder = read_model(source), str(source), str(Path(source).parent)
+    check_complete(model, place)
+    _check_numbers(batch, dims or {}, place)
+    if model.ir_version < OLDEST_IR:
+        raise ModelError(
+            "DIST0310",
+            f"the model's IR version is {model.ir_version}",
+            place=place,
+            remedy=f"Convert it to IR version {OLDEST_IR} or later.",
+        )
+    check_inputs(model.graph, place)
+    skeleton = strip_weights(model, folder)
+    old, new = static_shapes(skeleton.model, skeleton.data, dims or {}, batch, place)
+    skeleton.model = resolve(skeleton.model, old, new)
+    mod = _import(skeleton, place)
+    names = [*skeleton.data, *skeleton.weights]
+    main = mod["main"].with_attrs({NUM_INPUT_ATTR: len(skeleton.data), PARAM_NAMES_ATTR: names})
+    mod.update_func(mod.get_global_var("main"), main)
+    about = {"format": "onnx", "source": path, "batch": batch or 0}
+    return _fold_constants(mod.with_attr(FRONTEND_ATTR, about), place)
+
+
+def _check_numbers(batch: int | None, dims: Mapping[str, int], place: str) -> None:
+    for name, size in [("batch", batch), *dims.items()]:
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise ModelError(
+                "DIST0314" if name == "batch" else "DIST0313",
+                f"{name}={size!r} is no size",
+                place=place,
+                remedy="Give a positive integer.",
+            )
+
+
+class _Importer(ONNXGraphImporter):  # type: ignore[misc]
+    """TVM's importer, which remembers the node it is at."""
+
+    node = ""
+
+    def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
+        self.node = f"{attrs['tvm_custom']['name'] or '?'} ({op_name})"
+        return super()._convert_operator(op_name, inputs, attrs, opset)
+
+
+def _import(skeleton: Skeleton, place: str) -> ir.IRModule:
+    """Run TVM's importer, quietly, on named nodes; its refusals become ModelErrors.
+
+    The module holds ``main`` and the PrimFuncs that the importer writes for some operators.
+    """
+    for node in skeleton.model.graph.node:
+        node.name = node.name or node.output[0]
+    importer = _Importer({}, "float32", keep_params_in_input=False, sanitize=False)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            mod = importer.from_onnx(skeleton.model.graph, opset_version(skeleton.model))
+    except tvm.error.OpNotImplemented as error:
+        raise ModelError(
+            "DIST0311",
+            _unsupported(skeleton.model, str(error)),
+            place=place,
+            remedy="Rewrite the model with operators that TVM imports.",
+        ) from error
+    except _IMPORT_ERRORS as error:
+        drop_half_built(error)
+        raise ModelError(
+            "DIST0312",
+            f"TVM's importer refuses the node: {reason(error)}",
+            place=importer.node or place,
+            remedy="Check the operands and the operator set's version.",
+        ) from error
+    return mod
+
+
+def _unsupported(model: onnx.ModelProto, message: str) -> str:
+    """Name the first node of each operator that TVM's message lists."""
+    listed = {word.strip() for word in message.rsplit(":", 1)[-1].split(",")}
+    first: dict[str, str] = {}
+    for node in model.graph.node:
+        if node.op_type in listed:
+            first.setdefault(node.op_type, node_place(node))
+    return f"TVM imports no {', '.join(first.values()) or message}"
+
+
+def _fold_constants(mod: ir.IRModule, place: str) -> ir.IRModule:
+    """Evaluate what depends on constants alone, and drop what nothing reads."""
+    passes = tvm.transform.Sequential(
+        [relax.transform.FoldConstant(), relax.transform.DeadCodeElimination(["main"])]
+    )
+    try:
+        with muted_stderr():
+            return passes(mod)
+    except _IMPORT_ERRORS as error:  # folding asks every call for its kernel
+        call = _without_kernel(mod)
+        raise ModelError(
+            "DIST0312",
+            f"TVM has no kernel for {call}: {reason(error)}",
+            place=place,
+            remedy="Rewrite the node that becomes this call.",
+        ) from error
+
+
+def _without_kernel(mod: ir.IRModule) -> str:
+    """The first call of ``main`` that TVM cannot legalize."""
+    for block in mod["main"].body.blocks:
+        for binding in block.bindings:
+            one = relax.BindingBlock([binding])
+            params = list(relax.analysis.free_vars(binding.value))
+            body = relax.SeqExpr([one], binding.var)
+            fn = relax.Function(params, body, binding.var.ty).with_attr("global_symbol", "main")
+            functions = {gv: f for gv, f in mod.functions.items() if str(gv.name_hint) != "main"}
+            try:
+                with muted_stderr():
+                    relax.transform.LegalizeOps()(ir.IRModule({**functions, "main": fn}))
+            except _IMPORT_ERRORS:
+                return str(binding.value).splitlines()[-1].strip()
+    return "a call"

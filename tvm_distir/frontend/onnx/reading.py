@@ -1,0 +1,94 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX files as they are read: the graph, its operator set, and values on demand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, external_data_helper, numpy_helper
+
+from ...errors import ModelError
+
+
+def read_model(path: str | Path) -> onnx.ModelProto:
+    """Read a file without the values of external weights.
+
+    Raises
+    ------
+    ModelError
+        DIST0301 no file, DIST0303 a broken one.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise ModelError(
+            "DIST0301",
+            f"cannot read the file: {error.strerror or error}",
+            place=str(path),
+            remedy="Check the path.",
+        ) from error
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelError(
+            "DIST0303",
+            "the file is no ONNX model, or is cut short",
+            place=str(path),
+            remedy="Export or download it again.",
+        ) from error
+    return model
+
+
+def check_complete(model: onnx.ModelProto, place: str) -> None:
+    """Refuse what has no graph to speak of (DIST0303) or no known operator set (DIST0310)."""
+    graph = model.graph
+    if not graph.output or not (graph.node or graph.input):
+        raise ModelError(
+            "DIST0303",
+            "the file holds no graph with an output",
+            place=place,
+            remedy="Export or download it again.",
+        )
+    if opset_version(model) is None:
+        raise ModelError(
+            "DIST0310",
+            "the model imports no operator set of the default domain",
+            place=place,
+            remedy="Export it with an opset_import.",
+        )
+
+
+def opset_version(model: onnx.ModelProto) -> int | None:
+    """Version of the default operator set, None when the model imports none."""
+    versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
+    return int(versions[0]) if versions else None
+
+
+def tensor_array(tensor: TensorProto, folder: str) -> npt.NDArray[np.generic]:
+    """Read the values of a tensor, external ones included.
+
+    Raises
+    ------
+    ModelError
+        DIST0315 when the values are missing or do not fit the shape.
+    """
+    try:
+        if tensor.data_location == TensorProto.EXTERNAL:
+            copy = TensorProto()
+            copy.CopyFrom(tensor)
+            external_data_helper.load_external_data_for_tensor(copy, folder)
+            tensor = copy
+        return np.asarray(numpy_helper.to_array(tensor))
+    except (OSError, ValueError, TypeError, onnx.checker.ValidationError) as error:
+        raise ModelError(
+            "DIST0315",
+            f"the values cannot be read: {str(error).splitlines()[0]}",
+            place=tensor.name,
+            remedy="Keep the external data files beside the model.",
+        ) from error

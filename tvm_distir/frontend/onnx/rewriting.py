@@ -1,0 +1,45 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes written as TVM's importer reads them right."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import helper
+
+
+def rewritten(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Return the nodes that stand for one, which is not changed.
+
+    TVM's importer would stack the operands of a Sum: it becomes Adds. It refuses a TopK that
+    leaves the order open, for which any order is right: it becomes a sorted one.
+    """
+    if node.domain not in ("", "ai.onnx"):
+        return [node]
+    if node.op_type == "Sum":
+        return _added(node)
+    if node.op_type == "TopK":
+        return [_with_ints(node, sorted=1)]
+    return [node]
+
+
+def _added(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    name, output = node.name or node.output[0], node.output[0]
+    if len(node.input) == 1:
+        return [helper.make_node("Identity", list(node.input), [output], name=name)]
+    adds = []
+    partial = node.input[0]
+    for index, operand in enumerate(node.input[1:], start=2):
+        result = output if index == len(node.input) else f"{output}__sum{index}"
+        adds.append(helper.make_node("Add", [partial, operand], [result], name=f"{name}_{index}"))
+        partial = result
+    return adds
+
+
+def _with_ints(node: onnx.NodeProto, **values: int) -> onnx.NodeProto:
+    """Return a copy in which the given attributes, where they are set, have other values."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    for attribute in copy.attribute:
+        attribute.i = values.get(attribute.name, attribute.i)
+    return copy

@@ -1,0 +1,225 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""An ONNX graph apart from its weights: what is data, what is a weight, what stays constant."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from .reading import tensor_array
+from .rewriting import rewritten
+
+SMALL_NUMEL = 16
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+
+# Operands that hold trained values: operator to operand numbers.
+_WEIGHT_OPERANDS = {
+    "Conv": (1, 2),
+    "ConvTranspose": (1, 2),
+    "Gemm": (1, 2),
+    "MatMul": (1,),
+    "BatchNormalization": (1, 2, 3, 4),
+    "LayerNormalization": (1, 2),
+    "GroupNormalization": (1, 2),
+    "InstanceNormalization": (1, 2),
+    "RMSNormalization": (1,),
+    "PRelu": (1,),
+}
+# Per-channel scales and shifts, when they come from a vector.
+_VECTOR_OPERANDS = {"Add": (0, 1), "Mul": (0, 1)}
+_VIEWS = ("Unsqueeze", "Reshape", "Transpose", "Identity", "Squeeze", "Flatten")
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A weight of a file.
+
+    Attributes
+    ----------
+    name : str
+        Its name in the graph.
+    elem_type : int
+        ONNX element type.
+    shape : tuple of int
+        Its shape.
+    tensor : TensorProto or None
+        The stored values (maybe external); None for a weight that is filled with ``fill``.
+    fill : float
+        The one value of a weight shipped as a ConstantOfShape node.
+    """
+
+    name: str
+    elem_type: int
+    shape: tuple[int, ...]
+    tensor: TensorProto | None = None
+    fill: float = 0.0
+
+    def array(self, folder: str) -> npt.NDArray[np.generic]:
+        """Read the values; ``folder`` is where external data lies."""
+        if self.tensor is None:
+            dtype = helper.tensor_dtype_to_np_dtype(self.elem_type)
+            return np.full(self.shape, self.fill, dtype)
+        return tensor_array(self.tensor, folder)
+
+
+@dataclass
+class Skeleton:
+    """A model without weights.
+
+    Attributes
+    ----------
+    model : ModelProto
+        No initializer is left: weights are graph inputs after the data inputs, the rest are
+        Constant nodes.
+    data : list of str
+        Names of the data inputs.
+    weights : dict of str to Weight
+        By name, in file order.
+    """
+
+    model: onnx.ModelProto
+    data: list[str]
+    weights: dict[str, Weight] = field(default_factory=dict)
+
+
+def strip_weights(model: onnx.ModelProto, folder: str = "") -> Skeleton:
+    """Take the weights out of a model; the given one is not changed.
+
+    A weight is a floating initializer of more than 16 elements, or a smaller one that an operator
+    uses as trained values (a convolution's bias, a norm's scale), or a ConstantOfShape node used
+    so. Integers, booleans and small rest (shapes, scales of Resize, ...) become Constant nodes.
+    """
+    graph = model.graph
+    used = {name for node in graph.node for name in node.input}
+    used |= {output.name for output in graph.output} | _captured(graph.node)
+    trained, vectors = _trained_names(graph)
+    weights: dict[str, Weight] = {}
+    constants: list[onnx.NodeProto] = []
+    shapes: dict[str, list[int]] = {}
+    for tensor in graph.initializer:
+        if tensor.name not in used:
+            continue
+        dims = tuple(int(n) for n in tensor.dims)
+        floating = tensor.data_type in FLOATS
+        big = math.prod(dims) > SMALL_NUMEL
+        if floating and (big or (tensor.name in trained and math.prod(dims) > 1)):
+            weights[tensor.name] = Weight(tensor.name, tensor.data_type, dims, tensor)
+            continue
+        constants.append(_constant(tensor, folder))
+        if tensor.data_type == TensorProto.INT64 and len(dims) == 1:
+            shapes[tensor.name] = [int(n) for n in tensor_array(tensor, folder)]
+    nodes = []
+    for node in graph.node:
+        filled = _filled_weight(node, shapes, trained | vectors)
+        if filled is not None:
+            weights[filled.name] = filled
+        else:
+            nodes.extend(rewritten(node))
+    initial = {tensor.name for tensor in graph.initializer}
+    data = [value for value in graph.input if value.name not in initial]
+    bare = onnx.ModelProto()
+    bare.ir_version = max(model.ir_version, 4)
+    bare.opset_import.extend(model.opset_import)
+    bare.functions.extend(model.functions)
+    bare.graph.name = graph.name or "main"
+    bare.graph.node.extend([*constants, *nodes])
+    bare.graph.output.extend(graph.output)
+    bare.graph.input.extend(data)
+    bare.graph.input.extend(
+        helper.make_tensor_value_info(w.name, w.elem_type, list(w.shape)) for w in weights.values()
+    )
+    drop_dead_constants(bare.graph)
+    return Skeleton(bare, [value.name for value in data], weights)
+
+
+def restore_weights(skeleton: Skeleton, model: onnx.ModelProto) -> onnx.ModelProto:
+    """Put the weights of a skeleton back into a (resolved) copy of its model."""
+    result = onnx.ModelProto()
+    result.CopyFrom(model)
+    graph = result.graph
+    data = [value for value in graph.input if value.name not in skeleton.weights]
+    del graph.input[:]
+    graph.input.extend(data)
+    nodes = list(graph.node)
+    filled = []
+    for weight in skeleton.weights.values():
+        if weight.tensor is not None:
+            graph.initializer.append(weight.tensor)
+            continue
+        sizes = numpy_helper.from_array(np.asarray(weight.shape, "int64"), f"{weight.name}__shape")
+        value = helper.make_tensor("value", weight.elem_type, [1], [weight.fill])
+        graph.initializer.append(sizes)
+        filled.append(helper.make_node("ConstantOfShape", [sizes.name], [weight.name], value=value))
+    del graph.node[:]
+    graph.node.extend([*filled, *nodes])
+    return result
+
+
+def _captured(nodes: Iterable[onnx.NodeProto]) -> set[str]:
+    """Names that sub-graphs of nodes (If, Loop) read."""
+    found: set[str] = set()
+    for node in nodes:
+        for attribute in node.attribute:
+            for graph in [attribute.g, *attribute.graphs]:
+                found |= {name for inner in graph.node for name in inner.input}
+                found |= {value.name for value in graph.output} | _captured(graph.node)
+    return found
+
+
+def _trained_names(graph: onnx.GraphProto) -> tuple[set[str], set[str]]:
+    """Names that reach, through views alone, an operand that holds trained values.
+
+    The second set: rank-1 names that reach an Add or a Mul (per-channel scales and shifts).
+    """
+    trained: set[str] = set()
+    vectors: set[str] = set()
+    for node in reversed(graph.node):
+        names = list(node.input)
+        for index in _WEIGHT_OPERANDS.get(node.op_type, ()):
+            trained.update(names[index : index + 1])
+        for index in _VECTOR_OPERANDS.get(node.op_type, ()):
+            vectors.update(names[index : index + 1])
+        if node.op_type in _VIEWS and names:
+            for group in (trained, vectors):
+                if node.output[0] in group:
+                    group.add(names[0])
+    sizes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "ConstantOfShape" and sizes.get(node.input[0]) == (1,):
+            sizes[node.output[0]] = (0,)  # rank 1: the shape operand has one entry
+    return trained - {""}, {name for name in vectors if len(sizes.get(name, ())) == 1}
+
+
+def _filled_weight(
+    node: onnx.NodeProto, shapes: dict[str, list[int]], trained: set[str]
+) -> Weight | None:
+    if node.op_type != "ConstantOfShape" or node.output[0] not in trained:
+        return None
+    dims = shapes.get(node.input[0])
+    value = next((a.t for a in node.attribute if a.name == "value"), None)
+    elem_type = TensorProto.FLOAT if value is None else value.data_type
+    if dims is None or math.prod(dims) <= 1 or elem_type not in FLOATS:
+        return None
+    fill = 0.0 if value is None else float(numpy_helper.to_array(value).reshape(-1)[0])
+    return Weight(node.output[0], elem_type, tuple(dims), None, fill)
+
+
+def _constant(tensor: TensorProto, folder: str) -> onnx.NodeProto:
+    values = numpy_helper.from_array(tensor_array(tensor, folder), tensor.name)
+    return helper.make_node("Constant", [], [tensor.name], name=f"{tensor.name}", value=values)
+
+
+def drop_dead_constants(graph: onnx.GraphProto) -> None:
+    """Remove Constant nodes that nothing reads (the shapes of filled weights)."""
+    used = {name for node in graph.node for name in node.input}
+    used |= {output.name for output in graph.output} | _captured(graph.node)
+    kept = [n for n in graph.node if n.op_type != "Constant" or n.output[0] in used]
+    del graph.node[:]
+    graph.node.extend(kept)

@@ -1,0 +1,39 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .blocks import merged_blocks as merged_blocks
+from .calls import TIR_CALLS as TIR_CALLS
+from .calls import bindings_of as bindings_of
+from .calls import called_name as called_name
+from .calls import check_body as check_body
+from .calls import is_redistribute as is_redistribute
+from .calls import is_tensors as is_tensors
+from .calls import leaves_of as leaves_of
+from .calls import op_name as op_name
+from .calls import place_of as place_of
+from .calls import rebuild as rebuild
+from .calls import tensor_args as tensor_args
+from .calls import typed as typed
+from .functions import callees_first as callees_first
+from .functions import callees_of as callees_of
+from .functions import callers_closure as callers_closure
+from .functions import has_dtensor as has_dtensor
+from .functions import retyped as retyped
+from .nodes import argument as argument
+from .nodes import handle as handle
+from .nodes import make_binding as make_binding
+from .nodes import make_call as make_call
+from .nodes import make_var as make_var
+from .prune import is_pure as is_pure
+from .prune import pruned as pruned
+from .prune import pruned_bindings as pruned_bindings
+from .scopes import all_bindings as all_bindings
+from .scopes import bindings_in as bindings_in
+from .scopes import branches_of as branches_of
+from .scopes import let_out as let_out
+from .scopes import with_branches as with_branches
+from .substitute import VARIABLES as VARIABLES
+from .substitute import substitute as substitute
+from .substitute import variables as variables
+from .writer import BlockWriter as BlockWriter
+from .writer import with_body as with_body

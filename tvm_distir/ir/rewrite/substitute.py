@@ -1,0 +1,89 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Variables that a value reads, and putting others in their place."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tvm import ir, relax
+
+from .calls import rebuild, typed
+
+VARIABLES = (ir.Var, relax.DataflowVar)
+"""The types of a variable: to ask for a type costs a tenth of ``isinstance``."""
+_is = operator.is_
+
+
+def substitute(expr: Any, env: Mapping[Any, Any]) -> Any:
+    """Replace variables and functions in a value of normal form; types stay."""
+    kind = type(expr)
+    if kind is ir.Var or kind is relax.DataflowVar or kind is ir.GlobalVar:
+        return env.get(expr, expr)
+    if kind is ir.Call:
+        op, old = expr.op, expr.args[:]
+        new_op = op if type(op) is ir.Op else substitute(op, env)
+        args = [substitute(a, env) for a in old]
+        if new_op is op and all(map(_is, args, old)):
+            return expr
+        return rebuild(expr, new_op, args, expr.ty)
+    if kind is relax.Tuple:
+        old = expr.fields[:]
+        fields = [substitute(f, env) for f in old]
+        if all(map(_is, fields, old)):
+            return expr
+        return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
+    if kind is relax.TupleGetItem:
+        whole = expr.tuple_value
+        value = substitute(whole, env)
+        if value is whole:
+            return expr
+        return typed(relax.TupleGetItem(value, expr.index), expr.ty)
+    if kind is relax.If:
+        return _substituted_if(expr, env)
+    return expr
+
+
+def _substituted_if(value: relax.If, env: Mapping[Any, Any]) -> relax.If:
+    """Replace variables in a condition and, where they are free, in the branches."""
+    if not any(used in env for used in variables(value)):
+        return value
+    branches = []
+    for branch in (value.true_branch, value.false_branch):
+        blocks = [
+            type(block)([_substituted_binding(b, env) for b in block.bindings])
+            for block in branch.blocks
+        ]
+        branches.append(relax.SeqExpr(blocks, substitute(branch.body, env)))
+        relax.expr._update_type(branches[-1], branch.ty)
+    new = relax.If(substitute(value.cond, env), *branches)
+    relax.expr._update_type(new, value.ty)
+    return new
+
+
+def _substituted_binding(binding: Any, env: Mapping[Any, Any]) -> Any:
+    value = substitute(binding.value, env)
+    if value.same_as(binding.value):
+        return binding
+    if isinstance(binding, relax.MatchCast):
+        return relax.MatchCast(binding.var, value, binding.ty)
+    return relax.VarBinding(binding.var, value)
+
+
+def variables(expr: Any) -> Iterator[Any]:
+    """Variables a value of normal form reads, in order, with repeats; an ``If`` each once."""
+    kind = type(expr)
+    if kind is ir.Var or kind is relax.DataflowVar:
+        yield expr
+    elif kind is ir.Call or kind is relax.Tuple:
+        for part in (expr.args if kind is ir.Call else expr.fields)[:]:
+            if type(part) in VARIABLES:
+                yield part
+            else:
+                yield from variables(part)
+    elif kind is relax.TupleGetItem:
+        yield from variables(expr.tuple_value)
+    elif kind is relax.If:
+        yield from relax.analysis.free_vars(expr)

@@ -1,0 +1,60 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Writing binding blocks and functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax
+
+from .blocks import merged_blocks
+from .calls import typed
+from .nodes import make_binding, make_var
+
+
+class BlockWriter:
+    """Collects the bindings of one block; new values get their types by inference."""
+
+    def __init__(self, builder: relax.BlockBuilder, dataflow: bool) -> None:
+        self.builder = builder
+        self.dataflow = dataflow
+        self.bindings: list[Any] = []
+
+    def variable(self, name: str, ty: Any) -> Any:
+        """Make a variable that lives in this block."""
+        return (relax.DataflowVar if self.dataflow else relax.Var)(name, ty)
+
+    def emit(self, value: Any, name: str) -> Any:
+        """Bind a new value to a new variable and return it."""
+        return self.add(self.builder.normalize(value), name)
+
+    def add(self, value: Any, name: str) -> Any:
+        """Bind a new value that has its type to a new variable and return it."""
+        var = make_var(name, value.ty, self.dataflow)
+        self.bindings.append(make_binding(var, value))
+        return var
+
+    def bind(self, var: Any, value: Any) -> None:
+        """Bind a value that has its type to a given variable."""
+        self.bindings.append(make_binding(var, value))
+
+    def block(self) -> Any:
+        """Return the finished block."""
+        return (relax.DataflowBlock if self.dataflow else relax.BindingBlock)(self.bindings)
+
+
+def with_body(
+    fn: relax.Function,
+    params: Sequence[Any],
+    blocks: Sequence[Any],
+    result: Any,
+    is_pure: bool,
+    attrs: Any = None,
+) -> relax.Function:
+    """Build a function of the given parts; attributes are those of ``fn`` unless given."""
+    body = typed(relax.SeqExpr(merged_blocks(blocks), result), result.ty)
+    return relax.Function(
+        list(params), body, result.ty, is_pure, fn.attrs if attrs is None else attrs
+    )

@@ -1,0 +1,140 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""One native sweep over the functions of a module, for passes that treat like bindings once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from ..ir import relax_functions
+from ..ir.rewrite import bindings_of, callees_first, check_body
+from .loader import load_library
+
+#: What a binding binds, the values of :attr:`Reading.kinds`.
+OP_CALL, FUNCTION_CALL, OTHER_CALL, TUPLE, ITEM, ALIAS, IF, FUNCTION, CAST, OTHER = range(10)
+
+
+class Reading(NamedTuple):
+    """A normalised function as a sweep finds it; variables are parameters, then those bound.
+
+    Attributes
+    ----------
+    bindings : list of Binding
+        Of all blocks, in order.
+    variables : list of Var
+        Parameters, then what the bindings bind.
+    values : list of Expr
+        What the bindings bind it to.
+    kinds : sequence of int
+        Per binding, :data:`OP_CALL` and so on.
+    like : sequence of int
+        Per binding, a number that it shares with those bindings of the functions read together
+        that are the same but for the variables of equal types that they read and for the data
+        of constants; -1 where that cannot be told (an ``If``, a cast, what is not plain).
+    begin : sequence of int
+        Binding i reads ``reads[begin[i]:begin[i + 1]]``; what an ``If`` or a function inside
+        reads is not told.
+    reads : sequence of int
+        Numbers of variables, in the order of their mention; -1 for a constant.
+    types : sequence of int
+        Per variable, a number that it shares with the variables of equal type.
+    result : sequence of int
+        What the function returns, as ``reads``.
+    """
+
+    bindings: list[Any]
+    variables: list[Any]
+    values: list[Any]
+    kinds: Sequence[int]
+    like: Sequence[int]
+    begin: Sequence[int]
+    reads: Sequence[int]
+    types: Sequence[int]
+    result: Sequence[int]
+
+    @property
+    def params(self) -> int:
+        """How many parameters the function has: binding i binds variable ``params + i``."""
+        return len(self.variables) - len(self.bindings)
+
+    def used(self, number: int) -> Sequence[int]:
+        """What a binding reads."""
+        return self.reads[self.begin[number] : self.begin[number + 1]]
+
+    @property
+    def callees(self) -> list[Any]:
+        """Functions of the module that it calls, in order, with repeats."""
+        return [self.values[i].op for i, kind in enumerate(self.kinds) if kind == FUNCTION_CALL]
+
+    @property
+    def plain(self) -> bool:
+        """Whether it holds no ``If``, function or cast."""
+        return not {IF, FUNCTION, CAST}.intersection(self.kinds)
+
+
+def read_functions(functions: Sequence[Any]) -> list[Reading]:
+    """Read functions of a module together.
+
+    Parameters
+    ----------
+    functions : sequence of relax.Function
+        In normal form.
+    """
+    return [
+        Reading(*(part[:] for part in found[:3]), *(tuple(part) for part in found[3:]))
+        for found in load_library()["read_functions"](list(functions))
+    ]
+
+
+class Member(NamedTuple):
+    """A Relax function of a module, as read."""
+
+    gv: Any
+    fn: Any
+    reading: Reading
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return str(self.gv.name_hint)
+
+
+def read_module(mod: Any, ordered: bool = True) -> list[Member]:
+    """Read the Relax functions of a module together.
+
+    Parameters
+    ----------
+    mod : IRModule
+    ordered : bool
+        Every callee before its callers; else in the order of their names.
+
+    Raises
+    ------
+    LoweringError
+        DIST0504 for control flow and casts, and where an order is asked for when functions call
+        each other in a circle.
+    """
+    functions = relax_functions(mod)
+    for gv, fn in functions:
+        check_body(fn, str(gv.name_hint))
+    found = read_functions([fn for _, fn in functions])
+    readings = {str(gv.name_hint): one for (gv, _), one in zip(functions, found, strict=True)}
+    for gv, fn in functions:
+        name = str(gv.name_hint)
+        if not readings[name].plain:
+            list(bindings_of(fn, name))  # says which binding has no distributed form
+    if ordered:
+        functions = callees_first(mod, {name: one.callees for name, one in readings.items()})
+    return [Member(gv, fn, readings[str(gv.name_hint)]) for gv, fn in functions]
+
+
+def unlike_calls(members: Sequence[Member]) -> Iterator[Any]:
+    """Calls of ops; of those that are alike the first."""
+    seen: set[int] = set()
+    for _, _, reading in members:
+        for kind, like, value in zip(reading.kinds, reading.like, reading.values):
+            if kind == OP_CALL and like not in seen:
+                if like >= 0:
+                    seen.add(like)
+                yield value

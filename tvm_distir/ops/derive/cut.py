@@ -1,0 +1,237 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Cuts a PrimFunc with static shapes to the shapes of one shard.
+
+The rule derivation (``rules.tir_classes``) says which loops and buffer dims move together. A
+device computes the first block of such a class: every loop and dim of it shrinks by the same
+count, and all indices, which move by whole blocks, stay as they are. The result has variables of
+its own: the whole PrimFunc may stay in the module beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.s_tir import renew_defs
+
+from .blocks import NotUnderstood, blocks_of, kind_of
+from .classes import Buffers, Classes, Node, visit
+
+Counts = Mapping[tuple[int, int], int]
+"""(parameter, dim) to the number of parts it is cut into."""
+
+
+def _imm(like: Any, value: int) -> Any:
+    return tirx.IntImm(str(like.ty.dtype), value)
+
+
+def _size(extent: Any) -> int:
+    if not isinstance(extent, tirx.IntImm):
+        raise NotUnderstood(f"the extent {extent} is not constant")
+    return int(extent)
+
+
+class Cutter:
+    """Rewrites one PrimFunc.
+
+    Parameters
+    ----------
+    func : PrimFunc
+    counts : Counts
+        How many parts the dims of its parameters are cut into; other dims that move with them
+        are found.
+    """
+
+    def __init__(self, func: Any, counts: Counts) -> None:
+        self.func = func
+        self.blocks = list(blocks_of(func.body))
+        self.numbers = Buffers(func)
+        classes = Classes()
+        for number, block in enumerate(self.blocks):
+            visit(classes, self.numbers, number, block)
+        members = classes.members()
+        self.parts: dict[Node, int] = {}
+        for (param, dim), count in sorted(counts.items()):
+            root = classes.find(("dim", param, dim))
+            if root not in members:
+                raise NotUnderstood(f"dim {dim} of parameter {param} is not walked")
+            for node in members[root]:
+                if self.parts.setdefault(node, count) != count:
+                    raise NotUnderstood("dims that move together are cut differently")
+        self.buffers: dict[Any, Any] = {}
+        self.loops: dict[Any, int] = {}
+        self.at = 0
+
+    def _part(self, node: Node, extent: Any) -> Any:
+        count = self.parts.get(node, 1)
+        return extent if count == 1 else _imm(extent, -(-_size(extent) // count))
+
+    def run(self) -> Any:
+        """Return the PrimFunc of one shard (NotUnderstood when it cannot be cut)."""
+        params = [self._buffer(p) for p in self.func.params]
+        body = self._stmt(self.func.body)
+        return tirx.PrimFunc(params, body, self.func.ret_type, self.func.attrs)
+
+    def _buffer(self, var: Any) -> Any:
+        if var in self.buffers or not hasattr(var.ty, "shape"):
+            return self.buffers.get(var, var)
+        number = self.numbers.number(var)
+        old = list(var.ty.shape)
+        shape = [self._part(("dim", number, d), n) for d, n in enumerate(old)]
+        if all(a is b for a, b in zip(shape, old)):
+            self.buffers[var] = var
+        elif len(var.ty.strides):
+            raise NotUnderstood(f'the buffer "{var.name}" has strides')
+        else:
+            layout = None if var.ty.layout is None else "default"
+            scope = str(var.ty.storage_scope)
+            self.buffers[var] = tirx.decl_buffer(
+                shape, var.ty.dtype, str(var.name), scope=scope, layout=layout
+            )
+        return self.buffers[var]
+
+    # -- statements
+
+    def _stmt(self, stmt: Any) -> Any:
+        kind = kind_of(stmt)
+        if kind == "SeqStmt":
+            return tirx.SeqStmt([self._stmt(s) for s in stmt.seq])
+        if kind == "For":
+            body = self._stmt(stmt.body)  # blocks inside say what the loop's extent becomes
+            extent = stmt.extent
+            if stmt.loop_var in self.loops:
+                extent = _imm(extent, self.loops[stmt.loop_var])
+            return tirx.For(
+                stmt.loop_var,
+                stmt.min,
+                extent,
+                stmt.kind,
+                body,
+                stmt.thread_binding,
+                stmt.annotations,
+                stmt.step,
+            )
+        if kind == "SBlockRealize":
+            block = self._block(stmt)
+            return type(stmt)(list(stmt.iter_values), stmt.predicate, block)
+        if kind == "BufferStore":
+            if not self._inside:
+                self.at += 1
+            indices = [self._expr(i) for i in stmt.indices]
+            return tirx.BufferStore(self._buffer(stmt.buffer), self._expr(stmt.value), indices)
+        if kind == "Bind":
+            return type(stmt)(stmt.var, self._expr(stmt.value))
+        if kind == "IfThenElse":
+            other = None if stmt.else_case is None else self._stmt(stmt.else_case)
+            return tirx.IfThenElse(self._expr(stmt.condition), self._stmt(stmt.then_case), other)
+        raise NotUnderstood(f"a {kind} statement")
+
+    _inside = 0
+
+    def _block(self, realize: Any) -> Any:
+        block = realize.block
+        iters = list(block.iter_vars)
+        if iters:
+            number, self.at = self.at, self.at + 1
+            walked = [v for v, _ in self.blocks[number].extents]
+            iters = [
+                self._iteration(number, walked, it, value)
+                for it, value in zip(iters, realize.iter_values)
+            ]
+            self._inside += 1
+        buffers = [self._buffer(b) for b in block.alloc_buffers]
+        body = self._stmt(block.body)
+        init = None if block.init is None else self._init(block.init)
+        if iters:
+            self._inside -= 1
+        return type(block)(
+            iters,
+            [self._region(r) for r in block.reads],
+            [self._region(r) for r in block.writes],
+            str(block.name_hint),
+            body,
+            init,
+            buffers,
+            None,
+            block.annotations,
+        )
+
+    def _init(self, stmt: Any) -> Any:
+        self._inside += 1
+        new = self._stmt(stmt)
+        self._inside -= 1
+        return new
+
+    def _iteration(self, number: int, walked: Sequence[Any], it: Any, value: Any) -> Any:
+        place = next((k for k, v in enumerate(walked) if v.same_as(it.var)), None)
+        if place is None:
+            return it
+        extent = self._part(("iter", number, place), it.dom.extent)
+        changed = extent is not it.dom.extent
+        if isinstance(value, ir.Var):
+            if self.loops.setdefault(value, _size(extent)) != _size(extent):
+                raise NotUnderstood("one loop walks a cut and a whole dim")
+        elif changed:
+            raise NotUnderstood("a cut dim is walked by several loops")
+        if not changed:
+            return it
+        return tirx.IterVar(ir.Range(it.dom.min, extent), it.var, it.iter_type, it.thread_tag)
+
+    def _region(self, region: Any) -> Any:
+        source, old = region.source, region.source.ty.shape
+        buffer = self._buffer(source)
+        ranges = []
+        for r, whole, own in zip(region.region, old, buffer.ty.shape):
+            full = isinstance(r.extent, tirx.IntImm) and int(r.extent) == _size(whole) > 1
+            ranges.append(ir.Range.from_min_extent(r.min, own if full else r.extent))
+        return type(region)(buffer, ranges, region.ty)
+
+    # -- expressions
+
+    def _expr(self, e: Any) -> Any:
+        kind = kind_of(e)
+        if kind in ("Var", "IntImm", "FloatImm", "StringImm"):
+            return e
+        if kind == "TensorLoad":
+            indices = [self._expr(i) for i in e.indices]
+            return tirx.BufferLoad(self._buffer(e.source), indices)
+        if kind == "Call":
+            args = [self._expr(a) if isinstance(a, ir.Expr) else a for a in e.args]
+            new = ir.Call(e.op, args, e.attrs, list(e.ty_args))
+            return _typed(new, e)
+        if kind == "Select":
+            parts = (e.condition, e.true_value, e.false_value)
+            return tirx.Select(*(self._expr(x) for x in parts))
+        if kind == "Cast":
+            return tirx.Cast(e.ty.dtype, self._expr(e.value))
+        if hasattr(e, "a"):
+            return type(e)(*(self._expr(x) for x in ((e.a, e.b) if hasattr(e, "b") else (e.a,))))
+        raise NotUnderstood(f"a {kind} expression")
+
+
+def _typed(new: Any, old: Any) -> Any:
+    if type(new.ty) is ir.Type:
+        from tvm import relax
+
+        relax.expr._update_type(new, old.ty)
+    return new
+
+
+def cut_prim_func(func: Any, counts: Counts) -> Any:
+    """PrimFunc of one shard, with variables of its own.
+
+    Parameters
+    ----------
+    func : PrimFunc
+        With static shapes, as LegalizeOps makes it.
+    counts : Counts
+        How many parts the dims of its parameters are cut into.
+
+    Raises
+    ------
+    NotUnderstood
+        With the reason, when it cannot be cut.
+    """
+    return renew_defs(Cutter(func, counts).run())

@@ -1,0 +1,46 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Indices into rows of which a device holds some."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+
+from .call import LocalCall
+
+
+def as_int64(cx: LocalCall, places: Any) -> Any:
+    """Indices as int64."""
+    if str(places.ty.dtype) == "int64":
+        return places
+    return cx.emit(relax.op.astype(places, "int64"), "places")
+
+
+def own_places(cx: LocalCall, places: Any, number: int, dim: int) -> tuple[Any, Any]:
+    """Which indices name rows of this device, and where they stand among them.
+
+    Parameters
+    ----------
+    cx : LocalCall
+    places : variable
+        Indices into all rows.
+    number, dim : int
+        The operand with the rows, and its dim of them, which is cut.
+
+    Returns
+    -------
+    here : variable
+        Bool, like the indices.
+    near : variable
+        int64; for rows of other devices some row of this one.
+    """
+    shard = cx.ins[number].shard
+    rows = shard.local[dim]
+    end = cx.held(number, dim) if dim in shard.inner_dims else relax.const(rows, "int64")
+    own = cx.emit(relax.op.subtract(as_int64(cx, places), cx.start(number, dim)), "own")
+    above = cx.emit(relax.op.greater_equal(own, relax.const(0, "int64")), "above")
+    below = cx.emit(relax.op.less(own, end), "below")
+    here = cx.emit(relax.op.logical_and(above, below), "here")
+    return here, cx.emit(relax.op.clip(own, 0, rows - 1), "near")

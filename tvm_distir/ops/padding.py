@@ -1,0 +1,62 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What an op needs of the padding of uneven dims, as its registration says it.
+
+A dim of n elements over k devices is padded to ``ceil(n/k)`` per shard.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Final
+
+
+class Reduced(enum.Enum):
+    """What the padding of a dim that is reduced must hold."""
+
+    UNKNOWN = "not known: such a dim is cut evenly only"
+    ZEROS = "zeros in all operands: terms are products of their elements"
+    NEUTRAL = "the neutral element of the reduction"
+    UNREAD = "anything: the local form leaves no term for it"
+
+
+class Zeros(enum.Enum):
+    """When the padding of the results holds zeros."""
+
+    UNKNOWN = "not known"
+    KEPT = "where that of all operands does"
+    ALIGNED = "where that of all operands does, and none is broadcast"
+    MADE = "always"
+
+
+@dataclass(frozen=True)
+class Padding:
+    """What an op reads and leaves in the padding of uneven dims.
+
+    Ops that keep a dim compute something in its padding that nobody looks at: they need nothing.
+
+    Attributes
+    ----------
+    reduced : Reduced
+        What the padding of a reduced dim must hold.
+    indices : tuple of int
+        Operands used as indices, which must lie inside what they index even in the padding.
+    divisor : int or None
+        Operand that divides: integers trap on a zero.
+    zeros : Zeros
+        When the padding of the results holds zeros.
+    """
+
+    reduced: Reduced = Reduced.UNKNOWN
+    indices: tuple[int, ...] = ()
+    divisor: int | None = None
+    zeros: Zeros = Zeros.UNKNOWN
+
+
+NO_PADDING: Final = Padding()
+"""Of an op that nothing is known of."""
+ZERO_TERMS: Final = Padding(Reduced.ZEROS)
+"""Of a sum whose terms are products of operand elements."""
+ZEROS_KEPT: Final = Padding(zeros=Zeros.KEPT)
+"""Of an op that gives zeros for zeros."""

@@ -1,0 +1,55 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Transposes that only matrix products read: BLAS libraries read such operands in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+
+from ..ir import static_shape
+
+_PERMUTE = "relax.permute_dims"
+_MATMUL = "relax.matmul"
+
+
+def transposed_operands(body: relax.SeqExpr) -> set[Any]:
+    """Variables bound to a swap of the last two dims that only ``relax.matmul`` reads.
+
+    Such a transpose moves no data: every BLAS takes a flag for it, and TVM fuses it into the
+    product (``FuseTransposeMatmul``).
+    """
+    candidates: set[Any] = set()
+    others: set[Any] = set()
+    for block in body.blocks:
+        for binding in block.bindings:
+            value = binding.value
+            if _calls(value, _MATMUL):
+                continue
+            if _calls(value, _PERMUTE) and _swaps_last_two(value):
+                candidates.add(binding.var)
+            others.update(_read(value))
+    others.update(_read(body.body))
+    return candidates - others
+
+
+def _calls(value: Any, op: str) -> bool:
+    return isinstance(value, ir.Call) and isinstance(value.op, ir.Op) and str(value.op.name) == op
+
+
+def _swaps_last_two(call: ir.Call) -> bool:
+    shape = static_shape(call.args[0].ty)
+    if shape is None or len(shape) < 2:
+        return False
+    count = len(shape)
+    axes = call.attrs["axes"]
+    order = list(range(count))[::-1] if axes is None else [int(a) % count for a in axes]
+    return order == [*range(count - 2), count - 1, count - 2]
+
+
+def _read(value: Any) -> list[Any]:
+    """Variables that an expression reads."""
+    if isinstance(value, relax.Var):
+        return [value]
+    return list(relax.analysis.free_vars(value))

@@ -1,0 +1,126 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The plan as frozen data. Whatever exists has been checked: the constructor refuses the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import Faults, MeshError, PlanError
+from ..ir import mesh_key
+from .reading import load_plan, plan_dict, read_plan, save_plan
+from .schema import MeshSpec, PlanRule, check_rule, faults_of_plan, find_mesh
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Meshes, and rules that put tensors on them. Of several rules for one tensor the last wins.
+
+    Parameters
+    ----------
+    meshes : tuple of MeshSpec
+    rules : tuple of PlanRule
+
+    Raises
+    ------
+    PlanError, MeshError
+        All faults at once (``error.violations``; DIST0228 where they differ): DIST0202 two equal
+        meshes; DIST0204 a placement of the wrong length; DIST0206 an unknown mesh; DIST0221 no
+        mesh, or two of one name.
+    """
+
+    meshes: tuple[MeshSpec, ...]
+    rules: tuple[PlanRule, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "meshes", tuple(self.meshes))
+        object.__setattr__(self, "rules", tuple(self.rules))
+        faults = faults_of_plan()
+        _check_meshes(self.meshes, faults)
+        for number, rule in enumerate(self.rules):
+            with faults.gathered():
+                check_rule(rule, self.meshes, f"rules/{number} ({rule.title})")
+        faults.raise_all()
+
+    def unused_axes(self) -> tuple[tuple[MeshSpec, str], ...]:
+        """Mesh axes of several devices along which no rule cuts anything: these do the same."""
+        cut = {
+            (rule.mesh, axis)
+            for rule in self.rules
+            for axis, label in enumerate(rule.placement)
+            if label is not None and label >= 0
+        }
+        return tuple(
+            (mesh, name)
+            for mesh in self.meshes
+            for number, (name, size) in enumerate(mesh.axes.items())
+            if size > 1 and (mesh.name, number) not in cut
+        )
+
+    def mesh(self, name: str, place: str = "plan") -> MeshSpec:
+        """Mesh of a name.
+
+        Raises
+        ------
+        MeshError
+            DIST0206 when the plan has none.
+        """
+        return find_mesh(self.meshes, name, place)
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], place: str = "plan") -> Plan:
+        """Read the JSON form of a plan; see :func:`.reading.read_plan`."""
+        return read_plan(data, place, Plan)
+
+    @staticmethod
+    def load(path: str | Path) -> Plan:
+        """Read a plan from a JSON file; see :func:`.reading.load_plan`."""
+        return load_plan(path, Plan)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form; :meth:`from_dict` gives an equal plan."""
+        return plan_dict(self.meshes, self.rules)
+
+    def save(self, path: str | Path) -> None:
+        """Write the JSON form; the file is complete or untouched.
+
+        Raises
+        ------
+        PlanError
+            DIST0227 when it cannot be written.
+        """
+        save_plan(self.to_dict(), path)
+
+
+def _check_meshes(meshes: Sequence[MeshSpec], faults: Faults) -> None:
+    if not meshes:
+        raise PlanError(
+            "DIST0221", "a plan without a mesh", place="plan", remedy='Add "mesh": {"dp": 2}.'
+        )
+    names: list[str] = []
+    keys: list[Any] = []
+    for mesh in meshes:
+        if mesh.name in names:
+            faults.add(
+                PlanError(
+                    "DIST0221",
+                    "two meshes of one name",
+                    place=f'mesh "{mesh.name}"',
+                    remedy="Rename one of them.",
+                )
+            )
+        key = mesh_key(mesh.device_mesh())
+        if key in keys:
+            faults.add(
+                MeshError(
+                    "DIST0202",
+                    f'the same devices in the same shape as mesh "{names[keys.index(key)]}"',
+                    place=f'mesh "{mesh.name}"',
+                    remedy='Use one mesh, or give the other ones "start" or "device_ids".',
+                )
+            )
+        names.append(mesh.name)
+        keys.append(key)

@@ -1,0 +1,49 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""One line of help out of numpydoc docstrings: of a function, and of each of its parameters."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+_SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}\n", re.MULTILINE)
+_ROLE = re.compile(r":\w+:`~?\.*([\w.]+)`")
+
+
+def _plain(text: str) -> str:
+    """One line, without the mark-up of references."""
+    line = " ".join(_ROLE.sub(lambda match: match[1].rpartition(".")[2], text).split())
+    return line.replace("``", "")
+
+
+def _sentence(text: str) -> str:
+    """The first sentence of a paragraph, without its stop."""
+    plain = _plain(text)
+    return re.split(r"(?<=[\w)\"'])\. (?=[A-Z])|\.$", plain, maxsplit=1)[0].rstrip(":")
+
+
+def summary(thing: Any) -> str:
+    """First sentence of the docstring; empty where there is none."""
+    paragraph = (inspect.getdoc(thing) or "").strip().partition("\n\n")[0]
+    return _sentence(paragraph)
+
+
+def parameter_help(thing: Callable[..., Any] | type) -> dict[str, str]:
+    """First sentence on each parameter (of a dataclass: each attribute), by its name."""
+    parts = _SECTION.split(inspect.getdoc(thing) or "")
+    sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+    found: dict[str, str] = {}
+    for title in ("Parameters", "Attributes"):
+        names: list[str] = []
+        said: list[str] = []
+        for line in [*sections.get(title, "").splitlines(), "end"]:
+            if line and not line[0].isspace():
+                found.update({name: _sentence(" ".join(said)) for name in names})
+                names = [name.strip() for name in line.partition(" : ")[0].split(",")]
+                said = []
+            else:
+                said.append(line)
+    return found

@@ -1,0 +1,98 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Options of a function: its parameters, with their types, defaults and help, said nowhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from .docstrings import parameter_help
+from .kinds import Kind, as_term, kind_of
+from .notation import Term
+
+REQUIRED = inspect.Parameter.empty
+"""The default of an option that has none."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One parameter that can be given in text.
+
+    Attributes
+    ----------
+    name : str
+    kind : Kind
+        How its text is read.
+    default : value
+        :data:`REQUIRED` where there is none.
+    help : str
+        One sentence, of the docstring.
+    """
+
+    name: str
+    kind: Kind
+    default: Any
+    help: str
+
+    def read(self, term: Term) -> Any:
+        """Read a plain value (:class:`.kinds.Unreadable` where the text is none of the type)."""
+        return self.kind.read(term)
+
+    def make(self, value: Any) -> Any:
+        """Make what the function takes of a plain value."""
+        return self.kind.make(value)
+
+    @property
+    def default_text(self) -> str:
+        """The default as text; empty where there is none, or it has no text."""
+        default = self.default
+        if default is REQUIRED:
+            return ""
+        if dataclasses.is_dataclass(default):
+            return str(getattr(default, "name", ""))
+        return str(as_term(default))
+
+    @property
+    def fault_remedy(self) -> str:
+        """What to say to someone who gave another value."""
+        default = self.default_text
+        return f"Its default is {default}." if default else f"Give {self.kind.expects}."
+
+
+def options_of(function: Callable[..., Any], without: Collection[str] = ()) -> dict[str, Option]:
+    """Options of a function by name: the parameters whose type has a text.
+
+    Parameters
+    ----------
+    function : callable
+        With annotations; where one lacks, the type of the default counts.
+    without : collection of str
+        Parameters that are no options.
+    """
+    said = parameter_help(function)
+    found = {}
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name in without:
+            continue
+        default = parameter.default
+        kind = kind_of(_annotation(function, parameter))
+        if kind is not None:
+            help_text = said.get(parameter.name, "")
+            found[parameter.name] = Option(parameter.name, kind, default, help_text)
+    return found
+
+
+def _annotation(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+    """The type of a parameter; of its default where none is written."""
+    if parameter.annotation is REQUIRED:
+        return None if parameter.default is REQUIRED else type(parameter.default)
+    if not isinstance(parameter.annotation, str):
+        return parameter.annotation
+    try:
+        return eval(parameter.annotation, inspect.unwrap(function).__globals__)
+    except NameError:  # known to type checkers only: such a type has no text
+        return None

@@ -1,0 +1,12 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .checks import call_order as call_order
+from .exporter import export as export
+from .parts import SCHEMA_VERSION as SCHEMA_VERSION
+from .parts import Entry as Entry
+from .parts import Function as Function
+from .parts import Mesh as Mesh
+from .parts import Op as Op
+from .parts import Value as Value
+from .program import Program as Program

@@ -1,0 +1,15 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .collector import collector_paused as collector_paused
+from .decide import propagate as propagate
+from .decision import Decision as Decision
+from .decision import Instance as Instance
+from .explore import Explorer as Explorer
+from .explore import Footprint as Footprint
+from .explore import Labels as Labels
+from .explore import Pin as Pin
+from .explore import Trial as Trial
+from .solve import Costs as Costs
+from .weights import costs_for as costs_for
+from .weights import main_dtype as main_dtype

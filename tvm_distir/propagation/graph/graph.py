@@ -1,0 +1,182 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A Relax function as flat arrays of values and nodes: all that propagation looks at."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from tvm import tirx
+
+from ...ops import Rule, nominal
+
+CONST = -1
+"""Operand number of a constant: it has no node and is at hand in every form."""
+
+KINDS = ("param", "op", "pin", "move", "call", "ret")
+"""Kinds of nodes, see :class:`Node`."""
+
+PinLabels = tuple[int | None, ...]
+
+LAYOUT_OPS = (
+    "relax.permute_dims",
+    "relax.reshape",
+    "relax.expand_dims",
+    "relax.squeeze",
+    "relax.flatten",
+    "relax.astype",
+)
+"""Ops whose result is their operand in another layout: what a plan says of the operand holds."""
+
+
+def divisible(size: Any, count: int) -> bool:
+    """Whether a dim is cut evenly; a symbolic one is taken to be."""
+    if isinstance(size, int | tirx.IntImm):
+        return int(size) % count == 0
+    return True
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of one of the module's meshes."""
+
+    mesh: int
+    index: int
+    size: int
+    name: str
+
+
+class Value(NamedTuple):
+    """A flat tensor (or opaque) value.
+
+    ``shape`` holds ints or symbolic sizes; an opaque value may carry the dims of the tensor it
+    holds (a cache), so that its users agree. ``size_bytes`` are those of the whole value, symbols
+    taken as nominal; ``ty`` is its type in the module, None for an opaque value.
+    """
+
+    name: str
+    shape: tuple[Any, ...]
+    item_bytes: int
+    size_bytes: int
+    mesh: int = -1
+    ty: Any = None
+
+
+class Node(NamedTuple):
+    """A producer or consumer of values.
+
+    ``kind``: ``param``, ``op`` (a rule), ``pin`` (an annotation), ``move`` (to another mesh),
+    ``call`` (of a private function) or ``ret``. ``pin`` holds a label per axis of ``mesh``, None
+    where the axis is open.
+    """
+
+    kind: str
+    operands: tuple[int, ...] = ()
+    results: tuple[int, ...] = ()
+    rule: Rule | None = None
+    mesh: int = -1
+    pin: PinLabels | None = None
+    stationary: bool = False
+    callee: str = ""
+    label: str = ""
+
+    def pin_on(self, axis: Axis) -> bool:
+        """Whether the node's annotation names a label along the axis."""
+        on_mesh = self.pin is not None and self.mesh == axis.mesh
+        return on_mesh and self.pin is not None and self.pin[axis.index] is not None
+
+
+@dataclass
+class Graph:
+    """A function: values, nodes in program order, parameters first, and where variables went.
+
+    Relax variables go by their :func:`~tvm_distir.ir.handle`: ``env`` maps each to its flat value
+    numbers, ``node_of`` those bound to a node to that node, ``variables`` has them themselves,
+    ``pinned`` those bound to the one annotation of a parameter, with the parameter; ``reads``
+    holds what each binding block reads. ``key`` is the function's name plus, after placing, its
+    meshes. ``origin[k]`` is the node whose result a chain of layout ops ending at node k hands on.
+    """
+
+    key: str
+    name: str
+    values: list[Value] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    env: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    node_of: dict[int, int] = field(default_factory=dict)
+    variables: dict[int, Any] = field(default_factory=dict)
+    pinned: dict[int, int] = field(default_factory=dict)
+    reads: list[set[int]] = field(default_factory=list)
+    public: bool = False
+    params: list[int] = field(default_factory=list)
+    param_values: list[int] = field(default_factory=list)
+    result_values: list[int] = field(default_factory=list)
+    rets: list[int] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
+    uses: list[list[tuple[int, tuple[int, ...]]]] = field(default_factory=list)
+    producer: list[tuple[int, int]] = field(default_factory=list)
+    offset: list[int] = field(default_factory=list)
+    origin: list[int] = field(default_factory=list)
+
+    def add_value(self, name: str, shape: Sequence[Any], item_bytes: int, mesh: int = -1) -> int:
+        """Append a value and return its number."""
+        size_bytes = math.prod(map(nominal, shape)) * item_bytes
+        self.values.append(Value(name, tuple(shape), item_bytes, size_bytes, mesh))
+        return len(self.values) - 1
+
+    def add_node(self, node: Node) -> int:
+        """Append a node and return its number."""
+        self.nodes.append(node)
+        return len(self.nodes) - 1
+
+    def finish(self) -> Graph:
+        """Fill the indices: uses, producers, dim offsets. Call again after any change."""
+        by_kind: dict[str, list[int]] = {kind: [] for kind in KINDS}
+        for k, node in enumerate(self.nodes):
+            by_kind[node.kind].append(k)
+        self.params, self.rets, self.calls = by_kind["param"], by_kind["ret"], by_kind["call"]
+        self.param_values = [self.nodes[k].results[0] for k in self.params]
+        self.result_values = [self.nodes[k].operands[0] for k in self.rets]
+        self.uses = [[] for _ in self.values]
+        self.producer = [(-1, -1)] * len(self.values)
+        self.origin = list(range(len(self.nodes)))
+        for k, node in enumerate(self.nodes):
+            if node.operands:
+                self._note_uses(k, node.operands)
+            for j, v in enumerate(node.results):
+                self.producer[v] = (k, j)
+        for k in by_kind["op"]:
+            node = self.nodes[k]
+            if len(node.operands) == 1 and node.operands[0] >= 0:
+                if node.rule is not None and node.rule.op in LAYOUT_OPS:
+                    self.origin[k] = self.origin[self.producer[node.operands[0]][0]]
+        self.offset = [0, *itertools.accumulate([len(value.shape) for value in self.values])]
+        return self
+
+    def _note_uses(self, k: int, operands: tuple[int, ...]) -> None:
+        if len(set(operands)) == len(operands):
+            for i, v in enumerate(operands):
+                if v >= 0:
+                    self.uses[v].append((k, (i,)))
+            return
+        positions: dict[int, list[int]] = {}
+        for i, v in enumerate(operands):
+            positions.setdefault(v, []).append(i)
+        for v, where in positions.items():
+            if v >= 0:
+                self.uses[v].append((k, tuple(where)))
+
+    def param_value(self, number: int) -> int:
+        """Value of the ``number``-th flat parameter."""
+        return self.param_values[number]
+
+    def result_value(self, number: int) -> int:
+        """Value of the ``number``-th flat result (:data:`CONST` for a constant)."""
+        return self.result_values[number]
+
+    def place(self, node: int) -> str:
+        """Where a node stands, for messages."""
+        return f"{self.name}/{self.nodes[node].label}"

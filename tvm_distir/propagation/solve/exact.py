@@ -1,0 +1,198 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Exact minimisation of a labelling problem, however wide: elimination, bounds, integer program.
+
+A problem that stays narrow is eliminated variable by variable. Of another one the variables with
+at most two neighbours go first; what is left, the core, gets lower bounds by message passing and
+labellings to compare them with. States that no labelling as cheap as the best one can have are
+dropped, until what remains is narrow enough to be eliminated: the result then is the optimum. A
+core that stays wide goes to the integer solver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import PropagationError
+from ...native import INFINITE, Dual, Problem, Tables
+from .ilp import integer_optimum
+
+PAIR = 2
+NARROW = 1 << 17
+"""Entries of a bucket that elimination joins at once, before bounds are worth their time."""
+
+ROUNDS = 600
+PRUNE_EVERY = 5
+FIRST_PROPOSAL = 10
+"""Rounds: in all; between prunings; before the first proposal, which is repeated at the double."""
+
+LIKED = (0.3, 0.1, 0.03, 0.01)
+"""Shares of the states that look dearer than the least: those of a proposal, as narrow allows."""
+
+SMALLER = 0.9
+"""Elimination is tried again once so few of the states are left."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Values of all variables, how far their cost may be above the optimum, and whether any are."""
+
+    values: list[int]
+    gap: int
+    feasible: bool
+
+
+def minimise(tables: Tables, problem: Problem, limit: int, place: str) -> Solution:
+    """Minimise a problem.
+
+    Parameters
+    ----------
+    tables : Tables
+    problem : Problem
+    limit : int
+        Entries of the largest bucket to join.
+    place : str
+        For messages.
+
+    Raises
+    ------
+    PropagationError
+        DIST0410 when no labelling is found.
+    """
+    values = [0] * len(problem.domains)
+    done = tables.eliminate(problem, limit=min(limit, NARROW))
+    if not done.factors:
+        return Solution(tables.decode(done, values), 0, done.feasible)
+    done = tables.eliminate(problem, near=PAIR)
+    kept = sorted({v for scope in done.factors for v in scope})
+    at = {v: i for i, v in enumerate(kept)}
+    factors = {tuple([at[v] for v in scope]): t for scope, t in done.factors.items()}
+    core = paired(tables, Problem([problem.domains[v] for v in kept], factors))
+    found = _Core(tables, core, limit, place).solve()
+    for v, value in zip(kept, found.values):
+        values[v] = value
+    return Solution(tables.decode(done, values), found.gap, found.feasible and done.feasible)
+
+
+def paired(tables: Tables, problem: Problem) -> Problem:
+    """The problem with tables over pairs: one over more variables gets a variable of its cells."""
+    domains, factors = list(problem.domains), dict(problem.factors)
+    for scope, number in problem.factors.items():
+        if len(scope) <= PAIR:
+            continue
+        del factors[scope]
+        array = tables.array(number)
+        cells = np.argwhere(array < INFINITE)
+        if len(cells) == 0:
+            cells = np.zeros((1, len(scope)), dtype=np.int64)
+        cell = len(domains)
+        domains.append(len(cells))
+        costs = array[tuple(cells.T)]
+        if len(cells) > 1 or costs[0] >= INFINITE:
+            factors[(cell,)], _ = tables.intern(costs)
+        for v, column in zip(scope, cells.T):
+            same = np.arange(problem.domains[v])[:, None] == column[None]
+            factors[v, cell], _ = tables.intern(np.where(same, 0, INFINITE).astype(np.int64))
+    return Problem(domains, factors)
+
+
+class _Core:
+    """A problem of pairs that is too wide to be eliminated as it is."""
+
+    def __init__(self, tables: Tables, problem: Problem, limit: int, place: str) -> None:
+        self.tables, self.problem, self.limit, self.place = tables, problem, limit, place
+
+    def solve(self) -> Solution:
+        """Raise the bound and drop states until the rest can be eliminated."""
+        most = 0
+        for number in self.problem.factors.values():
+            array = self.tables.array(number)
+            most += int(array.max(where=array < INFINITE, initial=0))
+        dual, first = self.tables.dual(self.problem, most), True
+        tried, proposal = float("inf"), FIRST_PROPOSAL
+        bound = 0
+        for number in range(1, ROUNDS + 1):
+            bound, best = dual.round()
+            if bound > most:
+                return self._nothing()
+            if bound >= best:
+                return Solution(dual.labels(), 0, True)
+            if first and best < INFINITE:  # finer units, now that costs are known to be small
+                first, labels = False, dual.labels()
+                dual = self.tables.dual(self.problem, best)
+                dual.offer(best, labels)
+                continue
+            if number % PRUNE_EVERY:
+                continue
+            states = dual.prune()
+            count = sum(map(len, states))
+            if number >= proposal:
+                proposal *= 2
+                self._propose(dual, states)
+            if count <= SMALLER * tried:
+                tried = count
+                found = self._eliminated(states, min(self.limit, NARROW))
+                if found is not None:
+                    return found
+        states = dual.prune()
+        found = self._eliminated(states, self.limit)
+        return found or self._integer(dual, states, bound)
+
+    def _nothing(self) -> Solution:
+        return Solution([0] * len(self.problem.domains), 0, False)
+
+    def _eliminated(self, states: Sequence[Sequence[int]], limit: int) -> Solution | None:
+        """The optimum over some states; None when they are too wide."""
+        left = self.tables.restrict(self.problem, states)
+        if not left.feasible:
+            return self._nothing()
+        if self.tables.width(left.problem) > limit:
+            return None
+        done = self.tables.eliminate(left.problem)
+        values = self.tables.decode(done, [0] * len(states))
+        labels = [mine[i] for mine, i in zip(states, values, strict=True)]
+        return Solution(labels, 0, done.feasible)
+
+    def _propose(self, dual: Dual, states: Sequence[Sequence[int]]) -> None:
+        """Offer the optimum over the states that look cheapest, as many as stay narrow."""
+        excess = dual.excess()
+        dearer = sorted(x for one in excess for x in one if x > 0)
+        for share in LIKED if dearer else ():
+            most = dearer[int(share * (len(dearer) - 1))]
+            liked = [
+                [s for s, x in zip(mine, one) if x <= most]
+                for mine, one in zip(states, excess, strict=True)
+            ]
+            found = self._eliminated(liked, min(self.limit, NARROW))
+            if found is None:
+                continue
+            cost, forbidden = self.tables.evaluate(self.problem, found.values)
+            if found.feasible and not forbidden:
+                dual.offer(cost, found.values)
+            return
+
+    def _integer(self, dual: Dual, states: Sequence[Sequence[int]], bound: int) -> Solution:
+        """The integer solver's answer, or the best labelling of before."""
+        left = self.tables.restrict(self.problem, states)
+        found = integer_optimum(self.tables, left.problem)
+        known = [dual.labels()] if dual.labels() else []
+        if found is not None:
+            known.append([mine[i] for mine, i in zip(states, found.values, strict=True)])
+            bound = max(bound, left.constant + found.bound)
+        if not known:
+            raise PropagationError(
+                "DIST0410",
+                f"{len(self.problem.domains)} choices depend on each other at once, and the "
+                "solver found no assignment",
+                place=self.place,
+                remedy="Annotate some values in the middle of the model.",
+            )
+        prices = [self.tables.evaluate(self.problem, labels)[0] for labels in known]
+        cost, labels = min(zip(prices, known, strict=True))
+        return Solution(labels, max(0, cost - bound), cost < INFINITE)
+
+
+__all__ = ["Solution", "minimise", "paired"]

@@ -1,0 +1,260 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What all models of one propagation share: tables, forms, prices of edges and of work."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+from collections.abc import MutableMapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from ...ir import R
+from ...native import INFINITE, Array, Tables
+from ...ops import Rule
+from ..graph import Axis
+from .alternatives import Alternative, Alternatives, Forms
+from .cost import Conversions, Costs, sent_inside
+
+Interned: TypeAlias = tuple[int, int]
+"""Number of a table, and the minimum taken out of it."""
+
+Reader: TypeAlias = tuple[Alternatives, tuple[int, ...]]
+"""A consumer of a value: its alternatives, and which of its operands the value is."""
+
+
+class TableSource(Protocol):
+    """Where the builder of a problem gets its tables: :class:`PriceTables`, or a recorder."""
+
+    @property
+    def axes(self) -> Sequence[Axis]:
+        """All axes."""
+
+    @property
+    def costs(self) -> Costs:
+        """What bytes and operations weigh."""
+
+    @property
+    def forms(self) -> Forms:
+        """Alternatives, each kept once."""
+
+    @property
+    def ops(self) -> MutableMapping[Any, tuple[Alternatives, Interned | None]]:
+        """Alternatives and table of an op, by all that they depend on."""
+
+    def edge(
+        self, producer: Alternatives, result: int, consumer: Alternatives,
+        operands: tuple[int, ...], size_bytes: int, ranks: int, held: bool, /,
+    ) -> Interned:  # fmt: skip
+        """See :meth:`PriceTables.edge`."""
+
+    def share(
+        self, producer: Alternatives, result: int, consumers: tuple[Reader, ...],
+        size_bytes: int, ranks: int, held: bool, /,
+    ) -> tuple[int, Interned, list[Interned]]:  # fmt: skip
+        """See :meth:`PriceTables.share`."""
+
+    def work(
+        self, rule: Rule, alternatives: Alternatives, ranks: int, others: tuple[Any, ...], /
+    ) -> Interned:
+        """See :meth:`PriceTables.work`."""
+
+    def table(self, rows: Sequence[Sequence[int]], /) -> Interned:
+        """A table of these rows."""
+
+    def add(self, first: int, second: int, /) -> Interned:
+        """The sum of two tables over the same variables."""
+
+    def array(self, number: int, /) -> Array:
+        """Entries of a table."""
+
+    def flipped(self, number: int, /) -> Interned:
+        """A table of two dims, transposed."""
+
+    def diagonal(self, number: int, /) -> Interned:
+        """The diagonal of a table of two dims."""
+
+
+class PriceTables:
+    """What is shared by all models of one propagation: tables, forms, memoised pieces."""
+
+    def __init__(self, costs: Costs, axes: Sequence[Axis]) -> None:
+        self.costs, self.axes = costs, axes
+        self.tables, self.forms = Tables(), Forms()
+        self.conversions = Conversions(costs)
+        self.ops: dict[Any, tuple[Alternatives, tuple[int, int] | None]] = {}
+        self._turned: dict[tuple[int, bool], Interned] = {}
+        self._along: dict[int, PriceTables] = {}
+        self._edges: dict[Any, tuple[int, int]] = {}
+        self._shares: dict[Any, tuple[int, tuple[int, int], list[tuple[int, int]]]] = {}
+        self._works: dict[Any, tuple[int, int]] = {}
+
+    def along(self, axis: int) -> PriceTables:
+        """The same at the prices of the axis of a number: tables and forms are shared."""
+        if not self.costs.links:
+            return self
+        if axis not in self._along:
+            other = self._along[axis] = copy.copy(self)
+            other.costs = self.costs.along(axis)
+            other.conversions = self.conversions.along(axis)
+            other.ops, other._edges, other._shares, other._works = {}, {}, {}, {}
+        return self._along[axis]
+
+    def table(self, rows: Sequence[Sequence[int]]) -> Interned:
+        """See :meth:`~tvm_distir.native.Tables.table`."""
+        return self.tables.table(rows)
+
+    def add(self, first: int, second: int) -> Interned:
+        """See :meth:`~tvm_distir.native.Tables.add`."""
+        return self.tables.add(first, second)
+
+    def array(self, number: int) -> Array:
+        """See :meth:`~tvm_distir.native.Tables.array`."""
+        return self.tables.array(number)
+
+    def flipped(self, number: int) -> Interned:
+        """A table of two dims, transposed."""
+        return self._turn(number, diagonal=False)
+
+    def diagonal(self, number: int) -> Interned:
+        """The diagonal of a table of two dims."""
+        return self._turn(number, diagonal=True)
+
+    def _turn(self, number: int, *, diagonal: bool) -> Interned:
+        hit = self._turned.get((number, diagonal))
+        if hit is None:
+            array = self.tables.array(number)
+            turned = array.diagonal() if diagonal else array.T
+            hit = self._turned[number, diagonal] = self.tables.intern(turned.copy())
+        return hit
+
+    def edge(
+        self,
+        producer: Alternatives,
+        result: int,
+        consumer: Alternatives,
+        operands: tuple[int, ...],
+        size_bytes: int,
+        ranks: int,
+        held: bool,
+    ) -> tuple[int, int]:
+        """Table (producer's alternatives x consumer's) of a value with one consumer."""
+        key = (producer.number, result, consumer.number, operands, size_bytes, ranks, held)
+        hit = self._edges.get(key)
+        if hit is None:
+            supply = self.conversions.supply
+            wanted = [frozenset([needs[i] for i in operands]) for needs in consumer.needs]
+            hit = self._edges[key] = self.tables.table(
+                [
+                    [supply(gives[result], needs, size_bytes, ranks, held)[0] for needs in wanted]
+                    for gives in producer.gives
+                ]
+            )
+        return hit
+
+    def share(
+        self,
+        producer: Alternatives,
+        result: int,
+        consumers: tuple[tuple[Alternatives, tuple[int, ...]], ...],
+        size_bytes: int,
+        ranks: int,
+        held: bool,
+    ) -> tuple[int, tuple[int, int], list[tuple[int, int]]]:
+        """A value with several consumers: the variable of the set of forms it is held in.
+
+        Returns the number of sets, the table producer x set, and per consumer the table consumer
+        x set. A set is the replicated form, which serves all, or one or two other forms.
+        """
+        ends = tuple([(t.number, ops) for t, ops in consumers])
+        key = (producer.number, result, ends, size_bytes, ranks, held)
+        hit = self._shares.get(key)
+        if hit is not None:
+            return hit
+        wanted = sorted(
+            {needs[i] for consumer, ops in consumers for needs in consumer.needs for i in ops} - {R}
+        )
+        sets = [frozenset((R,))]
+        for count in (1, 2):
+            sets += [frozenset(c) for c in itertools.combinations(wanted, count)]
+        c = self.costs
+
+        def serve(held_forms: frozenset[int], want: int) -> int:
+            if want in held_forms:
+                return 0
+            if R not in held_forms:
+                return INFINITE
+            return c.slice if want >= 0 else c.partial
+
+        supply = self.conversions.supply
+        first = self.tables.table(
+            [
+                [supply(gives[result], s, size_bytes, ranks, held)[0] for s in sets]
+                for gives in producer.gives
+            ]
+        )
+        rest = [
+            self.tables.table(
+                [
+                    [min(INFINITE, sum(serve(s, needs[i]) for i in ops)) for s in sets]
+                    for needs in consumer.needs
+                ]
+            )
+            for consumer, ops in consumers
+        ]
+        self._shares[key] = len(sets), first, rest
+        return self._shares[key]
+
+    def work(
+        self,
+        rule: Rule,
+        alternatives: Alternatives,
+        ranks: int,
+        others: tuple[tuple[int, tuple[int, ...] | None, bool], ...],
+    ) -> tuple[int, int]:
+        """Unary table: local FLOPs and memory traffic, and what goes over the wire inside.
+
+        ``others``: per other axis of the mesh its size, its labels (None: undecided, taken to
+        shard everything it can) and whether it splits the work.
+        """
+        key = (self.forms.rule_number(rule), alternatives.number, ranks, others)
+        hit = self._works.get(key)
+        if hit is None:
+            hit = self._works[key] = self.tables.table(
+                [[self._work(rule, alt, ranks, others) for alt in alternatives.items]]
+            )
+        return hit
+
+    def _work(
+        self,
+        rule: Rule,
+        alt: Alternative,
+        ranks: int,
+        others: tuple[tuple[int, tuple[int, ...] | None, bool], ...],
+    ) -> int:
+        local, sent = self.parts(rule, alt, ranks, others)
+        return self.costs.scaled(local + sent)
+
+    def parts(
+        self,
+        rule: Rule,
+        alt: Alternative,
+        ranks: int,
+        others: tuple[tuple[int, tuple[int, ...] | None, bool], ...],
+    ) -> tuple[int, int]:
+        """Unscaled cost of a call's local work, and of what it sends along its own axis."""
+        c, flops, sent, launches = self.costs, rule.flops, 0, 0
+        sizes = list(rule.in_bytes + rule.out_bytes)
+        mine = (ranks, alt.needs + alt.gives, alt.factor is not None)
+        for n, labels, splits in (mine, *others):
+            flops = flops // n if splits else flops
+            if labels is None:
+                sizes = [b // n for b in sizes]
+            else:
+                sizes = [b // n if x >= 0 else b for b, x in zip(sizes, labels)]
+        kept = sum(sizes[len(rule.in_bytes) :])
+        if alt.factor is not None:
+            share = math.prod(n for n, _, splits in others if splits)
+            sent, launches = sent_inside(rule.factors[alt.factor], kept, ranks, share)
+        return c.work(flops, sum(sizes), kept), c.sending(sent, launches)

@@ -1,0 +1,54 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Clone or redistribute: whether calls of a private function should share one specialisation."""
+
+from __future__ import annotations
+
+from .decision import Decision, Instance, Signature
+from .driver import Propagator
+
+
+def specialisations(decision: Decision) -> dict[str, dict[Signature, Instance]]:
+    """Distinct specialisations per placed function, in order of first call."""
+    found: dict[str, dict[Signature, Instance]] = {}
+    waiting = [inst for _, inst in sorted(decision.entries.items())]
+    seen: set[int] = set()
+    while waiting:
+        inst = waiting.pop(0)
+        for _, kid in sorted(inst.kids.items()):
+            if kid.number not in seen:
+                seen.add(kid.number)
+                found.setdefault(kid.graph.key, {}).setdefault(kid.signature(), kid)
+                waiting.append(kid)
+    return found
+
+
+def objective(solver: Propagator, decision: Decision) -> int:
+    """Price over all axes, and of every specialisation beyond a function's first."""
+    extra = sum(len(s) - 1 for s in specialisations(decision).values())
+    return solver.price(decision).total + solver.costs.clone * extra
+
+
+def shared(solver: Propagator, decision: Decision) -> Decision:
+    """The decision, or a cheaper one whose calls share specialisations.
+
+    While specialising costs something (``Costs.clone``), each function with several signatures
+    is tried with each of them forced on all its calls, callees first; the cheapest stays.
+    """
+    if not solver.costs.clone:
+        return decision
+    best = objective(solver, decision)
+    for key in solver.order:
+        signatures = list(specialisations(decision).get(key, {}))
+        if solver.graphs[key].public or len(signatures) < 2:
+            continue
+        kept = dict(solver.forced)
+        winner: Signature | None = None
+        for signature in signatures:
+            solver.force({**kept, key: signature})
+            price = objective(solver, solver.run())
+            if price < best:
+                best, winner = price, signature
+        solver.force(kept if winner is None else {**kept, key: winner})
+        decision = solver.run()
+    return decision

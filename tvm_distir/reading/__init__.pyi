@@ -1,0 +1,9 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .files import parse_json as parse_json
+from .files import read_json as read_json
+from .files import read_text as read_text
+from .values import LARGEST as LARGEST
+from .values import Refuse as Refuse
+from .values import Value as Value

@@ -1,0 +1,17 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .collect import analysis_of as analysis_of
+from .collect import batch_of as batch_of
+from .document import to_dict as to_dict
+from .document import to_json as to_json
+from .html import to_html as to_html
+from .model import Analysis as Analysis
+from .model import Event as Event
+from .model import Hardware as Hardware
+from .model import Lane as Lane
+from .model import Mesh as Mesh
+from .model import Parameter as Parameter
+from .text import to_text as to_text
+from .verification import verdict_dict as verdict_dict
+from .verification import verdict_text as verdict_text

@@ -1,0 +1,81 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The analysis as the JSON of the command line's contract."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from ..errors import InternalError
+from .model import SCHEMA_VERSION, Analysis
+
+
+def to_dict(analysis: Analysis) -> dict[str, Any]:
+    """Make the contract's dictionary.
+
+    Returns
+    -------
+    data : dict
+        ``schema_version``, ``time_s``, ``peak_memory_bytes``, ``fits``, ``bound_by``,
+        ``devices``, ``collectives``, ``warnings``, ``unmodelled_ops``, ``branches``, ``engine``,
+        ``timings_s``, ``meshes`` and what was asked for.
+    """
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": analysis.model,
+        "system": analysis.hardware.name,
+        "strategy": analysis.strategy,
+        "batch": analysis.batch,
+        "time_s": analysis.time_s,
+        "peak_memory_bytes": analysis.peak_memory_bytes,
+        "memory_capacity_bytes": analysis.capacity_bytes,
+        "fits": analysis.fits,
+        "bound_by": analysis.bound_by,
+        "meshes": [
+            {
+                "name": mesh.name,
+                "axes": dict(zip(mesh.axes, mesh.shape)),
+                "device_ids": list(mesh.device_ids),
+            }
+            for mesh in analysis.meshes
+        ],
+        "devices": [device.to_dict() for device in analysis.devices],
+        "collectives": [one.to_dict() for one in analysis.collectives],
+        "warnings": list(analysis.warnings),
+        "unmodelled_ops": list(analysis.unmodelled_ops),
+        "branches": [dict(vars(one)) for one in analysis.branches],
+        "engine": analysis.engine,
+        "timings_s": {stage: round(took, 6) for stage, took in analysis.timings_s.items()},
+    }
+
+
+def to_json(data: dict[str, Any]) -> str:
+    """Print a result as JSON, refusing NaN and infinities, which JSON cannot say.
+
+    Raises
+    ------
+    InternalError
+        DIST0902 for a number that is not finite.
+    """
+    place = _not_finite(data, "")
+    if place is not None:
+        raise InternalError("DIST0902", "a result is not a finite number", place=place)
+    return json.dumps(data, indent=1, allow_nan=False) + "\n"
+
+
+def _not_finite(value: Any, path: str) -> str | None:
+    if isinstance(value, float) and not math.isfinite(value):
+        return path
+    if isinstance(value, dict):
+        items = [(f"{path}.{key}" if path else str(key), one) for key, one in value.items()]
+    elif isinstance(value, (list, tuple)):
+        items = [(f"{path}[{i}]", one) for i, one in enumerate(value)]
+    else:
+        return None
+    for where, one in items:
+        found = _not_finite(one, where)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,84 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The single-device program that every distributed one is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+import tvm
+from tvm import ir, relax
+from tvm.relax.distributed import DTensorType
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from ...errors import EngineError
+from ..program import LibraryCache, flat_tensors, to_array, to_tensor
+
+Array = npt.NDArray[Any]
+
+_LIBRARIES = LibraryCache(4)
+"""One model is verified under several plans; few, because a library holds the constants."""
+
+
+@mutator
+class _Strip(PyExprMutator):  # type: ignore[misc,unused-ignore]
+    """Replaces ``annotate_sharding(x)`` by ``x``."""
+
+    def visit_call_(self, call: ir.Call) -> Any:
+        if isinstance(call.op, ir.Op) and str(call.op.name) == "relax.dist.annotate_sharding":
+            return self.visit_expr(call.args[0])
+        return super().visit_call_(call)
+
+
+def strip_annotations(mod: ir.IRModule) -> ir.IRModule:
+    """The module without its annotations: level 2 to level 1. The input is not changed."""
+    out = ir.IRModule(dict(mod.functions), attrs=mod.attrs, global_infos=mod.global_infos)
+    for gv, fn in mod.functions.items():
+        if isinstance(fn, relax.Function):
+            out[gv] = _Strip(out).visit_expr(fn)
+    return out
+
+
+class Reference:
+    """A module compiled for one device.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1 or 2.
+    entry : str
+        The function to run.
+
+    Raises
+    ------
+    EngineError
+        DIST0605 for a module that is already distributed, DIST0606 when TVM cannot compile it.
+    """
+
+    def __init__(self, mod: ir.IRModule, entry: str = "main") -> None:
+        names = [str(gv.name_hint) for gv in mod.get_global_vars()]
+        if entry not in names:
+            raise EngineError(
+                "DIST0605",
+                f'the module has no function "{entry}"',
+                place="reference",
+                remedy=f"It has: {', '.join(sorted(names))}.",
+            )
+        if any(isinstance(p.ty, DTensorType) for p in mod[entry].params):
+            raise EngineError(
+                "DIST0605",
+                "the module is distributed already: there is no single-device program",
+                place=entry,
+                remedy="Give the original module.",
+            )
+        self._entry = entry
+        self._machine = relax.VirtualMachine(
+            _LIBRARIES.get(strip_annotations(mod), "reference"), tvm.cpu()
+        )
+
+    def run(self, inputs: Sequence[Array]) -> list[Array]:
+        """Flattened results for whole arrays in the order of the parameters."""
+        result = self._machine[self._entry](*(to_tensor(a) for a in inputs))
+        return [to_array(t) for t in flat_tensors(result)]

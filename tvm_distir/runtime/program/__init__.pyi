@@ -1,0 +1,42 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .compiled import KERNEL as KERNEL
+from .compiled import KernelCache as KernelCache
+from .compiled import LibraryCache as LibraryCache
+from .counts import CollectiveCount as CollectiveCount
+from .counts import Counter as Counter
+from .dist_io import entries as entries
+from .executed import AxisTable as AxisTable
+from .executed import Groups as Groups
+from .executed import count_executed as count_executed
+from .executed import count_transfer as count_transfer
+from .inputs import Inputs as Inputs
+from .inputs import LocalInputs as LocalInputs
+from .inputs import bind_inputs as bind_inputs
+from .inputs import bind_some as bind_some
+from .inputs import input_ports as input_ports
+from .kernels import compile_module as compile_module
+from .layout import Bounds as Bounds
+from .layout import Entry as Entry
+from .layout import Port as Port
+from .layout import check_entries as check_entries
+from .layout import check_local as check_local
+from .layout import different_bits as different_bits
+from .layout import gather_outputs as gather_outputs
+from .layout import np_dtype as np_dtype
+from .layout import read_port as read_port
+from .layout import same_bits as same_bits
+from .linking import need_compiler as need_compiler
+from .lowered import Lowered as Lowered
+from .lowered import compile_entry as compile_entry
+from .runnable import Runnable as Runnable
+from .runnable import as_runnable as as_runnable
+from .runnable import load_saved as load_saved
+from .sharded import ShardedArray as ShardedArray
+from .sharded import Stored as Stored
+from .sharded import read_part as read_part
+from .sharded import sharded_outputs as sharded_outputs
+from .tensors import flat_tensors as flat_tensors
+from .tensors import to_array as to_array
+from .tensors import to_tensor as to_tensor

@@ -1,0 +1,345 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which part of every input and output each rank holds, and whole outputs from the parts.
+
+Nothing here needs IR: TVM's runtime-only library is enough.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...errors import EngineError
+from ...ir import (
+    Labels,
+    check_placement,
+    local_shape,
+    parse_placement,
+    placement_text,
+    shard_slices,
+)
+
+Array = npt.NDArray[Any]
+Bounds = tuple[tuple[int, int], ...]
+"""A box of a tensor: start and stop per dim."""
+
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output of an entry function.
+
+    Attributes
+    ----------
+    index : int
+        Position in the original function's flattened parameters or results.
+    name : str
+    shape : tuple of int
+        Whole shape.
+    dtype : str
+    labels : tuple of int
+        Placement on its mesh.
+    mesh : pair of tuples of int, optional
+        Shape and device ids of the mesh it lies on, where that is not the entry's first one.
+    """
+
+    index: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    labels: Labels
+    mesh: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """An item of ``dist.io``."""
+        item = {
+            "index": self.index,
+            "name": self.name,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "placement": placement_text(self.labels),
+        }
+        if self.mesh is not None:
+            item["mesh"] = {"shape": list(self.mesh[0]), "devices": list(self.mesh[1])}
+        return item
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry function: what runs on all devices that belong to the same meshes.
+
+    Attributes
+    ----------
+    function : str
+        Name in the module.
+    mesh_index : int
+        The first mesh it works on.
+    mesh_shape : tuple of int
+    ranks : tuple of int
+        Device ids that run it, in row-major order of the first mesh.
+    inputs, outputs : tuple of Port
+    mesh_ranks : tuple of int
+        All device ids of the first mesh, in its order; those of ``ranks`` unless given.
+    """
+
+    function: str
+    mesh_index: int
+    mesh_shape: tuple[int, ...]
+    ranks: tuple[int, ...]
+    inputs: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+    mesh_ranks: tuple[int, ...] = ()
+
+    def mesh_of(self, port: Port) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shape and device ids of the mesh that a port lies on."""
+        return port.mesh or (self.mesh_shape, self.mesh_ranks or self.ranks)
+
+    def bounds(self, port: Port, rank: int) -> Bounds:
+        """The box of a whole tensor that a rank holds, padding left out."""
+        sizes, ranks = self.mesh_of(port)
+        coords = tuple(int(c) for c in np.unravel_index(ranks.index(rank), sizes))
+        return tuple(shard_slices(port.shape, port.labels, sizes, coords))
+
+    def local_shape(self, port: Port) -> tuple[int, ...]:
+        """Shape of every (padded) local array: ``ceil(n / k)`` per dim cut into k shards."""
+        sizes, _ = self.mesh_of(port)
+        return tuple(int(n) for n in local_shape(port.shape, port.labels, sizes))
+
+    def output_place(self, port: Port) -> str:
+        """Words for messages."""
+        return f'{self.function}/output {port.index} "{port.name}"'
+
+
+def wrong_module(place: str, what: str) -> EngineError:
+    """DIST0603, for a module that is not at level 5."""
+    return EngineError(
+        "DIST0603", what, place=place, remedy="Lower the module with LowerDistIR first."
+    )
+
+
+def np_dtype(name: str) -> np.dtype[Any]:
+    """NumPy type of a TVM dtype name, ``bfloat16`` and the 8-bit floats through ml_dtypes."""
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+        return found
+
+
+def read_port(item: Mapping[str, Any], place: str, mesh_shape: Sequence[int]) -> Port:
+    """Port of an item of ``dist.io``.
+
+    Raises
+    ------
+    EngineError
+        DIST0603 when it cannot be read.
+    """
+    try:
+        port = Port(
+            int(item["index"]),
+            str(item["name"]) if "name" in item else f"#{int(item['index'])}",
+            tuple(int(n) for n in item["shape"]),
+            str(item["dtype"]),
+            parse_placement(str(item["placement"])),
+            _port_mesh(item["mesh"]) if "mesh" in item else None,
+        )
+    except (KeyError, TypeError, ValueError) as err:
+        raise wrong_module(place, f"an item of dist.io cannot be read: {err}") from err
+    sizes = port.mesh[0] if port.mesh else mesh_shape
+    check_placement(port.labels, sizes, len(port.shape), f"{place}/{port.name}")
+    return port
+
+
+def _port_mesh(item: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    shape, devices = (tuple(int(n) for n in item[k]) for k in ("shape", "devices"))
+    if len(set(devices)) != math.prod(shape):
+        raise ValueError(f"{len(set(devices))} devices for the mesh {shape}")
+    return shape, devices
+
+
+def _leaf_order(names: Sequence[str]) -> dict[str, int]:
+    """Order of the tensors ``x_0``, ``x_1_0``, ... of one tuple parameter by their numbers."""
+    words = {n: [int(w) if w.isdigit() else w for w in n.split("_")] for n in names}
+    return {name: i for i, name in enumerate(sorted(names, key=lambda n: words[n]))}
+
+
+def flat_inputs(found: Sequence[Entry]) -> list[Entry]:
+    """Count the inputs' positions over flattened parameters: those of a tuple share theirs."""
+    names: dict[int, dict[str, None]] = {}
+    for entry in found:
+        for port in entry.inputs:
+            names.setdefault(port.index, {}).setdefault(port.name)
+    if all(len(same) == 1 for same in names.values()):
+        return list(found)
+    flat: dict[tuple[int, str], int] = {}
+    for index in range(max(names) + 1):
+        order = _leaf_order(list(names.get(index, {"": None})))
+        flat.update({(index, n): len(flat) + i for n, i in order.items()})
+    return [
+        replace(e, inputs=tuple(replace(p, index=flat[p.index, p.name]) for p in e.inputs))
+        for e in found
+    ]
+
+
+def check_entries(found: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Return the entries in mesh order; DIST0603 when two share a device.
+
+    See :func:`flat_inputs` for the positions of their inputs.
+    """
+    ordered = sorted(flat_inputs(found), key=lambda e: (e.mesh_index, e.function))
+    owner: dict[int, str] = {}
+    for entry in ordered:
+        devices = entry.mesh_ranks or entry.ranks
+        if len(devices) != math.prod(entry.mesh_shape):
+            raise wrong_module(
+                entry.function, f"{len(devices)} devices for the mesh {entry.mesh_shape}"
+            )
+        if not entry.ranks or not set(entry.ranks) <= set(devices):
+            raise wrong_module(
+                entry.function, f"it runs on {list(entry.ranks)}, its mesh has {list(devices)}"
+            )
+        for port in (*entry.inputs, *entry.outputs):
+            if not set(entry.ranks) <= set(entry.mesh_of(port)[1]):
+                raise wrong_module(
+                    f"{entry.function}/{port.name}", "it lies on a mesh without some of the ranks"
+                )
+        for rank in entry.ranks:
+            if rank in owner:
+                raise wrong_module(
+                    entry.function, f"device {rank} belongs to {owner[rank]} and {entry.function}"
+                )
+            owner[rank] = entry.function
+    return tuple(ordered)
+
+
+def check_local(array: Array, port: Port, entry: Entry, rank: int, place: str) -> None:
+    """Refuse (DIST0603) a rank's output of another shape or type than ``dist.io`` promises."""
+    size, dtype = entry.local_shape(port), np_dtype(port.dtype)
+    if array.shape != size or array.dtype != dtype:
+        raise EngineError(
+            "DIST0603",
+            f"rank {rank} gave {array.dtype}{list(array.shape)}, "
+            f"dist.io promises {dtype}{list(size)}",
+            place=place,
+            remedy="The entry function and its dist.io disagree: lower the module again.",
+        )
+
+
+def different_bits(first: int, rank: int, port: Port, place: str) -> EngineError:
+    """DIST0604, for two replicas that differ."""
+    return EngineError(
+        "DIST0604",
+        f"ranks {first} and {rank} hold different bits of a value that lies "
+        f'"{placement_text(port.labels)}"',
+        place=place,
+        remedy="A collective is missing, or the engine reduces in another order.",
+    )
+
+
+class _Joined:
+    """A whole output that grows by the parts of the ranks of one mesh, padding cut off."""
+
+    def __init__(self, port: Port, missing: Sequence[int]) -> None:
+        self.whole = np.zeros(port.shape, np_dtype(port.dtype))
+        self._missing = dict.fromkeys(missing)
+        self._holder: dict[Bounds, tuple[int, Array]] = {}
+
+    def add(self, entry: Entry, port: Port, rank: int, part: Array) -> None:
+        """Take a rank's local array."""
+        place = entry.output_place(port)
+        check_local(part, port, entry, rank, place)
+        del self._missing[rank]
+        bounds = entry.bounds(port, rank)
+        kept = part[tuple(slice(0, b - a) for a, b in bounds)]
+        if bounds in self._holder:
+            first, other = self._holder[bounds]
+            if not same_bits(kept, other):
+                raise different_bits(first, rank, port, place)
+            return
+        self._holder[bounds] = (rank, kept)
+        self.whole[tuple(slice(a, b) for a, b in bounds)] = kept
+
+    def check(self, place: str) -> None:
+        """Refuse (DIST0603) a mesh of which some ranks give nothing."""
+        if self._missing:
+            raise wrong_module(place, f"the ranks {list(self._missing)} of its mesh do not give it")
+
+
+def same_bits(a: Array, b: Array) -> bool:
+    """Whether two arrays of one type are equal bit for bit (NaN and -0.0 included)."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    word = np.dtype(f"u{a.dtype.itemsize}") if a.dtype.itemsize in (1, 2, 4, 8) else np.uint8
+    one, other = (np.ascontiguousarray(v).reshape(-1).view(word) for v in (a, b))
+    return all(
+        bool((one[i : i + _CHUNK] == other[i : i + _CHUNK]).all())
+        for i in range(0, one.size, _CHUNK)
+    )
+
+
+def check_results(found: Sequence[Entry], results: Mapping[int, Sequence[Array]]) -> None:
+    """Refuse (DIST0603) ranks that gave too few or too many results, and missing outputs."""
+    indices = {port.index for entry in found for port in entry.outputs}
+    if sorted(indices) != list(range(len(indices))):
+        raise wrong_module("module", f"the entries give outputs {sorted(indices)}: one is missing")
+    for entry in found:
+        for rank in entry.ranks:
+            if rank in results and len(results[rank]) != len(entry.outputs):
+                raise wrong_module(
+                    entry.function,
+                    f"rank {rank} gave {len(results[rank])} results, "
+                    f"dist.io lists {len(entry.outputs)}",
+                )
+
+
+def gather_outputs(found: Sequence[Entry], results: Mapping[int, Sequence[Array]]) -> list[Array]:
+    """Whole outputs, in the order of the original function's flattened results.
+
+    Parameters
+    ----------
+    found : sequence of Entry
+    results : mapping of rank to its local results
+        In ``dist.io`` order, of every rank.
+
+    Raises
+    ------
+    EngineError
+        DIST0604 when replicas (on one mesh or on several) differ in any bit, DIST0603 when an
+        output is missing or has a wrong shape or type.
+    """
+    check_results(found, results)
+    joined: dict[int, dict[Any, tuple[str, _Joined]]] = {}
+    for entry in found:
+        for k, port in enumerate(entry.outputs):
+            mesh = entry.mesh_of(port)
+            place = entry.output_place(port)
+            made = joined.setdefault(port.index, {})
+            _, whole = made.setdefault(mesh, (place, _Joined(port, mesh[1])))
+            for rank in entry.ranks:
+                whole.add(entry, port, rank, results[rank][k])
+    return [_agreed(joined[i]) for i in range(len(joined))]
+
+
+def _agreed(made: Mapping[Any, tuple[str, _Joined]]) -> Array:
+    """The output itself, which all meshes that give it must hold alike."""
+    (first, whole), *others = made.values()
+    for place, other in made.values():
+        other.check(place)
+    for place, other in others:
+        if not same_bits(whole.whole, other.whole):
+            raise EngineError(
+                "DIST0604",
+                f"it differs from {first}",
+                place=place,
+                remedy="Return it from one mesh, or complete it before it leaves.",
+            )
+    return whole.whole

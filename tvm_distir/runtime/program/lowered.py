@@ -1,0 +1,109 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A level-5 module as something engines run: its entry functions, compiled when needed."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, relax
+
+from .compiled import LibraryCache
+from .dist_io import entries
+from .executed import AxisTable
+from .groups import axis_table
+from .kernels import compile_module
+from .layout import Entry
+from .linking import export_library, find_compiler
+
+_LIBRARIES = LibraryCache(64)
+
+
+def entry_module(mod: ir.IRModule, entry: str) -> ir.IRModule:
+    """The entry function and all it calls, directly or not, as a module of its own."""
+    functions: dict[ir.GlobalVar, Any] = {}
+    todo = [mod.get_global_var(entry)]
+    while todo:
+        gv = todo.pop()
+        if gv in functions:
+            continue
+        functions[gv] = mod[gv]
+        if isinstance(mod[gv], relax.Function):
+
+            def visit(node: Any) -> None:
+                if isinstance(node, ir.GlobalVar) and node not in functions:
+                    todo.append(node)
+
+            relax.analysis.post_order_visit(mod[gv], visit)
+    ordered = sorted(functions.items(), key=lambda item: str(item[0].name_hint))
+    return ir.IRModule(dict(ordered), global_infos=mod.global_infos)
+
+
+def compile_entry(mod: ir.IRModule, name: str) -> Any:
+    """Compile one entry function with its callees; returns a module to make machines of.
+
+    Raises
+    ------
+    EngineError
+        DIST0606 when TVM cannot compile it.
+    """
+    return _LIBRARIES.get(entry_module(mod, name), name)
+
+
+class Lowered:
+    """A level-5 module with ``dist.io``, as engines take it.
+
+    Parameters
+    ----------
+    mod : IRModule
+
+    Raises
+    ------
+    EngineError
+        DIST0603 when it is not at level 5.
+    """
+
+    stored: Mapping[int, Any] = {}
+
+    def __init__(self, mod: ir.IRModule) -> None:
+        self.mod = mod
+        self.entries = entries(mod)
+
+    @functools.cached_property
+    def axes(self) -> AxisTable:
+        """Names of the mesh axes that collectives work along."""
+        return axis_table(self.mod)
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """The same in every process exactly for the same program."""
+        return f"{int(tvm_ffi.structural_hash(self.mod)) & (1 << 64) - 1:016x}"
+
+    def library(self, entry: Entry) -> Any:
+        """Runtime module that holds the entry function; compiled at its first use."""
+        return compile_entry(self.mod, entry.function)
+
+    def save(self, entry: Entry, folder: Path) -> Path:
+        """Write the compiled library, or the module itself where there is no linker.
+
+        A process that loads the latter compiles it again.
+        """
+        part = entry_module(self.mod, entry.function)
+        compiler = find_compiler()
+        if compiler is None:
+            path = folder / f"{entry.function}.json"
+            path.write_text(ir.save_json(part), encoding="utf-8")
+            return path
+        path = folder / f"{entry.function}.so"
+        export_library(compile_module(part, entry.function), path, compiler)
+        return path
+
+
+def load_and_compile(path: Path, function: str) -> Any:
+    """Compile a module that :meth:`Lowered.save` wrote without a linker."""
+    return compile_entry(tvm.ir.load_json(path.read_text(encoding="utf-8")), function)

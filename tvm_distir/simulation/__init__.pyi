@@ -1,0 +1,12 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .lanes import Branch as Branch
+from .lanes import Collective as Collective
+from .lanes import DeviceResult as DeviceResult
+from .lanes import Event as Event
+from .lanes import FunctionTime as FunctionTime
+from .lanes import Lane as Lane
+from .lanes import OpTime as OpTime
+from .result import Result as Result
+from .simulator import simulate as simulate

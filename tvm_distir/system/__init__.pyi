@@ -1,0 +1,20 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .clock import PICOSECONDS as PICOSECONDS
+from .clock import Clock as Clock
+from .clock import picoseconds as picoseconds
+from .hardware import KERNEL_CLASSES as KERNEL_CLASSES
+from .hardware import VIEW as VIEW
+from .hardware import Device as Device
+from .hardware import Efficiency as Efficiency
+from .hardware import InterNode as InterNode
+from .hardware import IntraNode as IntraNode
+from .model import Roofline as Roofline
+from .model import System as System
+from .model import WorkLike as WorkLike
+from .network import Layout as Layout
+from .network import wire_bytes as wire_bytes
+from .network import wire_share as wire_share
+from .reading import SCHEMA_VERSION as SCHEMA_VERSION
+from .reading import system_names as system_names

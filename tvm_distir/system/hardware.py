@@ -1,0 +1,83 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of a system: its devices and its network, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+KERNEL_CLASSES = ("matmul", "conv", "attention", "memory", "gather", "view")
+"""How a kernel spends its time: what share of the peaks it reaches on a system."""
+VIEW = "view"
+"""The kernel class that costs nothing: the result is the operand's memory."""
+TENSOR_CLASSES = ("matmul", "conv", "attention")
+"""Kernel classes that run at the peak of the matrix units."""
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Fractions of the peaks that kernels of one class reach."""
+
+    flops: float
+    bandwidth: float
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator. Numbers in the units of their names; peaks by dtype, with ``default``."""
+
+    name: str
+    memory_capacity_GiB: float
+    memory_bandwidth_GBps: float
+    launch_floor_us: float
+    matmul_TFLOPs: Mapping[str, float]
+    vector_TFLOPs: Mapping[str, float]
+    efficiency: Mapping[str, Efficiency]
+
+
+@dataclass(frozen=True)
+class IntraNode:
+    """The network inside a node.
+
+    Attributes
+    ----------
+    name : str
+    devices_per_node : int
+        Devices ``k * devices_per_node`` and following share a node.
+    bandwidth_GBps : float
+        What one device sends, per direction, as collectives reach it.
+    latency_us : float
+        Per ring step.
+    setup_us : float
+        Per collective.
+    """
+
+    name: str
+    devices_per_node: int
+    bandwidth_GBps: float
+    latency_us: float
+    setup_us: float
+
+
+@dataclass(frozen=True)
+class InterNode:
+    """The network between nodes.
+
+    Attributes
+    ----------
+    name : str
+    nics_per_node : int
+    bandwidth_per_nic_GBps : float
+        Per direction, as collectives reach it.
+    latency_us : float
+        Per ring step.
+    setup_us : float
+        Per collective, on top of that of the node.
+    """
+
+    name: str
+    nics_per_node: int
+    bandwidth_per_nic_GBps: float
+    latency_us: float
+    setup_us: float

@@ -1,0 +1,272 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""AnnotateSharding: from level 1 (global) to level 2 (annotated), as a plan says.
+
+Before::
+
+    def main(x: R.Tensor((8, 4)), w: R.Tensor((4, 4))):
+        lv = R.matmul(x, w)
+
+After, with ``{"param": "x", "placement": "S[0], ?", "stationary": true}``::
+
+    def main(x: R.Tensor((8, 4)), w: R.Tensor((4, 4))):
+        R.func_attr({"dist.stationary": ["x_placed"], "dist.open_axes": {"x_placed": [1]}})
+        x_placed = R.dist.annotate_sharding(x, device_mesh="mesh[0]", placement="S[0], R")
+        lv = R.matmul(x_placed, w)
+
+TVM's op can say neither "open" nor "stationary". An open axis is written ``R`` in the
+annotation and its number noted in the function attribute ``dist.open_axes``; stationary
+variables are listed in ``dist.stationary``; both by the name of the annotated variable, which
+is unique in its function. Propagation reads both attributes and drops them. What is stationary
+along some axes only is annotated twice: where it lies, and, stationary, along those axes alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from tvm import ir, relax
+
+from ...errors import LevelError
+from ...ir import (
+    AXES_ATTR,
+    MESH_INFO,
+    NAMES_ATTR,
+    OPEN_AXES_ATTR,
+    STATIONARY_ATTR,
+    mesh_axes,
+    mesh_devices,
+    mesh_key,
+    mesh_names,
+    meshes,
+    param_names,
+    placement_of,
+)
+from ...ir.rewrite import all_bindings
+from ...plan import FunctionTargets, Plan, PlanRule, plain_name, resolve
+from ..declaration import Rewrite, module_pass
+
+DEVICE_NUM_ATTR = "device_num"
+SUFFIX = "_placed"
+
+
+@module_pass(("global", "annotated"), "annotated")
+def AnnotateSharding(plan: Plan) -> Rewrite:
+    """Put ``R.dist.annotate_sharding`` on the tensors a plan names.
+
+    Each parameter is annotated once, at the top of its function, and used in that form;
+    a named value right after it is bound; a call's argument right before the call.
+    Sets ``global_infos["mesh"]`` and the module attributes ``mesh_axes``, ``mesh_names`` and
+    ``device_num`` (one more than the highest device id). Meshes the module has already are
+    kept, after those of the plan, when annotations use them.
+
+    Parameters
+    ----------
+    plan : Plan
+        Its meshes and rules.
+
+    Returns
+    -------
+    Pass
+        A module pass. It raises, besides what :func:`tvm_distir.plan.resolve` raises,
+        LevelError DIST0451 on a module that holds DTensors.
+    """
+    return lambda mod: annotate_module(mod, plan)
+
+
+def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
+    """Do what the pass does; the input is unchanged."""
+    _refuse_dtensors(mod)
+    targets = resolve(plan, mod)
+    device_meshes, names, axes = _all_meshes(mod, plan)
+    by_name = {spec.name: device_meshes[i] for i, spec in enumerate(plan.meshes)}
+    functions = {}
+    for gv, fn in mod.functions.items():
+        found = targets.get(str(gv.name_hint))
+        functions[gv] = fn if found is None else _Annotator(found, by_name).annotate(fn)
+    attrs = dict(mod.attrs or {})
+    attrs[AXES_ATTR] = axes
+    attrs[NAMES_ATTR] = names
+    attrs[DEVICE_NUM_ATTR] = 1 + max(int(mesh_devices(mesh).max()) for mesh in device_meshes)
+    infos = {str(key): list(value) for key, value in mod.global_infos.items()}
+    infos[MESH_INFO] = device_meshes
+    return ir.IRModule(functions, attrs=ir.make_node("ir.DictAttrs", **attrs), global_infos=infos)
+
+
+def _refuse_dtensors(mod: ir.IRModule) -> None:
+    for gv, fn in mod.functions.items():
+        if not isinstance(fn, relax.Function):
+            continue
+        for var in [*fn.params, *(b.var for b in all_bindings(fn.body))]:
+            if isinstance(var.ty, relax.distributed.DTensorType):
+                raise LevelError(
+                    "DIST0451",
+                    "the module holds DTensors: it is annotated and propagated already",
+                    place=f"{gv.name_hint}/{var.name}",
+                    remedy="Annotate the module of plain tensors.",
+                )
+
+
+def _all_meshes(mod: ir.IRModule, plan: Plan) -> tuple[list[Any], list[str], list[list[str]]]:
+    """Meshes of the plan, then those that annotations in the module use; names; axis names."""
+    own = meshes(mod)
+    objects = {mesh_key(mesh): mesh for mesh in reversed(own)}
+    found, names, axes = [], [], []
+    for spec in plan.meshes:
+        mesh = spec.device_mesh()
+        found.append(objects.get(mesh_key(mesh), mesh))
+        names.append(spec.name)
+        axes.append(list(spec.axis_names))
+    taken = [mesh_key(mesh) for mesh in found]
+    used = _used_meshes(mod)
+    for mesh, name, row in zip(own, mesh_names(mod), mesh_axes(mod)):
+        if mesh_key(mesh) in used and mesh_key(mesh) not in taken:
+            taken.append(mesh_key(mesh))
+            found.append(mesh)
+            names.append(_fresh(name, names))
+            axes.append(row)
+    return found, names, axes
+
+
+def _used_meshes(mod: ir.IRModule) -> list[Any]:
+    keys = []
+    for fn in mod.functions.values():
+        for binding in all_bindings(getattr(fn, "body", None)):
+            attrs = getattr(getattr(binding, "value", None), "attrs", None)
+            mesh = getattr(attrs, "device_mesh", None)
+            if mesh is not None:
+                keys.append(mesh_key(mesh))
+    return keys
+
+
+def _fresh(name: str, taken: Collection[str]) -> str:
+    if name not in taken:
+        return name
+    number = 1
+    while f"{name}_{number}" in taken:
+        number += 1
+    return f"{name}_{number}"
+
+
+@relax.expr_functor.mutator
+class _Annotator(relax.PyExprMutator):  # type: ignore[misc]
+    """Annotates one function."""
+
+    def __init__(self, targets: FunctionTargets, device_meshes: dict[str, Any]) -> None:
+        super().__init__()
+        self.targets = targets
+        self.device_meshes = device_meshes
+        self.waiting: list[tuple[Any, str, PlanRule]] = []
+        self.escaping: set[Any] = set()
+        self.taken: set[str] = set()
+        self.stationary: list[str] = []
+        self.open_axes: dict[str, list[int]] = {}
+        self.in_dataflow = False
+
+    def annotate(self, fn: relax.Function) -> relax.Function:
+        """Return the annotated function; the given one is unchanged."""
+        bound = [b.var for b in all_bindings(fn.body)]
+        self.taken = {plain_name(str(v.name)) for v in [*fn.params, *bound]}
+        names = param_names(fn)
+        self.waiting = [
+            (fn.params[i], names[i], self.targets.params[i]) for i in sorted(self.targets.params)
+        ]
+        blocks = list(fn.body.blocks)
+        if not blocks:
+            blocks = [relax.BindingBlock([])]
+        self.escaping = _vars_in(relax.SeqExpr(blocks[1:], fn.body.body))
+        self.builder_.begin_scope(fn.params)
+        body = self.visit_expr(relax.SeqExpr(blocks, fn.body.body))
+        self.builder_.end_scope()
+        attrs = dict(fn.attrs or {})
+        if self.stationary:
+            attrs[STATIONARY_ATTR] = [*attrs.get(STATIONARY_ATTR, []), *self.stationary]
+        if self.open_axes:
+            attrs[OPEN_AXES_ATTR] = {**attrs.get(OPEN_AXES_ATTR, {}), **self.open_axes}
+        attributes = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
+        return relax.Function(fn.params, body, fn.ret_ty, fn.is_pure, attributes)
+
+    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
+        """Annotate the parameters first, when this is the first block."""
+        self.builder_._begin_dataflow_block()
+        self.in_dataflow = True
+        self._annotate_params()
+        for binding in block.bindings:
+            self.visit_binding(binding)
+        return self.builder_._end_block()
+
+    def visit_binding_block_(self, block: relax.BindingBlock) -> relax.BindingBlock:
+        """Annotate the parameters first, when this is the first block."""
+        self.builder_._begin_binding_block()
+        self.in_dataflow = False
+        self._annotate_params()
+        for binding in block.bindings:
+            self.visit_binding(binding)
+        return self.builder_._end_block()
+
+    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+        """Annotate the arguments of a call, and the value after it is bound."""
+        rules = self.targets.args.get(binding.var)
+        if rules is None:
+            super().visit_var_binding_(binding)
+        else:
+            call = binding.value
+            args = [self.visit_expr(arg) for arg in call.args]
+            for i in sorted(rules):
+                name = str(getattr(args[i], "name", "constant")).removesuffix(SUFFIX)
+                args[i] = self._placed(args[i], name, rules[i], self.in_dataflow)
+            made = ir.Call(call.op, args, call.attrs, call.ty_args)
+            self.builder_.emit_normalized(
+                relax.VarBinding(binding.var, self.builder_.normalize(made))
+            )
+        rule = self.targets.values.get(binding.var)
+        if rule is not None:
+            local = isinstance(binding.var, relax.DataflowVar)
+            value = self.visit_expr(binding.var)
+            placed = self._placed(value, str(binding.var.name), rule, local)
+            self.set_var_remap(binding.var, placed)
+
+    def _annotate_params(self) -> None:
+        waiting, self.waiting = self.waiting, []
+        for param, name, rule in waiting:
+            local = self.in_dataflow and param not in self.escaping
+            placed = self._placed(param, name, rule, local)
+            self.set_var_remap(param, placed)
+
+    def _placed(self, value: Any, name: str, rule: PlanRule, local: bool) -> Any:
+        """Annotate ``value``, twice where it is stationary along some axes only."""
+        if not (rule.stationary and rule.moving):
+            return self._emit(value, name, rule, local)
+        stored = self._emit(value, name, replace(rule, stationary=False), local)
+        held = [None if axis in rule.moving else x for axis, x in enumerate(rule.placement)]
+        return self._emit(stored, name, replace(rule, placement=tuple(held)), local)
+
+    def _emit(self, value: Any, name: str, rule: PlanRule, local: bool) -> Any:
+        """Bind the annotation of ``value`` and give back its variable."""
+        unique = _fresh(plain_name(name) + SUFFIX, self.taken)
+        self.taken.add(unique)
+        made = self.builder_.normalize(
+            relax.op.distributed.annotate_sharding(
+                value, self.device_meshes[rule.mesh], placement_of(rule.closed_labels)
+            )
+        )
+        var = (relax.DataflowVar if local else relax.Var)(unique, made.ty)
+        self.builder_.emit_normalized(relax.VarBinding(var, made))
+        if rule.stationary:
+            self.stationary.append(unique)
+        if rule.open_axes:
+            self.open_axes[unique] = list(rule.open_axes)
+        return var
+
+
+def _vars_in(expr: Any) -> set[Any]:
+    found: set[Any] = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, relax.Var):
+            found.add(node)
+
+    relax.analysis.post_order_visit(expr, visit)
+    return found

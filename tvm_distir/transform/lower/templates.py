@@ -1,0 +1,223 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Bindings that are alike are lowered once: the local form of the first serves them all.
+
+Two bindings are alike when they are the same but for the variables they read
+(:attr:`tvm_distir.native.Reading.like`) and what is known of these, their *states*, is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tvm import ir, relax
+
+from ...ir.rewrite import VARIABLES, make_call, typed
+from ...ops import Terms
+
+Key = tuple[int | None, ...]
+"""Class of a binding, then the number of the state of each variable that it reads."""
+
+
+class State(NamedTuple):
+    """What is known of a variable's leaves, see :class:`.values.Values`."""
+
+    terms: tuple[Terms, ...]
+    zero: tuple[bool, ...]
+
+
+class Constant(NamedTuple):
+    """Stands for a constant among the operands, by its number among these."""
+
+    number: int
+
+
+class Fields(NamedTuple):
+    """Stands for a tuple."""
+
+    parts: tuple[Any, ...]
+    ty: Any
+
+
+@dataclass(frozen=True)
+class Template:
+    """The local form of a binding.
+
+    Attributes
+    ----------
+    like : Call, TupleGetItem or Tuple
+        The value that was bound.
+    parts : tuple
+        What stands in the place of its arguments: an int for a variable by its position among
+        those that the binding reads, :class:`Constant`, :class:`Fields`, else the very argument.
+    ty : type
+        Of the value.
+    state : State
+        Of the variable that it is bound to.
+    number : int
+        Of that state.
+    """
+
+    like: Any
+    parts: tuple[Any, ...]
+    ty: Any
+    state: State
+    number: int
+
+    def value(self, operands: Sequence[Any], constants: Sequence[Any]) -> Any:
+        """Write the value once more.
+
+        Parameters
+        ----------
+        operands : sequence of Var
+            Local forms of the variables that the binding reads, in order.
+        constants : sequence of expressions
+            Local forms of the constants among its operands, in order.
+        """
+        args = [
+            operands[part] if type(part) is int else _filled(part, operands, constants)
+            for part in self.parts
+        ]
+        like = self.like
+        if type(like) is ir.Call:
+            return make_call(like.op, args, like.attrs, like.ty_args, self.ty)
+        if type(like) is relax.TupleGetItem:
+            return typed(relax.TupleGetItem(args[0], like.index), self.ty)
+        return typed(relax.Tuple(args), self.ty)
+
+
+def _filled(part: Any, operands: Sequence[Any], constants: Sequence[Any]) -> Any:
+    if type(part) is int:
+        return operands[part]
+    if type(part) is Constant:
+        return constants[part.number]
+    if type(part) is Fields:
+        fields = [_filled(field, operands, constants) for field in part.parts]
+        return typed(relax.Tuple(fields), part.ty)
+    return part
+
+
+def constants_of(value: Any) -> Iterator[Any]:
+    """Constants among the operands of a value, in order."""
+    if type(value) is ir.GenericConst:
+        yield value
+    elif type(value) in (ir.Call, relax.Tuple):
+        for part in (value.args if type(value) is ir.Call else value.fields)[:]:
+            yield from constants_of(part)
+
+
+class Templates:
+    """Templates for one mesh, of all functions of a module.
+
+    Attributes
+    ----------
+    known : dict
+        By the class of the binding and the numbers of the states of what it reads; a constant
+        has the number -1.
+    """
+
+    def __init__(self) -> None:
+        self.known: dict[Key, Template] = {}
+        self._states: dict[State, int] = {}
+
+    def number(self, state: State) -> int:
+        """Number of a state."""
+        return self._states.setdefault(state, len(self._states))
+
+    def keep(self, key: Key, old: Any, new: Any, operands: Sequence[Any], state: State) -> None:
+        """Keep what a binding became.
+
+        Nothing is kept where that does not follow from the operands alone.
+
+        Parameters
+        ----------
+        key : tuple of int
+        old, new : expression
+            The value at level 4, and its local form.
+        operands : sequence of Var or None
+            Local forms of the variables that it reads, in order; None for a constant.
+        state : State
+            Of the variable that it is bound to.
+        """
+        if type(new) not in (ir.Call, relax.TupleGetItem, relax.Tuple):
+            return
+        parts = _Parts(operands).of(old, new)
+        if parts is not None:
+            self.known[key] = Template(new, parts, new.ty, state, self.number(state))
+
+
+class _Parts:
+    """Finds the operands of a call among the arguments of its local form."""
+
+    def __init__(self, operands: Sequence[Any]) -> None:
+        self.operands = operands
+        self.constants = sum(x is None for x in operands)
+
+    def of(self, old: Any, new: Any) -> tuple[Any, ...] | None:
+        """Parts of the local form; None where one of them is neither operand nor literal."""
+        mine, theirs = _arguments(new), _arguments(old)
+        aligned = len(mine) == len(theirs) and self._positions(theirs)
+        if aligned:
+            at = [0]
+            found = [self._aligned(a, b, at) for a, b in zip(mine, theirs)]
+            if not _has_none(found):
+                return tuple(found)
+        if self.constants:
+            return None
+        found = [self._searched(a) for a in mine]
+        return None if _has_none(found) else tuple(found)
+
+    def _positions(self, args: Sequence[Any]) -> bool:
+        return sum(_count(a) for a in args) == len(self.operands)
+
+    def _aligned(self, new: Any, old: Any, at: list[int]) -> Any:
+        """Part for an argument that stands where it stood; None where something else does."""
+        kind = type(old)
+        if kind in VARIABLES or kind is ir.GenericConst:
+            operand = self.operands[at[0]]
+            at[0] += 1
+            if kind is ir.GenericConst:
+                number = sum(x is None for x in self.operands[: at[0] - 1])
+                return Constant(number) if type(new) is ir.GenericConst else None
+            same = type(new) in VARIABLES and operand is not None and new.same_as(operand)
+            return at[0] - 1 if same else None
+        if kind is relax.Tuple:
+            fields = old.fields[:]
+            if type(new) is not relax.Tuple or len(new.fields) != len(fields):
+                return None
+            parts = [self._aligned(a, b, at) for a, b in zip(new.fields[:], fields)]
+            return None if _has_none(parts) else Fields(tuple(parts), new.ty)
+        return None if _count(new) else new
+
+    def _searched(self, new: Any) -> Any:
+        """Part for an argument wherever it came from; None where that is not one operand."""
+        if type(new) in VARIABLES:
+            found = [i for i, x in enumerate(self.operands) if new.same_as(x)]
+            return found[0] if len(found) == 1 else None
+        if type(new) is relax.Tuple:
+            parts = [self._searched(field) for field in new.fields[:]]
+            return None if _has_none(parts) else Fields(tuple(parts), new.ty)
+        return new
+
+
+def _has_none(parts: Sequence[Any]) -> bool:
+    return any(part is None for part in parts)  # TVM's expressions overload ==
+
+
+def _arguments(value: Any) -> list[Any]:
+    if type(value) is ir.Call:
+        found: list[Any] = value.args[:]
+    elif type(value) is relax.TupleGetItem:
+        found = [value.tuple_value]
+    else:
+        found = value.fields[:] if type(value) is relax.Tuple else [value]
+    return found
+
+
+def _count(arg: Any) -> int:
+    """How many variables and constants an argument mentions."""
+    if type(arg) is relax.Tuple:
+        return sum(_count(field) for field in arg.fields[:])
+    return int(type(arg) in VARIABLES or type(arg) is ir.GenericConst)

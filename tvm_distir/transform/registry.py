@@ -1,0 +1,85 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The passes by name: ours, and those that other packages offer.
+
+A name stands for a factory that :func:`~.declaration.module_pass` made, and all else is said there.
+Names are known without TVM.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..errors import UsageError, nearest
+from ..plugins import Registry
+
+if TYPE_CHECKING:
+    from .declaration import PassInfo
+
+_HERE = __name__.rpartition(".")[0]
+
+PASSES = Registry(
+    "tvm_distir.passes",
+    {
+        name: f"{_HERE}.{target}"
+        for name, target in {
+            "outline": "outline:OutlineRepeatedLayers",
+            "inline": "inline:InlinePrivateFunctions",
+            "annotate": "annotate:AnnotateSharding",
+            "propagate": "propagate:PropagateSharding",
+            "legalize": "legalize:LegalizeRedistribute",
+            "optimize": "optimize:OptimizeCollectives",
+            "share": "optimize:ShareCollectives",
+            "merge": "optimize:MergeReductions",
+            "slices": "optimize:MoveSlices",
+            "gathers": "optimize:MoveGathers",
+            "cancel": "optimize:CancelCollectives",
+            "fuse": "optimize:FuseCollectives",
+            "unused": "optimize:RemoveUnused",
+            "lower": "lower:LowerDistIR",
+            "bucket": "optimize:BucketReductions",
+            "bucket-gathers": "optimize:BucketGathers",
+            "split": "optimize:SplitCollectives",
+            "schedule": "optimize:ScheduleCollectives",
+            "stock": "legalize:UseStockCollectives",
+        }.items()
+    },
+)
+"""In the order in which a module meets them."""
+
+PIPELINE = ("annotate", "propagate", "legalize", "optimize", "lower")
+"""The passes of ``distribute``, from level 1 to level 5."""
+
+
+def pass_names() -> tuple[str, ...]:
+    """Names of all passes; nothing is imported for it."""
+    return PASSES.names()
+
+
+def find_pass(name: str) -> PassInfo:
+    """Return what a name stands for.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for an unknown name.
+    DependencyError
+        DIST0114 where another package offers it and it cannot be loaded, or is no pass.
+    """
+    from .declaration import info_of
+
+    check_name(name)
+    factory = PASSES.load(name)
+    found = info_of(factory)
+    if found is None:
+        fault = "it is no factory made with tvm_distir.transform.module_pass"
+        raise PASSES.offered()[name].fault(fault)
+    return found
+
+
+def check_name(name: str, place: str = "passes") -> None:
+    """Refuse a name that no pass has (UsageError DIST0152)."""
+    if name not in PASSES:
+        raise UsageError(
+            "DIST0152", f'no pass "{name}"', place=place, remedy=nearest(name, pass_names())
+        )

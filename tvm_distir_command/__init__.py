@@ -1,0 +1,25 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The console script ``tvm-distir``.
+
+It stands outside the package because importing that raises an error where TVM is missing or of
+another version: the command says so in one line, a program gets the exception.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> int:
+    """Run ``tvm-distir`` with the arguments of the process; returns its exit code."""
+    try:
+        from tvm_distir.cli import main as run
+    except Exception as error:
+        code = getattr(error, "exit_code", None)  # of an error of ours
+        if not isinstance(code, int):
+            raise
+        if sys.stderr is not None:
+            print(error, file=sys.stderr)
+        return code
+    return run()
