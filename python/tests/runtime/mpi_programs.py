@@ -114,6 +114,7 @@ def messages() -> None:
 def fault(kind: str) -> None:
     """Let rank 2 of 4 go wrong in a collective of all; the others wait for it."""
     world = mpi_world.world(1.5 if kind == "absent" else TIMEOUT_S)
+    print("maps", *mpi_world.mapped_segments(), flush=True)
     fabric = MpiFabric(world, range(world.size))
     group = (tuple(range(world.size)),)
     call, x = Collective("all_reduce", group, (("op", "sum"),)), np.ones((4, 4), "float32")

@@ -24,9 +24,9 @@ from tvm_distir.errors import DistIRError, EngineError
 from tvm_distir.runtime.engines.mpi.engine import MpiEngine
 from tvm_distir.runtime.engines.mpi.failures import raise_failure
 from tvm_distir.runtime.engines.mpi.job import LOG, failure_file, process_file
+from tvm_distir.runtime.engines.mpi.world import SEGMENT, mapped_segments
 
 pytestmark = needs_mpi
-SHARED = Path("/dev/shm")
 SAYS = {
     "raises": "ValueError: the cat walked over the keyboard",
     "memory": "MemoryError",
@@ -40,19 +40,27 @@ SAYS = {
 }
 
 
-def leftovers() -> set[str]:
-    """What jobs could leave behind."""
-    jobs = {str(p) for p in Path(tempfile.gettempdir()).glob("tvm-distir-mpi-*")}
-    return jobs | {str(p) for p in SHARED.iterdir()}
-
-
-def nothing_stays(before: set[str]) -> bool:
-    """Whether all that is new goes by itself: jobs of other tests may run meanwhile."""
-    left, deadline_s = leftovers() - before, time.monotonic() + 60
-    while left and time.monotonic() < deadline_s:
+def nothing_stays(segments: set[str]) -> bool:
+    """Whether the jobs' folders and the shared memory that a job mapped go by themselves."""
+    deadline_s = time.monotonic() + 60
+    while time.monotonic() < deadline_s:
+        jobs = list(Path(tempfile.gettempdir()).glob("tvm-distir-mpi-*"))
+        if not jobs and not any(Path(name).exists() for name in segments):
+            return True
         time.sleep(0.1)
-        left &= leftovers()
-    return not left
+    return False
+
+
+def mapped(pids: list[int]) -> set[str]:
+    """The shared memory of processes that run, by name."""
+    return set().union(*(mapped_segments(Path(f"/proc/{pid}/maps")) for pid in pids))
+
+
+def told(said: str) -> set[str]:
+    """The shared memory that the processes of a job printed."""
+    found = set(SEGMENT.findall(said))
+    assert found, said
+    return found
 
 
 @pytest.fixture(autouse=True)
@@ -65,22 +73,20 @@ def own_folder(monkeypatch, tmp_path_factory):
 
 @pytest.mark.parametrize("kind", sorted(SAYS))
 def test_every_rank_ends_with_the_cause(kind):
-    before = leftovers()
     begin_s = time.monotonic()
     said = start(4, "fault", kind, expect=1)
     assert SAYS[kind] in said
     assert kind != "absent" or " for rank 2 " in said
     assert time.monotonic() - begin_s < 40
-    assert nothing_stays(before)
+    assert nothing_stays(told(said))
 
 
 @pytest.mark.parametrize("kind", ["killed", "exits"])
 def test_a_process_that_dies_ends_the_job(kind):
-    before = leftovers()
     begin_s = time.monotonic()
-    start(4, "fault", kind, expect=1)
+    said = start(4, "fault", kind, expect=1)
     assert time.monotonic() - begin_s < 40
-    assert nothing_stays(before)
+    assert nothing_stays(told(said))
 
 
 def slow_case():
@@ -134,14 +140,15 @@ class Started(threading.Thread):
 
 
 def test_a_killed_worker_is_named():
-    before = leftovers()
     job = Started(120)
     job.start()
-    os.kill(job.processes()[1], signal.SIGKILL)
+    pids = job.processes()
+    segments = mapped(pids)
+    os.kill(pids[1], signal.SIGKILL)
     job.join(30)
     assert not job.is_alive()
     assert str(job.error).startswith("DIST0615 engine mpi: worker 1: was killed by SIGKILL")
-    assert nothing_stays(before)
+    assert nothing_stays(segments)
 
 
 ENDS = {
@@ -180,19 +187,18 @@ def test_what_the_guard_of_a_worker_saw_decides_over_the_launchers_report(end, t
 
 
 def test_ranks_that_wait_for_each_other_run_into_the_timeout():
-    before = leftovers()
     job = Started(2)
     job.start()
+    segments = mapped(job.processes())
     job.join(60)
     assert not job.is_alive()
     assert job.error is not None
     assert job.error.code == "DIST0613"
     assert "receive of transfer 0" in str(job.error)
-    assert nothing_stays(before)
+    assert nothing_stays(segments)
 
 
 def test_an_interrupted_run_leaves_nothing():
-    before = leftovers()
     program = (  # which listens, even where the tests were started deaf to Ctrl-C (with "&")
         "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from test_runtime_mpi_faults import slow_case, MpiEngine\n"
@@ -209,11 +215,12 @@ def test_an_interrupted_run_leaves_nothing():
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    workers = Started.processes(_Folders(before))
+    workers = Started.processes(SimpleNamespace(before=set()))
+    segments = mapped(workers)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert "KeyboardInterrupt" in said
-    assert nothing_stays(before)
+    assert nothing_stays(segments)
     for _ in range(250):  # a killed process takes a moment to end
         if not any(lives(pid) for pid in workers):
             return
@@ -227,11 +234,6 @@ def lives(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-class _Folders:
-    def __init__(self, before):
-        self.before = {Path(p) for p in before}
 
 
 def test_what_a_worker_raises_is_told():

@@ -41,7 +41,8 @@ _PAUSES_S = (20e-6, 1e-3)
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE")
 
 _MAPS = Path("/proc/self/maps")
-_SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")
+SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")
+"""The name of a piece of MPICH's shared memory."""
 
 _abandoned: list[Any] = []
 """Requests of failed runs: MPI may still use their buffers."""
@@ -294,16 +295,23 @@ def _pieces(data: Bytes) -> Iterator[Bytes]:
         yield data[start : start + CHUNK_BYTES]
 
 
+def mapped_segments(maps: Path = _MAPS) -> set[str]:
+    """The names of MPICH's shared memory that a process maps, told by ``/proc/<pid>/maps``.
+
+    Empty where the file cannot be read: not Linux, or the process has ended.
+    """
+    try:
+        return set(SEGMENT.findall(maps.read_text(encoding="utf-8")))
+    except OSError:
+        return set()
+
+
 def _unlink_segments() -> None:
     """Take the name from MPICH's shared memory, now that all processes of this host have it.
 
     MPICH unlinks it when MPI ends; a job that is aborted or killed would leave it behind.
     """
-    try:
-        maps = _MAPS.read_text(encoding="utf-8")
-    except OSError:
-        return  # not Linux: MPI cleans up as well as it can
-    for name in sorted(set(_SEGMENT.findall(maps))):
+    for name in sorted(mapped_segments()):
         Path(name).unlink(missing_ok=True)
 
 
