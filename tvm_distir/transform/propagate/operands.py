@@ -14,67 +14,84 @@ from tvm.relax.op.distributed import redistribute
 from ...ir import P, R, as_dtensor, carries_value, ops, placement_of
 from ...ir.rewrite import handle
 from ...propagation.graph import CONST
-from .values import ValueForms, tuple_items
+from .tuples import tuple_items
+from .values import Values
 
 
-class Operands(ValueForms):
-    """Converts operands, constants and values of other meshes."""
+class Operands:
+    """Converts operands, constants and values of other meshes.
 
-    def _operand(self, k: int, i: int, old: Any, name: str | None = None, var: Any = None) -> Any:
+    Parameters
+    ----------
+    values : Values
+        Of the specialisation.
+    """
+
+    def __init__(self, values: Values) -> None:
+        self.values = values
+
+    def operand(self, k: int, i: int, old: Any, name: str | None = None, var: Any = None) -> Any:
         """Operand i of node k in the form the node wants."""
-        v = self.g.nodes[k].operands[i]
+        values = self.values
+        g = values.g
+        v = g.nodes[k].operands[i]
         if v == CONST:
-            return self._constant_operand(k, i, old)
+            return self.constant(k, i, old)
         key = handle(old)
-        known = self.exprs.get(key)
-        if known is not None and self.g.env[key] != (v,):
+        known = values.exprs.get(key)
+        if known is not None and g.env[key] != (v,):
             known = None
-        route = self.routes.get(v)
+        route = values.known_route(v)
         if route is not None and route.settled and known is not None:
             return known
-        self._arrive(v)
-        route = self._route(v)
-        form = self.decision.needs(self.inst, k, i, self.g.values[v].mesh)
+        self.arrive(v)
+        route = values.route(v)
+        form = values.decision.needs(values.inst, k, i, g.values[v].mesh)
         if form == route.root and known is not None:
             return known
-        return self._form(v, form, name, var)
+        return values.in_form(v, form, name, var)
 
-    def _constant_operand(self, k: int, i: int, old: Any) -> Any:
-        node = self.g.nodes[k]
+    def constant(self, k: int, i: int, old: Any) -> Any:
+        """Operand i of node k, a constant, in the form the node wants."""
+        values = self.values
+        g, inst = values.g, values.inst
+        node = g.nodes[k]
         mesh = node.mesh
         if node.kind == "call":
-            mesh = self.inst.kids[k].graph.values[self.inst.kids[k].graph.param_value(i)].mesh
+            kid = inst.kids[k].graph
+            mesh = kid.values[kid.param_value(i)].mesh
         elif node.kind == "ret":
             mesh = max(mesh, 0)
-        form = self.decision.needs(self.inst, k, i, mesh)
-        out = self._constant(old, mesh)
+        form = values.decision.needs(inst, k, i, mesh)
+        out = values.constant(old, mesh)
         have = [R] * len(form)
         ty = out.ty
+        device_mesh = values.meshes[mesh]
         if any(x >= 0 for x in form):
             have = [max(x, R) for x in form]
-            ty = as_dtensor(old.ty, self.meshes[mesh], have)
-            out = self._emit("const", redistribute(out, self.meshes[mesh], placement_of(have)), ty)
+            ty = as_dtensor(old.ty, device_mesh, have)
+            out = values.emit("const", redistribute(out, device_mesh, placement_of(have)), ty)
         pending = [a for a, x in enumerate(form) if x == P]
         if pending:
-            out = self._emit("const", ops.partial(out, self.meshes[mesh], pending), ty)
+            out = values.emit("const", ops.partial(out, device_mesh, pending), ty)
         return out
 
-    def _arrive(self, v: int) -> None:
+    def arrive(self, v: int) -> None:
         """Emit the move that brings a value from another mesh, once as far as it can be seen."""
-        if v in self.homes:
+        values = self.values
+        if v in values.roots:
             return
-        k, _ = self.g.producer[v]
-        node = self.g.nodes[k]
-        source = node.operands[0]
-        self._arrive(source)
-        mesh = self.g.values[source].mesh
-        expr = self._form(source, self.decision.needs(self.inst, k, 0, mesh))
-        root = self._route(v).root
-        call = redistribute(expr, self._mesh(v), placement_of(root))
-        self.homes[v] = self._emit(self.g.values[v].name, call, self._type(v, root))
-        self.arrived.append(v)
+        k, _ = values.g.producer[v]
+        source = values.g.nodes[k].operands[0]
+        self.arrive(source)
+        mesh = values.g.values[source].mesh
+        expr = values.in_form(source, values.decision.needs(values.inst, k, 0, mesh))
+        root = values.route(v).root
+        call = redistribute(expr, values.mesh(v), placement_of(root))
+        moved = values.emit(values.g.values[v].name, call, values.type_of(v, root))
+        values.note_arrival(v, moved)
 
-    def _arguments(self, k: int, args: Sequence[Any]) -> list[Any]:
+    def arguments(self, k: int, args: Sequence[Any]) -> list[Any]:
         """All arguments of a call, tensors in their wanted forms."""
         count = itertools.count()
         return [self._argument(k, a, count) for a in args[:]]
@@ -83,20 +100,21 @@ class Operands(ValueForms):
         """One argument; ``count`` numbers the flat operands."""
         ty = old.ty
         if type(ty) is relax.TensorType:
-            return self._operand(k, next(count), old)
+            return self.operand(k, next(count), old)
         if type(ty) is relax.TupleType:
             fields = [self._argument(k, item, count) for item in tuple_items(old)]
             same = self._unchanged_tuple(old, fields)
             return same if same is not None else relax.Tuple(fields)
-        return self._operand(k, next(count), old) if carries_value(ty) else old
+        return self.operand(k, next(count), old) if carries_value(ty) else old
 
     def _unchanged_tuple(self, old: Any, fields: list[Any]) -> Any:
         """The old tuple variable's expression when every field is used as it is there."""
-        expr = self.exprs.get(handle(old))
+        values, key = self.values, handle(old)
+        expr = values.exprs.get(key)
         if expr is None or not isinstance(expr.ty, relax.TupleType):
             return None
-        leaves = self.g.env[handle(old)]
+        leaves = values.g.env[key]
         if len(leaves) != len(fields) or any(v < 0 for v in leaves):
             return None
-        same = all(f.same_as(self.homes.get(v)) for f, v in zip(fields, leaves))
+        same = all(f.same_as(values.roots.get(v)) for f, v in zip(fields, leaves))
         return expr if same else None

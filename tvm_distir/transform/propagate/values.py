@@ -4,182 +4,223 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tvm import ir, relax
 from tvm.relax.distributed import DeviceMesh
 from tvm.relax.op.distributed import redistribute
 
-from ...ir import P, R, as_dtensor, carries_value, meshes, ops, placement_of
+from ...ir import P, R, as_dtensor, meshes, ops, placement_of
 from ...ir.rewrite import handle, make_binding, make_var
 from ...propagation import Decision, Instance
 from ...propagation.solve import Form, Route
+from .tuples import walk_fields
 
 
-class ValueForms:
+class Values:
     """Expressions of the values of one specialisation, in every form asked for.
 
-    ``exprs`` maps each old variable, by its handle, to its new expression; ``homes`` each value
-    number to the expression of its root form; ``made`` has the forms converted so far, ``fields``
-    the homes that were bound to a variable of the open dataflow block, ``arrived`` the values that
-    came from another mesh in it. All forget what a closed block hides. ``aliases`` maps each old
-    variable that is bound to no call, by its handle, to the old expression.
+    Parameters
+    ----------
+    mod : IRModule
+        At level 2.
+    decision : Decision
+    inst : Instance
+        The specialisation.
+
+    Attributes
+    ----------
+    g : Graph
+        Of the specialisation.
+    exprs : dict of handle to expression
+        New expression of each old variable.
+    roots : dict of value number to expression
+        In the form that the value is produced in.
+    aliases : dict of handle to expression
+        For each old variable that is bound to no call: the old expression.
+    bindings : list of Binding
+        Of the open block.
+    dataflow : bool
+        Whether that is a dataflow block.
     """
 
-    def __init__(
-        self,
-        mod: ir.IRModule,
-        decision: Decision,
-        inst: Instance,
-        old: relax.Function,
-        callees: dict[int, ir.GlobalVar],
-    ) -> None:
-        self.mod, self.decision, self.inst, self.old, self.callees = (
-            mod,
-            decision,
-            inst,
-            old,
-            callees,
-        )
-        self.g = inst.graph
+    def __init__(self, mod: ir.IRModule, decision: Decision, inst: Instance) -> None:
+        self.decision, self.inst, self.g = decision, inst, inst.graph
         self.meshes: list[DeviceMesh] = meshes(mod)
         self.exprs: dict[int, Any] = {}
-        self.homes: dict[int, Any] = {}
-        self.made: dict[tuple[int, Form], Any] = {}
-        self.routes: dict[int, Route] = decision.settled(inst)
-        self.shadowed: dict[int, Any] = {}
-        self.fields: dict[int, Any] = {}
-        self.arrived: list[int] = []
+        self.roots: dict[int, Any] = {}
         self.aliases: dict[int, Any] = {}
-        self.types: dict[tuple[int, int, Form], Any] = {}
         self.bindings: list[Any] = []
         self.dataflow = False
+        self._converted: dict[tuple[int, Form], Any] = {}
+        self._routes: dict[int, Route] = decision.settled(inst)
+        self._types: dict[tuple[int, int, Form], Any] = {}
+        # What the open dataflow block hides, beside its own variables: outputs that have another
+        # name inside, fields of tuples bound in it, values that came from another mesh in it, and
+        # the conversions that were there before.
+        self._shadowed: Mapping[int, Any] = {}
+        self._fields: dict[int, Any] = {}
+        self._arrived: list[int] = []
+        self._before: set[tuple[int, Form]] = set()
 
-    # values ----------------------------------------------------------------------------
+    # blocks ----------------------------------------------------------------------------
 
-    def _mesh(self, value: int) -> DeviceMesh:
+    def open_block(self, dataflow: bool, shadowed: Mapping[int, Any] | None = None) -> None:
+        """Begin a block.
+
+        Parameters
+        ----------
+        dataflow : bool
+        shadowed : mapping of handle to Var, optional
+            Outputs of the dataflow block that have a name of their own inside it, until
+            :meth:`close_dataflow` binds them.
+        """
+        self.bindings, self.dataflow = [], dataflow
+        self._shadowed = shadowed or {}
+        if dataflow:
+            self._before = set(self._converted)
+
+    def close_dataflow(self) -> None:
+        """Bind the shadowed outputs, and forget what the dataflow block hides."""
+        for v, field in self._fields.items():  # outside it is taken of its tuple again
+            if is_dataflow(self.roots.get(v)):
+                self.roots[v] = field
+        self._fields.clear()
+        for v in self._arrived:  # outside it is brought again
+            if is_dataflow(self.roots.get(v)):
+                del self.roots[v]
+        self._arrived.clear()
+        for key, var in self._shadowed.items():
+            inner = self.exprs[key]
+            outer = make_var(var.name, inner.ty)
+            self.bindings.append(make_binding(outer, inner))
+            for v in self.g.env[key]:
+                self.roots.pop(v, None)
+            self.bind_leaves(var, outer)
+        before = self._before
+        self._converted = {
+            k: v for k, v in self._converted.items() if k in before or not is_dataflow(v)
+        }
+
+    def stays_inside(self, var: Any) -> bool:
+        """Whether a variable of a dataflow block is bound to one that the block hides."""
+        return is_dataflow(var) or handle(var) in self._shadowed
+
+    def emit(self, name: str, value: Any, ty: Any, var: Any = None) -> Any:
+        """Bind an expression of known type; ``var`` keeps the kind of an old variable."""
+        if type(value) is ir.Call and value.ty.is_missing():
+            relax.expr._update_type(value, ty)
+        inner = self.dataflow and (var is None or self.stays_inside(var))
+        new = make_var(name, ty, inner)
+        self.bindings.append(make_binding(new, value))
+        return new
+
+    # what is known of a value ----------------------------------------------------------
+
+    def mesh(self, value: int) -> DeviceMesh:
+        """The mesh on which a value lies."""
         return self.meshes[self.g.values[value].mesh]
 
-    def _route(self, value: int) -> Route:
-        found = self.routes.get(value)
+    def known_route(self, value: int) -> Route | None:
+        """Return :meth:`route` where it is settled, or was asked for before."""
+        return self._routes.get(value)
+
+    def route(self, value: int) -> Route:
+        """The form in which a value is produced, and how others are made of it."""
+        found = self._routes.get(value)
         if found is None:
-            found = self.routes[value] = self.decision.route(self.inst, value)
+            found = self._routes[value] = self.decision.route(self.inst, value)
         return found
 
-    def _type(self, value: int, form: Form) -> Any:
+    def type_of(self, value: int, form: Form) -> Any:
         """DTensor type of a value in a form, None for an opaque value."""
         flat = self.g.values[value]
         base = flat.ty
         if base is None:
             return None
         key = (handle(base), flat.mesh, form)
-        placed = self.types.get(key)
+        placed = self._types.get(key)
         if placed is None:
             labels = tuple(R if x == P else x for x in form) if P in form else form
-            placed = self.types[key] = as_dtensor(base, self.meshes[flat.mesh], labels)
+            placed = self._types[key] = as_dtensor(base, self.meshes[flat.mesh], labels)
         return placed
 
-    def _root_type(self, value: int) -> Any:
-        return self._type(value, self._route(value).root)
+    def root_type(self, value: int) -> Any:
+        """DTensor type of a value as it is produced."""
+        return self.type_of(value, self.route(value).root)
 
-    def _bind_leaves(self, var: Any, expr: Any) -> None:
+    def bind_leaves(self, var: Any, expr: Any) -> None:
         """Note that the leaves of a Relax variable are fields of a new expression."""
         key = handle(var)
         self.exprs[key] = expr
         leaves = self.g.env[key]
         ty = var.ty
         if type(ty) is relax.TensorType:
-            self._home(leaves[0], expr)
+            self.note_root(leaves[0], expr)
         else:
-            walk_fields(expr, ty, iter(leaves), self._home)
+            walk_fields(expr, ty, iter(leaves), self.note_root)
 
-    def _home(self, value: int, expr: Any) -> None:
-        if value >= 0 and value not in self.homes:
-            self.homes[value] = expr
+    def note_root(self, value: int, expr: Any) -> None:
+        """Note where a value is in its root form, unless that is known."""
+        if value >= 0 and value not in self.roots:
+            self.roots[value] = expr
 
-    # emission --------------------------------------------------------------------------
+    def note_arrival(self, value: int, expr: Any) -> None:
+        """Note that a value came from another mesh in the open block."""
+        self.roots[value] = expr
+        self._arrived.append(value)
 
-    def _emit(self, name: str, value: Any, ty: Any, var: Any = None) -> Any:
-        """Bind an expression of known type; ``var`` keeps the kind of an old variable."""
-        if type(value) is ir.Call and value.ty.is_missing():
-            relax.expr._update_type(value, ty)
-        inner = self.dataflow and (var is None or self._stays_inside(var))
-        new = make_var(name, ty, inner)
-        self.bindings.append(make_binding(new, value))
-        return new
+    # conversions -----------------------------------------------------------------------
 
-    def _stays_inside(self, var: Any) -> bool:
-        """Whether a variable of a dataflow block is bound to one that the block hides."""
-        return is_dataflow(var) or handle(var) in self.shadowed
-
-    def _form(self, value: int, form: Form, name: str | None = None, var: Any = None) -> Any:
+    def in_form(self, value: int, form: Form, name: str | None = None, var: Any = None) -> Any:
         """Expression of a value in a form, converting it at most once."""
-        route = self._route(value)
+        route = self.route(value)
         if form == route.root:
-            return self._at_home(value)
+            return self._in_root(value)
         key = (value, form)
-        if key in self.made:
-            return self.made[key]
+        if key in self._converted:
+            return self._converted[key]
         source = route.source(form)
-        start = self._form(value, source)
-        self.made[key] = self._convert(value, start, source, form, name, var)
-        return self.made[key]
+        start = self.in_form(value, source)
+        self._converted[key] = self._convert(value, start, source, form, name, var)
+        return self._converted[key]
 
-    def _at_home(self, value: int) -> Any:
-        home = self.homes[value]
-        if type(home) is relax.TupleGetItem:
+    def _in_root(self, value: int) -> Any:
+        root = self.roots[value]
+        if type(root) is relax.TupleGetItem:
             if self.dataflow:
-                self.fields[value] = home
-            home = self._field(self.g.values[value].name, home)
-            self.homes[value] = home
-        return home
+                self._fields[value] = root
+            root = self.field(self.g.values[value].name, root)
+            self.roots[value] = root
+        return root
 
-    def _field(self, name: str, expr: Any) -> Any:
+    def field(self, name: str, expr: Any) -> Any:
         """Bind a field of a (nested) tuple step by step: each is taken of a variable."""
         whole = expr.tuple_value
         if isinstance(whole, relax.TupleGetItem):
-            expr = relax.TupleGetItem(self._field(name, whole), expr.index)
-        return self._emit(name, expr, expr.ty)
+            expr = relax.TupleGetItem(self.field(name, whole), expr.index)
+        return self.emit(name, expr, expr.ty)
 
     def _convert(
         self, value: int, start: Any, have: Form, want: Form, name: str | None, var: Any
     ) -> Any:
         name = name or self.g.values[value].name
-        mesh = self._mesh(value)
+        mesh = self.mesh(value)
         pending = [i for i, x in enumerate(want) if x == P]
         moved = any(x != y and not (x == R and y == P) for x, y in zip(have, want))
         out = start
         if moved:
             complete = [R if x == P else x for x in want]
             call = redistribute(start, mesh, placement_of(complete))
-            out = self._emit(name, call, self._type(value, want), None if pending else var)
+            out = self.emit(name, call, self.type_of(value, want), None if pending else var)
         if pending:
-            out = self._emit(name, ops.partial(out, mesh, pending), self._type(value, want), var)
+            out = self.emit(name, ops.partial(out, mesh, pending), self.type_of(value, want), var)
         return out
 
-    def _plain_expr(self, value: Any) -> Any:
-        """An expression without conversions: values in their root forms."""
-        known = self.exprs.get(handle(value))
-        if known is not None:
-            return known
-        if type(value) is relax.Tuple:
-            return relax.Tuple([self._plain_expr(f) for f in value.fields[:]])
-        if type(value) is relax.TupleGetItem:
-            whole = self._plain_expr(value.tuple_value)
-            if type(whole) is relax.Tuple:
-                return whole.fields[value.index]
-            return relax.TupleGetItem(whole, value.index)
-        if type(value) is ir.GenericConst:
-            return self._constant(value, 0)
-        return value
+    # constants -------------------------------------------------------------------------
 
-    def _cast_type(self, value: int, plain: Any) -> Any:
-        """Type of a field of a cast: the value's, the cast's own for a constant."""
-        if value >= 0:
-            return self._root_type(value)
-        return as_dtensor(plain, self.meshes[0], [R] * len(self.decision.mesh_axes(0)))
-
-    def _constant(self, value: Any, mesh: int) -> Any:
+    def constant(self, value: Any, mesh: int) -> Any:
         """The placed constant that an old expression is, or stands for."""
         labels = [R] * len(self.decision.mesh_axes(mesh))
         constant = self._unaliased(value)
@@ -194,33 +235,6 @@ class ValueForms:
         return value if bound is None else self._unaliased(bound)
 
 
-def tuple_items(expr: Any) -> list[Any]:
-    """The fields of an expression of a tuple type."""
-    if type(expr) is relax.Tuple:
-        return list(expr.fields[:])
-    return [relax.TupleGetItem(expr, i) for i in range(len(expr.ty.fields))]
-
-
 def is_dataflow(expr: Any) -> bool:
     """Whether an expression is a variable that its dataflow block hides."""
     return type(expr) is relax.DataflowVar
-
-
-def rebuilt(ty: Any, leaves: Any) -> Any:
-    """A type of the same nesting with new leaves; None keeps the old leaf."""
-    if type(ty) is relax.TupleType:
-        return relax.TupleType([rebuilt(f, leaves) for f in ty.fields[:]])
-    if not carries_value(ty):
-        return ty
-    new = next(leaves, None)
-    return ty if new is None else new
-
-
-def walk_fields(expr: Any, ty: Any, leaves: Any, visit: Any) -> None:
-    """Visit (leaf number, expression of that field) over a nested tuple type."""
-    if type(ty) is not relax.TupleType:
-        if carries_value(ty):
-            visit(next(leaves), expr)
-        return
-    for i, field in enumerate(ty.fields[:]):
-        walk_fields(relax.TupleGetItem(expr, i), field, leaves, visit)
