@@ -9,28 +9,35 @@ from typing import Any
 from tvm import ir, relax
 
 from ..ir import static_shape
+from ..native import Reading
 
 _PERMUTE = "relax.permute_dims"
 _MATMUL = "relax.matmul"
 
 
-def transposed_operands(body: relax.SeqExpr) -> set[Any]:
-    """Variables bound to a swap of the last two dims that only ``relax.matmul`` reads.
+def transposed_operands(reading: Reading) -> set[int]:
+    """Numbers of the variables bound to a swap of the last two dims that only products read.
 
     Such a transpose moves no data: every BLAS takes a flag for it, and TVM fuses it into the
-    product (``FuseTransposeMatmul``).
+    product, a ``relax.matmul`` (``FuseTransposeMatmul``).
     """
-    candidates: set[Any] = set()
-    others: set[Any] = set()
-    for block in body.blocks:
-        for binding in block.bindings:
-            value = binding.value
-            if _calls(value, _MATMUL):
-                continue
-            if _calls(value, _PERMUTE) and _swaps_last_two(value):
-                candidates.add(binding.var)
-            others.update(_read(value))
-    others.update(_read(body.body))
+    candidates: set[int] = set()
+    others: set[int] = set(reading.result)
+    products: dict[int, bool] = {-1: False}
+    swaps: dict[int, bool] = {-1: False}
+    hidden: set[Any] = set()  # what is read where the reading does not tell
+    for number, (like, value) in enumerate(zip(reading.like, reading.values, strict=True)):
+        if like < 0 or like not in products:
+            products[like] = _calls(value, _MATMUL)
+            swaps[like] = _calls(value, _PERMUTE) and _swaps_last_two(value)
+        if swaps[like]:
+            candidates.add(reading.params + number)
+        if products[like]:
+            continue
+        others.update(reading.used(number))
+        if like < 0:
+            hidden.update(_read(value))
+    others.update(number for number in candidates if reading.variables[number] in hidden)
     return candidates - others
 
 

@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-import math
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from tvm import ir, relax
 
-from ..collectives import call_axes, decode_transfer
 from ..errors import SimulationError
 from ..ir import (
     COLLECTIVES,
@@ -18,20 +18,28 @@ from ..ir import (
     collective_op,
     is_done,
     known_shape,
-    mesh_index,
-    mesh_shape,
     tensor_type,
 )
-from ..ops import Kernel, is_packed_call, kernel_of, size_bytes, transposed_operands
-from ..redistribution import payload_bytes
+from ..ir.rewrite import handle
+from ..native import FUNCTION_CALL, OP_CALL, read_functions
+from ..ops import kernel_of, size_bytes, transposed_operands
 from .parts import Function, Op, Value
+from .steps import collective, computation, is_nothing, transfer
 
 Tree = Any
 """Index of a value, a tuple of trees, or None for what is no tensor."""
 
 
+class _Tensor(NamedTuple):
+    """What the values of one type have in common."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+
+
 class FunctionExporter:
-    """Turns one function into a :class:`Function`.
+    """Turns one function into a :class:`Function`; of like calls it looks at the first.
 
     Parameters
     ----------
@@ -54,8 +62,12 @@ class FunctionExporter:
         self.branches: dict[str, relax.Function] = {}
         self.values: list[Value] = []
         self.ops: list[Op] = []
-        self.env: dict[Any, Tree] = {}
-        self.transposed = transposed_operands(fn.body)
+        (self.reading,) = read_functions([fn])
+        self.transposed = transposed_operands(self.reading)
+        self.trees: list[Tree] = []  # by number of variable
+        self.constants: dict[Any, Tree] = {}
+        self.tensors: dict[int, _Tensor] = {}  # by class of types
+        self.forms: dict[tuple[int, bool], Op | None] = {}  # first op of like calls
         self.devices: Sequence[int] = ()
 
     def run(
@@ -72,21 +84,19 @@ class FunctionExporter:
         params: list[int] = []
         for i, param in enumerate(self.fn.params):
             extra = roles[i] if roles is not None else {}
-            self.env[param] = self.declare(param.ty, str(param.name), extra)
-            params.extend(_leaves(self.env[param]))
-        body = self.fn.body
-        for block in body.blocks:
-            for binding in block.bindings:
-                self.binding(binding)
-        results = _leaves(self.tree(body.body, f"{self.name}/result"))
+            self.trees.append(self.declare(param.ty, str(param.name), extra))
+            params.extend(_leaves(self.trees[-1]))
+        for number in range(len(self.reading.bindings)):
+            self.trees.append(self.binding(number))
+        results = _leaves(self.tree(self.fn.body.body, f"{self.name}/result"))
         return Function(mesh, tuple(params), tuple(self.ops), tuple(results), tuple(self.values))
 
     def refuse(self, place: str, what: str, remedy: str) -> SimulationError:
         """Make the error of a module that cannot be exported."""
         return SimulationError("DIST0714", what, place=f"{self.name}/{place}", remedy=remedy)
 
-    def value(self, ty: Any, name: str, extra: Mapping[str, Any]) -> int:
-        """Add the value of a tensor type."""
+    def tensor(self, ty: Any, name: str) -> _Tensor:
+        """Describe the values of a tensor type; ``name`` has it."""
         tensor, shape = tensor_type(ty), known_shape(ty)
         if tensor is None or shape is None:
             raise self.refuse(
@@ -95,9 +105,7 @@ class FunctionExporter:
                 "Bind symbolic dims with relax.transform.BindSymbolicVars.",
             )
         dtype = str(tensor.dtype)
-        size = size_bytes(shape, dtype)
-        self.values.append(Value(name, shape, dtype, size, **extra))
-        return len(self.values) - 1
+        return _Tensor(shape, dtype, size_bytes(shape, dtype))
 
     def declare(self, ty: Any, name: str, extra: Mapping[str, Any] | None = None) -> Tree:
         """Add the values of a type, tuples flattened."""
@@ -105,71 +113,96 @@ class FunctionExporter:
             return tuple(
                 self.declare(field, f"{name}.{i}", extra) for i, field in enumerate(ty.fields)
             )
-        return self.value(ty, name, extra or {}) if tensor_type(ty) is not None else None
+        if tensor_type(ty) is None:
+            return None
+        self.values.append(Value(name, *self.tensor(ty, name), **(extra or {})))
+        return len(self.values) - 1
+
+    @functools.cached_property
+    def numbers(self) -> dict[int, int]:
+        """Numbers of the variables, by handle."""
+        return {handle(var): number for number, var in enumerate(self.reading.variables)}
 
     def tree(self, expr: Any, place: str) -> Tree:
         """Values that an argument stands for."""
         if isinstance(expr, relax.Var):
-            return self.env[expr]
+            return self.trees[self.numbers[handle(expr)]]
         if isinstance(expr, relax.Tuple):
             return tuple(self.tree(field, place) for field in expr.fields)
         if isinstance(expr, relax.TupleGetItem):
             return self.tree(expr.tuple_value, place)[int(expr.index)]
         if isinstance(expr, ir.GenericConst):
-            if expr not in self.env:
+            if expr not in self.constants:
                 constant = {"role": "constant"}
-                self.env[expr] = self.declare(expr.ty, f"constant{len(self.values)}", constant)
-            return self.env[expr]
+                name = f"constant{len(self.values)}"
+                self.constants[expr] = self.declare(expr.ty, name, constant)
+            return self.constants[expr]
         if isinstance(expr, ir.Call | relax.If | relax.Function | relax.SeqExpr):
             raise self.refuse(place, "an expression stands inside another", "Normalise the module.")
         return None
 
-    def binding(self, binding: Any) -> None:
+    def binding(self, number: int) -> Tree:
         """Export one binding."""
-        var, name = binding.var, str(binding.var.name)
-        value = binding.value
+        reading = self.reading
+        var, value = reading.variables[len(self.trees)], reading.values[number]
+        name = str(var.name)
+        if reading.kinds[number] in (OP_CALL, FUNCTION_CALL):
+            return self.like_call(number, name, value)
         if isinstance(value, relax.Function):
             raise self.refuse(name, "a function inside a function", "Lift it with LambdaLift.")
         if isinstance(value, relax.If):
-            self.env[var] = self.choice(name, value, var.ty)
-        elif isinstance(value, ir.Call):
-            self.env[var] = self.call(name, value, var.ty, var in self.transposed)
-        else:
-            self.env[var] = self.tree(value, name)
+            return self.choice(name, value, var.ty)
+        if isinstance(value, ir.Call):
+            return self.call(name, value, self.inputs(value, name), var.ty, False)
+        return self.tree(value, name)
 
-    def call(self, name: str, call: ir.Call, ty: Any, in_place: bool) -> Tree:
-        """Export a call bound to ``name``, of type ``ty``; ``in_place``: it moves no data."""
-        inputs = [leaf for arg in call.args for leaf in _leaves(self.tree(arg, name))]
-        if isinstance(call.op, ir.GlobalVar) and isinstance(self.mod[call.op], relax.Function):
-            return self.call_function(name, call, inputs, ty)
-        dist = collective_op(call)
-        if dist in COLLECTIVES:
-            return self.collective(name, dist, call, inputs, ty)
-        if dist in TRANSFERS:
-            return self.transfer(name, dist, call, inputs, ty)
-        out = self.declare(ty, name)
-        outputs = tuple(_leaves(out))
-        if is_done(call):
-            self.ops.append(Op(name, "wait", str(call.op.name), tuple(inputs), outputs))
-        elif outputs or not _is_nothing(call, ty):
-            self.kernel(name, kernel_of(call, self.mod, ty, in_place), inputs, outputs)
+    def inputs(self, call: ir.Call, name: str) -> list[int]:
+        """Values that a call bound to ``name`` reads."""
+        return [leaf for arg in call.args for leaf in _leaves(self.tree(arg, name))]
+
+    def like_call(self, number: int, name: str, call: ir.Call) -> Tree:
+        """Export a call as the first one like it."""
+        reading, place = self.reading, len(self.trees)
+        used = reading.used(number)
+        like, kind = reading.like[number], reading.types[place]
+        if like < 0 or -1 in used:
+            inputs = self.inputs(call, name)
+        else:
+            inputs = list(chain.from_iterable(map(_leaves, (self.trees[n] for n in used))))
+        key = (like, place in self.transposed)
+        form = self.forms.get(key)
+        if like < 0 or form is None or kind not in self.tensors:
+            ty, before = reading.variables[place].ty, len(self.ops)
+            out = self.call(name, call, inputs, ty, place in self.transposed)
+            if like >= 0 and len(self.ops) > before:
+                self.forms[key] = self.ops[-1]
+            if isinstance(out, int):
+                self.tensors.setdefault(kind, self.tensor(ty, name))
+            return out
+        out = len(self.values)
+        self.values.append(Value(name, *self.tensors[kind]))
+        self.ops.append(form._replace(name=name, inputs=tuple(inputs), outputs=(out,)))
         return out
 
-    def kernel(
-        self, name: str, kernel: Kernel, inputs: Sequence[int], outputs: Sequence[int]
-    ) -> None:
-        """Add what a call runs."""
-        if kernel.is_view:
-            self.ops.append(Op(name, "view", kernel.name, tuple(inputs), tuple(outputs)))
-            return
-        work = kernel.work
-        self.ops.append(
-            Op(
-                name, "compute", kernel.name, tuple(inputs), tuple(outputs), int(work.flops),
-                int(sum(work.in_bytes)), int(sum(work.out_bytes)), modelled=not kernel.reason,
-                kernel_class=work.kernel_class, dtype=kernel.dtype, reason=kernel.reason,
-            )
-        )  # fmt: skip
+    def call(self, name: str, call: ir.Call, inputs: list[int], ty: Any, in_place: bool) -> Tree:
+        """Export a call bound to ``name``, of type ``ty``; ``in_place``: it moves no data."""
+        if isinstance(call.op, ir.GlobalVar) and isinstance(self.mod[call.op], relax.Function):
+            return self.call_function(name, call, inputs, ty)
+        out = self.declare(ty, name)
+        outputs = _leaves(out)
+        dist = collective_op(call)
+        if dist in COLLECTIVES:
+            op = collective(self.mod, dist, call, ty)
+        elif dist in TRANSFERS:
+            op = transfer(self.mod, dist, call, self.values[outputs[0]], self.devices)
+        elif is_done(call):
+            op = Op("", "wait", str(call.op.name))
+        elif outputs or not is_nothing(call, ty):
+            op = computation(kernel_of(call, self.mod, ty, in_place))
+        else:
+            return out
+        self.ops.append(op._replace(name=name, inputs=tuple(inputs), outputs=tuple(outputs)))
+        return out
 
     def call_function(self, name: str, call: ir.Call, inputs: list[int], ty: Any) -> Tree:
         """Add a call of a private function."""
@@ -214,48 +247,9 @@ class FunctionExporter:
         self.branches[unique] = relax.Function(free, branch, branch.body.ty)
         return unique, free
 
-    def collective(self, name: str, kind: str, call: ir.Call, inputs: list[int], ty: Any) -> Tree:
-        """Add a collective."""
-        mesh, axes = call.attrs["device_mesh"], call_axes(call)
-        out = self.declare(ty, name)
-        outputs = tuple(_leaves(out))
-        self.ops.append(
-            Op(
-                name, "collective", str(call.op.name), tuple(inputs), outputs, collective=kind,
-                mesh=mesh_index(self.mod, mesh), mesh_axes=axes,
-                group_size=math.prod(mesh_shape(mesh)[axis] for axis in axes),
-                payload_bytes=payload_bytes(kind, call, ty),
-            )
-        )  # fmt: skip
-        return out
-
-    def transfer(self, name: str, kind: str, call: ir.Call, inputs: list[int], ty: Any) -> Tree:
-        """Add one end of a transfer."""
-        out = self.declare(ty, name)
-        outputs = tuple(_leaves(out))
-        value = self.values[outputs[0]]
-        elements = decode_transfer(call).crossing_elements(kind == "send", self.devices)
-        crossing = size_bytes((elements,), value.dtype)
-        self.ops.append(
-            Op(
-                name, "transfer", str(call.op.name), tuple(inputs), outputs, collective=kind,
-                mesh=mesh_index(self.mod, call.attrs["device_mesh"]),
-                peer_mesh=mesh_index(self.mod, call.attrs["peer_mesh"]),
-                tag=int(call.attrs["tag"]), payload_bytes=value.bytes, wire_bytes=crossing,
-            )
-        )  # fmt: skip
-        return out
-
 
 def _leaves(tree: Tree) -> list[int]:
     """Values of a tree, in order."""
     if isinstance(tree, tuple):
         return [leaf for field in tree for leaf in _leaves(field)]
     return [] if tree is None else [tree]
-
-
-def _is_nothing(call: ir.Call, ty: Any) -> bool:
-    """Whether a call without a tensor among its results runs nothing."""
-    if not isinstance(call.op, ir.Op) or is_packed_call(call):
-        return False
-    return isinstance(ty, relax.ShapeType) or str(call.op.name) == "relax.builtin.null_value"

@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,8 +34,7 @@ class Mesh:
         return tuple(map(tuple, moved.reshape(-1, size).tolist()))
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(NamedTuple):
     """One tensor of a function, as one device holds it.
 
     Attributes
@@ -65,8 +65,7 @@ class Value:
     mesh: int | None = None
 
 
-@dataclass(frozen=True)
-class Op:
+class Op(NamedTuple):
     """One step of a function.
 
     Attributes
@@ -113,8 +112,8 @@ class Op:
     name: str
     kind: str
     op: str
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
+    inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
     flops: int = 0
     bytes_read: int = 0
     bytes_written: int = 0

@@ -76,7 +76,7 @@ def test_programs_with_broken_branches_are_refused():
         ({"otherwise": ""}, "not a text|two functions"),
     ):
         ops = list(good.functions["main"].ops)
-        ops[at] = replace(ops[at], **change)
+        ops[at] = ops[at]._replace(**change)
         main = replace(good.functions["main"], ops=tuple(ops))
         broken = replace(good, functions={**good.functions, "main": main})
         with pytest.raises(SimulationError, match=message):

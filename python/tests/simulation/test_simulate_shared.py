@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hand_programs import SYSTEM, Build
 from test_simulate_time import ENGINES, in_us, spans
@@ -82,7 +80,7 @@ def test_a_transfer_to_devices_of_its_own_mesh(fold):
     """Devices 0 and 1 send 1000 bytes each (10 + 1 + 1 us); 2 and 3 send nothing."""
     first = Build().param("x").compute("p", "x", 5).transfer("s", "p", "send", 1000, 1)
     second = Build().param("x").compute("p", "x", 7).transfer("s", "p", "send", 1000, 1)
-    second.ops[-1] = dataclasses.replace(second.ops[-1], wire_bytes=0)
+    second.ops[-1] = second.ops[-1]._replace(wire_bytes=0)
     on(1, second).transfer("t", "", "recv", 1000, 0).compute("q", "t", 2)
     result = simulate(read(shared(first, second, ends=("s", "q"))), SYSTEM, fold_devices=fold)
     assert spans(result) == {"p": (0, 5), "s": (7, 19)}
@@ -98,7 +96,7 @@ def wrong(program):
 def test_entries_with_other_collectives_on_a_mesh():
     """Another size, one more, and devices of the mesh that have none of it."""
     other = alone()
-    other.ops[1] = dataclasses.replace(other.ops[1], payload_bytes=4008)
+    other.ops[1] = other.ops[1]._replace(payload_bytes=4008)
     assert "device 2 has another one in its place" in wrong(shared(other))
     more = alone().collective("t", "q", "all_reduce", 4, 4)
     assert "another one in its place" in wrong(shared(more))

@@ -21,6 +21,7 @@ from ...ir import (
     mesh_key,
 )
 from ...ir.rewrite import bindings_in, branches_of
+from ...native import read_functions
 from ...ops import Kernel, kernel_of, size_bytes, transposed_operands
 from ...redistribution import element_type, payload_bytes
 from ...system import Clock, Layout, System
@@ -43,7 +44,8 @@ class BindingCosts:
 
     def read(self, body: relax.SeqExpr) -> None:
         """Look at a body whose bindings will be asked for: some take no time because of others."""
-        self._in_place |= transposed_operands(body)
+        (reading,) = read_functions([relax.Function([], body, body.body.ty)])
+        self._in_place.update(reading.variables[n] for n in transposed_operands(reading))
 
     def picoseconds(self, var: Any, value: Any, devices: Collection[int] = ()) -> int:
         """Time of a binding; of a collective (or its start) or a transfer, that on the wire.
