@@ -18,6 +18,7 @@ from .schema import (
     KINDS,
     SCHEMA_VERSION,
     MeshSpec,
+    OpenLabels,
     PlanRule,
     check_rule,
     faults_of_plan,
@@ -152,32 +153,60 @@ def _read_rule(data: Value, meshes: Sequence[str]) -> PlanRule:
         raise rule.wrong(
             'the rule has no "placement"', 'Add one entry per mesh axis: "placement": "S[0], R".'
         )
-    placement = rule["placement"]
+    faults = faults_of_plan(rule.place)
     if "mesh" not in rule and len(meshes) > 1:
-        raise rule.wrong(
-            "the rule does not say on which of the meshes",
-            f'Add "mesh", one of: {", ".join(meshes)}.',
+        faults.add(
+            rule.wrong(
+                "the rule does not say on which of the meshes",
+                f'Add "mesh", one of: {", ".join(meshes)}.',
+            )
         )
+
+    def field(key: str, read: Callable[[Value], Made], missing: Made) -> Made:
+        if key in rule:
+            with faults.gathered():
+                return read(rule[key])
+        return missing
+
     only = meshes[0] if meshes else DEFAULT_MESH
-
-    def integer(key: str) -> int | None:
-        return rule[key].integer(least=-LARGEST) if key in rule else None
-
+    none: tuple[int, ...] = ()
+    no_labels: OpenLabels = ()
+    name = field(kind, _text, "")
+    placement = field("placement", _placement, no_labels)
+    mesh = field("mesh", _text, only)
+    stationary = field("stationary", Value.flag, False)
+    function = field("function", _text_or_none, None)
+    index = field("index", _integer, None)
+    arg = field("arg", _integer, None)
+    moving = field("moving", _integers, none)
+    faults.raise_all()
     try:
         return PlanRule(
-            kind,
-            rule[kind].text(empty=True),
-            parse_open_placement(placement.text(empty=True), placement.place),
-            mesh=rule["mesh"].text(empty=True) if "mesh" in rule else only,
-            stationary=rule["stationary"].flag() if "stationary" in rule else False,
-            function=rule["function"].text(empty=True) if "function" in rule else None,
-            index=integer("index"),
-            arg=integer("arg"),
-            moving=tuple(axis.integer(least=-LARGEST) for axis in _listed(rule, "moving")),
+            kind, name, placement, mesh, stationary, function, index, arg, moving=moving
         )
     except PlanError as error:
         own = rule.place
         raise error.placed(lambda at: at if at.startswith(own) else f"{own} ({at})") from None
+
+
+def _text(value: Value) -> str:
+    return value.text(empty=True)
+
+
+def _text_or_none(value: Value) -> str | None:
+    return value.text(empty=True)
+
+
+def _integer(value: Value) -> int | None:
+    return value.integer(least=-LARGEST)
+
+
+def _integers(value: Value) -> tuple[int, ...]:
+    return tuple(item.integer(least=-LARGEST) for item in value.items())
+
+
+def _placement(value: Value) -> OpenLabels:
+    return parse_open_placement(value.text(empty=True), value.place)
 
 
 def plan_dict(meshes: Sequence[MeshSpec], rules: Sequence[PlanRule]) -> dict[str, Any]:

@@ -172,39 +172,27 @@ class PlanRule:
     moving: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        faults = faults_of_plan("rule")
+
+        def wrong(what: str, place: str, remedy: str) -> None:
+            faults.add(PlanError("DIST0221", what, place=place, remedy=remedy))
+
         if self.kind not in KINDS:
-            raise PlanError(
-                "DIST0221",
-                f'no rule is of the kind "{self.kind}"',
-                place="rule",
-                remedy=nearest(self.kind, KINDS),
-            )
-        if not self.name:
-            raise PlanError(
-                "DIST0221", "the name is empty", place=self.kind, remedy="Name what is meant."
-            )
+            remedy = nearest(self.kind, KINDS)
+            wrong(f'no rule is of the kind "{self.kind}"', "rule", remedy)
+        elif not self.name:
+            wrong("the name is empty", self.kind, "Name what is meant.")
         if self.kind == "call" and self.arg is None:
-            raise PlanError(
-                "DIST0221",
-                'a call rule has no "arg"',
-                place=self.title,
-                remedy="Say which argument: 0 is the first.",
-            )
+            wrong('a call rule has no "arg"', self.title, "Say which argument: 0 is the first.")
         if any(not 0 <= axis < len(self.placement) for axis in self.moving):
-            raise PlanError(
-                "DIST0221",
-                f'"moving" is {list(self.moving)}, and the mesh has {len(self.placement)} axes',
-                place=self.title,
-                remedy="Give numbers of mesh axes, from 0.",
-            )
+            count = len(self.placement)
+            what = f'"moving" is {list(self.moving)}, and the mesh has {count} axes'
+            wrong(what, self.title, "Give numbers of mesh axes, from 0.")
         for key, number in (("index", self.index), ("arg", self.arg)):
             if number is not None and (self.kind != "call" or number < 0):
-                raise PlanError(
-                    "DIST0221",
-                    f'"{key}" is {number} in a rule of kind {self.kind}',
-                    place=self.title,
-                    remedy="Only call rules have it, and it counts from 0.",
-                )
+                what = f'"{key}" is {number} in a rule of kind {self.kind}'
+                wrong(what, self.title, "Only call rules have it, and it counts from 0.")
+        faults.raise_all()
 
     @property
     def title(self) -> str:

@@ -118,10 +118,10 @@ class Value:
         """An integer within bounds."""
         data = self.data
         if isinstance(data, bool) or not isinstance(data, int) or not least <= data <= most:
-            end = "2**60" if most == LARGEST else most
-            raise self.wrong(
-                f"{shown(data)} is not an integer from {least} to {end}", "Give such an integer."
-            )
+            first = "-2**60" if least == -LARGEST else least
+            last = "2**60" if most == LARGEST else most
+            what = f"{shown(data)} is not an integer from {first} to {last}"
+            raise self.wrong(what, "Give such an integer.")
         return data
 
     def integers(self, least: int = 0, most: int = LARGEST) -> tuple[int, ...]:

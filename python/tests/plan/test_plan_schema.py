@@ -265,6 +265,24 @@ def test_a_plan_made_in_python_tells_all_its_faults() -> None:
     assert codes == ["DIST0221", "DIST0202", "DIST0204", "DIST0206"]
 
 
+def test_all_faults_of_one_rule_are_told_at_once() -> None:
+    """Of its fields as they are read, and of what they say together."""
+    rules = [
+        {"param": 3, "placement": "Q", "stationary": 1, "moving": ["x"]},
+        {"value": "", "placement": "R", "moving": [4]},
+    ]
+    with pytest.raises(PlanError) as info:
+        Plan.from_dict({"schema_version": 1, "mesh": {"tp": 2}, "rules": rules}, "p.json")
+    assert [(v.code, v.place) for v in info.value.violations] == [
+        ("DIST0221", "p.json/rules/0/param"),
+        ("DIST0203", "p.json/rules/0/placement"),
+        ("DIST0221", "p.json/rules/0/stationary"),
+        ("DIST0221", "p.json/rules/0/moving/0"),
+        ("DIST0221", "p.json/rules/1 (value)"),
+        ("DIST0221", 'p.json/rules/1 (value "")'),
+    ]
+
+
 def test_axes_that_cut_nothing() -> None:
     rules = [
         PlanRule("param", "x", (0, R, None), "a"),
