@@ -175,14 +175,14 @@ class Explorer:
     def ops(self, name: str, count: int = 1) -> list[tuple[Rule, int]]:
         """Rules of all ops a function runs, private functions included, and how often."""
         counts = {self._graph(name).key: count}
-        for key in reversed(self._search.order):
-            for k in self._search.graphs[key].calls if key in counts else ():
-                callee = self._search.graphs[key].nodes[k].callee
+        for key in reversed(self._search.module.order):
+            for k in self._search.module.graphs[key].calls if key in counts else ():
+                callee = self._search.module.graphs[key].nodes[k].callee
                 counts[callee] = counts.get(callee, 0) + counts[key]
         return [
             (node.rule, times)
             for key, times in counts.items()
-            for node in self._search.graphs[key].nodes
+            for node in self._search.module.graphs[key].nodes
             if node.rule is not None
         ]
 
@@ -227,7 +227,7 @@ class Explorer:
         for k, positions in g.uses[v]:
             node, why = g.nodes[k], None
             if node.kind == "call":
-                inner = self._search.graphs[node.callee]
+                inner = self._search.module.graphs[node.callee]
                 found = [self._obstacle(inner, inner.param_value(i), d) for i in positions]
                 why = next((one for one in found if one is not None), None)
             elif node.rule is not None:
@@ -293,7 +293,7 @@ class Explorer:
         return self._results[g.key]
 
     def _graph(self, name: str) -> Graph:
-        return self._search.graphs[self._search.entries[name]]
+        return self._search.module.graphs[self._search.module.entries[name]]
 
 
 __all__ = ["Explorer", "Footprint", "Labels", "Pin", "Trial"]

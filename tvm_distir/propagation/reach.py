@@ -2,21 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What annotations reach: which dims an axis may shard, which values may be partial sums.
 
-Dims that a rule's factor ties are one class (union-find, the smallest number is the root, so
-no order matters). A private function's classes are joined at its calls, callees first; then
-callers hand their axes down, callers first.
+Dims that rules tie are one class (:mod:`.unify`). Callers hand the axes of their classes down to
+their callees, callers first; partial sums flow to a fixpoint.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ..ir import R
 from ..ops import Rule
-from .decision import Signature
-from .graph import Axis, Graph, Node
+from .graph import Graph, Node
+from .module import PlacedModule
+from .unify import Unified
+
+Given = Mapping[str, Mapping[int, tuple[int | None, bool]]]
+"""Per graph and parameter node: a label known beforehand (None: any), and whether it is held."""
 
 
 @dataclass
@@ -43,8 +46,8 @@ class Reach:
         ``held[a][k]``: parameter node k may not be communicated along a.
     """
 
-    root: list[int] = field(default_factory=list)
-    seeds: dict[int, set[int]] = field(default_factory=dict)
+    root: list[int]
+    seeds: dict[int, set[int]]
     live: list[list[bool]] = field(default_factory=list)
     active: list[bytearray] = field(default_factory=list)
     mask: list[list[int]] = field(default_factory=list)
@@ -53,134 +56,48 @@ class Reach:
     held: list[dict[int, bool]] = field(default_factory=list)
 
 
-class _UnionFind:
-    """Union-find whose roots are the smallest members."""
-
-    def __init__(self, count: int) -> None:
-        self.parent = list(range(count))
-
-    def find(self, x: int) -> int:
-        parent = self.parent
-        while parent[x] != x:
-            parent[x] = parent[parent[x]]
-            x = parent[x]
-        return x
-
-    def join(self, members: Sequence[int]) -> None:
-        roots = [self.find(x) for x in members]
-        low = min(roots)
-        for x in roots:
-            self.parent[x] = low
-
-
 class Reacher:
     """Computes :class:`Reach` for all graphs of a module.
 
-    ``free``: every dim of a public function's parameters may be sharded where its annotation
-    does not say otherwise.
+    Parameters
+    ----------
+    module : PlacedModule
+    unified : Unified
+        Of it; its seeds are taken over and added to.
+    given : Given, optional
+        Labels of parameters of functions that are not called.
     """
 
-    def __init__(
-        self,
-        graphs: dict[str, Graph],
-        order: Sequence[str],
-        axes: Sequence[Axis],
-        forced: Mapping[str, Signature] | None = None,
-        free: bool = False,
-    ) -> None:
-        self.graphs, self.order, self.axes = graphs, order, axes
-        self.free = free
-        self._boundaries: dict[tuple[str, int], list[tuple[int, int]]] = {}
-        self.forced: Mapping[str, Signature] = forced or {}
-        self.result = {key: Reach() for key in order}
+    def __init__(self, module: PlacedModule, unified: Unified, given: Given | None = None) -> None:
+        self.graphs, self.axes = module.graphs, module.axes
+        self.callers_first = [module.graphs[key] for key in reversed(module.order)]
+        self.given: Given = given or {}
+        self._boundaries = unified.boundaries
+        self.result = {key: Reach(unified.root[key], unified.seeds[key]) for key in module.order}
 
     def run(self) -> dict[str, Reach]:
-        """Classes up, axes down, partial sums to a fixpoint, pinned parameters down."""
-        for key in self.order:
-            self._unify(self.graphs[key])
-        for key in reversed(self.order):
-            self._hand_down(self.graphs[key])
+        """Axes down, partial sums to a fixpoint, pinned parameters down."""
+        for g in self.callers_first:
+            self._hand_down(g)
+        for key, params in self.given.items():
+            reach = self.result[key]
+            for fixed, held in zip(reach.fixed, reach.held):
+                for k, (label, stays) in params.items():
+                    held[k] = stays
+                    if label is not None:
+                        fixed[k] = label
         for a in range(len(self.axes)):
-            while any([self._flow_partial(self.graphs[k], a) for k in reversed(self.order)]):
+            while any([self._flow_partial(g, a) for g in self.callers_first]):
                 pass
-        for key in reversed(self.order):
-            self._fix_params(self.graphs[key])
+        for g in self.callers_first:
+            self._fix_params(g)
         return self.result
-
-    def _boundary(self, g: Graph, k: int) -> list[tuple[int, int]]:
-        """(dim number in the caller, dim number in the callee) across call k."""
-        found = self._boundaries.get((g.key, k))
-        if found is None:
-            node = g.nodes[k]
-            h = self.graphs[node.callee]
-            pairs = [*zip(node.operands, h.param_values), *zip(node.results, h.result_values)]
-            found = self._boundaries[g.key, k] = [
-                (g.offset[v] + d, h.offset[w] + d)
-                for v, w in pairs
-                if v >= 0 and w >= 0
-                for d in range(len(g.values[v].shape))
-            ]
-        return found
-
-    def _unify(self, g: Graph) -> None:
-        classes, seeds = _UnionFind(g.offset[-1]), []
-        off = g.offset
-        for k, node in enumerate(g.nodes):
-            if node.kind == "op" and node.rule is not None:
-                slots = node.operands + node.results
-                for tie in node.rule.ties:
-                    tied = [off[slots[i]] + d for i, d in tie if slots[i] >= 0]
-                    if len(tied) > 1:
-                        classes.join(tied)
-            elif node.kind in ("pin", "move"):
-                v, w = node.operands[0], node.results[0]
-                if v >= 0:
-                    for d in range(len(g.values[w].shape)):
-                        classes.join([off[v] + d, off[w] + d])
-            elif node.kind == "call":
-                inner = self.result[node.callee]
-                groups: dict[int, list[int]] = {}
-                for x, y in self._boundary(g, k):
-                    groups.setdefault(inner.root[y], []).append(x)
-                for root, members in groups.items():
-                    classes.join(members)
-                    seeds += [(members[0], a) for a in sorted(inner.seeds.get(root, ()))]
-                seeds += self._forced_seeds(g, node)
-            if node.pin is not None:
-                for a, axis in enumerate(self.axes):
-                    label = node.pin[axis.index] if axis.mesh == node.mesh else None
-                    if label is not None and label >= 0:
-                        seeds.append((off[node.results[0]] + label, a))
-        if self.free and g.public:
-            seeds += self._free_seeds(g)
-        reach = self.result[g.key]
-        reach.root = [classes.find(x) for x in range(g.offset[-1])]
-        for x, a in seeds:
-            reach.seeds.setdefault(reach.root[x], set()).add(a)
-
-    def _free_seeds(self, g: Graph) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
-        for node in (g.nodes[k] for k in g.params):
-            v = node.results[0]
-            for a, axis in enumerate(self.axes):
-                if axis.mesh == g.values[v].mesh and not node.pin_on(axis):
-                    found += [(x, a) for x in range(g.offset[v], g.offset[v + 1])]
-        return found
-
-    def _forced_seeds(self, g: Graph, node: Node) -> list[tuple[int, int]]:
-        """A signature that all calls must share counts as annotations at the calls."""
-        signature = self.forced.get(node.callee)
-        found: list[tuple[int, int]] = []
-        for a, (params, results) in enumerate(signature or ()):
-            ends = (*zip(node.operands, params), *zip(node.results, results))
-            found += [(g.offset[v] + x, a) for v, x in ends if v >= 0 and x >= 0]
-        return found
 
     def _hand_down(self, g: Graph) -> None:
         reach = self.result[g.key]
         for k in g.calls:
             inner = self.result[g.nodes[k].callee]
-            for x, y in self._boundary(g, k):
+            for x, y in self._boundaries[g.key, k]:
                 axes = reach.seeds.get(reach.root[x], ())
                 inner.seeds.setdefault(inner.root[y], set()).update(axes)
         bits = {root: sum(1 << a for a in axes) for root, axes in reach.seeds.items()}

@@ -8,18 +8,21 @@ structure of the labelling problem (:mod:`.sketch`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Hashable, Mapping
+from dataclasses import replace
 
 from tvm import ir
 
 from ..ir import R
-from .decision import Decision, Instance
-from .driver import Propagator
+from .axis_solver import ProblemMaker, Problems
+from .decision import Decision
+from .driver import Labelling
 from .graph import Axis, Graph, divisible
-from .reach import Reach, Reacher
-from .sketch import Sketch, sketched, structure
-from .solve import AxisProblem, Conversions, Costs, Forms, PriceTables
+from .module import PlacedModule
+from .reach import Given, Reach, Reacher
+from .sketch import Sketch, SketchedProblems
+from .solve import Conversions, Costs, Forms, PriceTables
+from .unify import Unified, Unifier
 
 Labels = dict[str, dict[int, int]]
 """Per public function: label of each weight, by its flat number among the parameters."""
@@ -33,88 +36,7 @@ Stored = Mapping[str, Collection[int]]
 NOTHING: Stored = {}
 
 
-@dataclass(frozen=True)
-class _Unified:
-    """What all runs of a reacher share: classes of dims, seeds of annotations, boundaries."""
-
-    root: Mapping[str, list[int]]
-    seeds: Mapping[str, Mapping[int, set[int]]]
-    boundaries: dict[tuple[str, int], list[tuple[int, int]]]
-
-    @classmethod
-    def of(cls, graphs: dict[str, Graph], order: Sequence[str], axes: Sequence[Axis]) -> _Unified:
-        """Work them out once."""
-        plain = Reacher(graphs, order, axes)
-        for key in order:
-            plain._unify(graphs[key])
-        root = {key: found.root for key, found in plain.result.items()}
-        seeds = {key: found.seeds for key, found in plain.result.items()}
-        return cls(root, seeds, plain._boundaries)
-
-
-class _Seeds(Reacher):
-    """Reach from weights: any dim (None) or the chosen one; other parameters are whole.
-
-    With ``parts`` the values that follow from other parameters may be sharded as well, where
-    that divides a dim of the parameter. ``stored`` names weights that may be communicated.
-    """
-
-    def __init__(
-        self,
-        graphs: dict[str, Graph],
-        order: Sequence[str],
-        axes: Sequence[Axis],
-        known: _Unified,
-        asked: Asked,
-        stored: Stored,
-        parts: int = 0,
-    ) -> None:
-        super().__init__(graphs, order, axes)
-        self.asked, self.stored, self.parts = asked, stored, parts
-        self._known, self._boundaries = known, known.boundaries
-
-    def _unify(self, g: Graph) -> None:
-        reach = self.result[g.key]
-        reach.root = self._known.root[g.key]
-        reach.seeds = {root: set(axes) for root, axes in self._known.seeds[g.key].items()}
-        for k in g.calls:
-            inner = self.result[g.nodes[k].callee]
-            for x, y in self._boundary(g, k) if inner.seeds else ():
-                axes = inner.seeds.get(inner.root[y])
-                if axes:
-                    reach.seeds.setdefault(reach.root[x], set()).update(axes)
-        for x in self._asked_dims(g):
-            reach.seeds.setdefault(reach.root[x], set()).add(0)
-
-    def _asked_dims(self, g: Graph) -> list[int]:
-        """Dims of parameters that may be sharded."""
-        found: list[int] = []
-        asked = self.asked.get(g.key)
-        for k in g.params if asked is not None else ():
-            v = g.nodes[k].results[0]
-            shape = g.values[v].shape
-            if asked is None or k not in asked:
-                dims = [d for d, n in enumerate(shape) if self.parts and divisible(n, self.parts)]
-            else:
-                label = asked[k]
-                dims = [*range(len(shape))] if label is None else [label] * (label >= 0)
-            found += [g.offset[v] + d for d in dims]
-        return found
-
-    def _hand_down(self, g: Graph) -> None:
-        super()._hand_down(g)
-        if g.key not in self.asked:
-            return
-        reach, asked = self.result[g.key], self.asked[g.key]
-        stored = self.stored.get(g.key, ())
-        for k in g.params:
-            label = asked.get(k, R)
-            reach.held[0][k] = k in asked and k not in stored
-            if label is not None:
-                reach.fixed[0][k] = label
-
-
-class Search(Propagator):
+class Search:
     """A propagation along one axis whose seeds are weights.
 
     Parameters
@@ -124,23 +46,19 @@ class Search(Propagator):
     axis : Axis
     settling : Costs
         Prices asked for often: what is made with them is kept.
+    sketching : bool
+        Whether the structure of problems is kept.
     """
 
     def __init__(
-        self,
-        mod: ir.IRModule,
-        axis: Axis,
-        settling: Costs,
+        self, mod: ir.IRModule, axis: Axis, settling: Costs, sketching: bool = True
     ) -> None:
-        self._settling, self._forms = settling, Forms()
-        self._kept: PriceTables | None = None
-        self._conversions: dict[Costs, Conversions] = {}
-        self._size: tuple[int, int] | None = None
+        self.module = PlacedModule.of(mod, [axis])
+        self._unified = Unifier(self.module).run()
+        self._prices = _Prices(self.module, settling)
         self._reached: dict[Hashable, dict[str, Reach]] = {}
         self._sketches: dict[Hashable, Sketch] = {}
-        self._sketching: Hashable = None
-        super().__init__(mod, settling, [axis])
-        self._known = _Unified.of(self.graphs, self.order, self.axes)
+        self._sketching = sketching
 
     def reach_of(self, labels: Asked, stored: Stored = NOTHING, parts: int = 0) -> dict[str, Reach]:
         """What the axis reaches from the weights so labelled."""
@@ -148,12 +66,13 @@ class Search(Propagator):
         if key not in self._reached:
             asked, apart = {}, {}
             for name, found in labels.items():
-                params = self.graphs[self.entries[name]].params
-                asked[self.entries[name]] = {params[i]: x for i, x in found.items()}
-                apart[self.entries[name]] = {params[i] for i in stored.get(name, ())}
-            self._reached[key] = _Seeds(
-                self.graphs, self.order, self.axes, self._known, asked, apart, parts
-            ).run()
+                entry = self.module.entries[name]
+                params = self.module.graphs[entry].params
+                asked[entry] = {params[i]: x for i, x in found.items()}
+                apart[entry] = {params[i] for i in stored.get(name, ())}
+            seeded = _seeded(self.module, self._unified, asked, parts)
+            given = _given(self.module, asked, apart)
+            self._reached[key] = Reacher(self.module, seeded, given).run()
         return self._reached[key]
 
     def decide(
@@ -172,50 +91,82 @@ class Search(Propagator):
             Not 0: what follows from the other parameters may be sharded as well, where this
             divides a dim of the parameter.
         """
-        self.reach = self.reach_of(labels, stored, parts)
-        free = any(x is None for found in labels.values() for x in found.values())
-        self._sketching = _key(labels, stored, parts) if free else None
-        self.weigh(costs)
-        return self.run()
+        reach, prices = self.reach_of(labels, stored, parts), self._prices.at(costs)
+        problems: ProblemMaker = Problems(prices, reach)
+        if self._sketching and any(x is None for found in labels.values() for x in found.values()):
+            key = _key(labels, stored, parts)
+            problems = SketchedProblems(prices, reach, key, self._sketches)
+        return Labelling(self.module, reach, prices, problems).run()
 
-    def weigh(self, costs: Costs) -> None:
-        """Start afresh with other weights; what does not depend on them is kept."""
-        super().weigh(costs)
-        if costs == self._settling:
-            self._kept = self.prices = self._kept or self.prices
-        prices = self.prices
+
+class _Prices:
+    """Tables at the prices asked for: what does not depend on the prices is kept."""
+
+    def __init__(self, module: PlacedModule, settling: Costs) -> None:
+        self._module, self._settling = module, settling
+        self._forms = Forms()
+        self._conversions: dict[Costs, Conversions] = {}
+        self._kept = self._made(settling)
+
+    def at(self, costs: Costs) -> PriceTables:
+        """Tables at some prices."""
+        return self._kept if costs == self._settling else self._made(costs)
+
+    def _made(self, costs: Costs) -> PriceTables:
+        prices = PriceTables(costs.for_ops(*self._module.largest), self._module.axes)
         prices.forms = self._forms
         sending = replace(prices.costs, memory=0, flop=0, hold=0)
         prices.conversions = self._conversions.setdefault(sending, prices.conversions)
+        return prices
 
-    def _largest(self) -> tuple[int, int]:
-        self._size = self._size or super()._largest()
-        return self._size
 
-    def _solve_in(self, inst: Instance, order: Sequence[int]) -> tuple[Instance, int, int]:
-        """Solve along the only axis."""
-        model = self._build(inst, 0)
-        values, cost, gap = self._minimise(model, inst.graph, 0)
-        return self._decode(inst, 0, model, values), cost, gap
+def _seeded(module: PlacedModule, unified: Unified, asked: Asked, parts: int) -> Unified:
+    """The classes of a module, with the weights asked for as seeds beside its annotations."""
+    seeds: dict[str, dict[int, set[int]]] = {}
+    for key in module.order:
+        g, root = module.graphs[key], unified.root[key]
+        own = seeds[key] = {one: set(axes) for one, axes in unified.seeds[key].items()}
+        for k in g.calls:
+            callee = g.nodes[k].callee
+            inner, inside = seeds[callee], unified.root[callee]
+            for x, y in unified.boundaries[key, k] if inner else ():
+                axes = inner.get(inside[y])
+                if axes:
+                    own.setdefault(root[x], set()).update(axes)
+        if key in asked:
+            for x in _asked_dims(g, asked[key], parts):
+                own.setdefault(root[x], set()).add(0)
+    return Unified(unified.root, seeds, unified.boundaries)
 
-    def _build(self, inst: Instance, a: int) -> AxisProblem:
-        if self._sketching is None:
-            return super()._build(inst, a)
-        distinct = {kid.number: kid for kid in inst.kids.values()}
-        at = {number: j for j, number in enumerate(distinct)}
-        callees = [self._summary(kid, a) for kid in distinct.values()]
-        key = (self._sketching, inst.graph.key, *map(structure, callees))
-        if key not in self._sketches:
-            self._sketches[key] = sketched(
-                self.prices,
-                inst,
-                a,
-                self.reach[inst.graph.key],
-                self._sizes(inst, a),
-                {k: at[kid.number] for k, kid in inst.kids.items()},
-                callees,
-            )
-        return self._sketches[key].filled(self.prices, callees)
+
+def _asked_dims(g: Graph, asked: Mapping[int, int | None], parts: int) -> list[int]:
+    """Dims of parameters that may be sharded: of a weight any (None) or the chosen one.
+
+    With ``parts`` the values that follow from other parameters may be sharded as well, where
+    that divides a dim of the parameter.
+    """
+    found: list[int] = []
+    for k in g.params:
+        v = g.nodes[k].results[0]
+        shape = g.values[v].shape
+        if k not in asked:
+            dims = [d for d, n in enumerate(shape) if parts and divisible(n, parts)]
+        else:
+            label = asked[k]
+            dims = [*range(len(shape))] if label is None else [label] * (label >= 0)
+        found += [g.offset[v] + d for d in dims]
+    return found
+
+
+def _given(module: PlacedModule, asked: Asked, stored: Stored) -> Given:
+    """Labels of the parameters: other than the weights they are whole; which are held."""
+    return {
+        key: {
+            k: (weights.get(k, R), k in weights and k not in stored.get(key, ()))
+            for k in module.graphs[key].params
+        }
+        for key, weights in asked.items()
+    }
 
 
 def _key(labels: Asked, stored: Stored, parts: int) -> Hashable:

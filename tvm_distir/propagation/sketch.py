@@ -11,7 +11,7 @@ down which ones it is asked for, and filled in for each set of prices: every dis
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from ..native import INFINITE
 from .decision import Instance
+from .instances import LocalSizes
 from .reach import Reach
 from .solve import Alternatives, AxisProblem, Builder, Costs, PriceTables, Summary
 
@@ -195,7 +196,7 @@ def sketched(
     inst: Instance,
     a: int,
     reach: Reach,
-    sizes: tuple[list[int], dict[int, dict[int, int]]],
+    sizes: LocalSizes,
     calls: Mapping[int, int],
     callees: Sequence[Summary],
 ) -> Sketch:
@@ -226,4 +227,49 @@ def sketched(
     )
 
 
-__all__ = ["Sketch", "sketched", "structure"]
+class SketchedProblems:
+    """States problems from sketches, which are made where there is none.
+
+    Parameters
+    ----------
+    prices : PriceTables
+        Of one axis.
+    reach : mapping of str to Reach
+        Per graph.
+    key : hashable
+        What the reach depends on.
+    sketches : dict
+        Those made so far; others are put there.
+    """
+
+    def __init__(
+        self,
+        prices: PriceTables,
+        reach: Mapping[str, Reach],
+        key: Hashable,
+        sketches: dict[Hashable, Sketch],
+    ) -> None:
+        self.prices, self.reach, self.key, self.sketches = prices, reach, key, sketches
+
+    def __call__(
+        self,
+        inst: Instance,
+        a: int,
+        sizes: Callable[[Instance, int], LocalSizes],
+        summary_of: Callable[[Instance], Summary],
+        /,
+    ) -> AxisProblem:
+        """See :class:`.axis_solver.ProblemMaker`."""
+        distinct = {kid.number: kid for kid in inst.kids.values()}
+        at = {number: j for j, number in enumerate(distinct)}
+        callees = [summary_of(kid) for kid in distinct.values()]
+        key = (self.key, inst.graph.key, *map(structure, callees))
+        if key not in self.sketches:
+            calls = {k: at[kid.number] for k, kid in inst.kids.items()}
+            self.sketches[key] = sketched(
+                self.prices, inst, a, self.reach[inst.graph.key], sizes(inst, a), calls, callees
+            )
+        return self.sketches[key].filled(self.prices, callees)
+
+
+__all__ = ["Sketch", "SketchedProblems"]

@@ -38,9 +38,9 @@ def shared(solver: Propagator, decision: Decision) -> Decision:
     if not solver.costs.clone:
         return decision
     best = objective(solver, decision)
-    for key in solver.order:
+    for key in solver.module.order:
         signatures = list(specialisations(decision).get(key, {}))
-        if solver.graphs[key].public or len(signatures) < 2:
+        if solver.module.graphs[key].public or len(signatures) < 2:
             continue
         kept = dict(solver.forced)
         winner: Signature | None = None

@@ -70,7 +70,8 @@ class Joint:
     """
 
     def __init__(self, solver: Propagator, decision: Decision, entry: str = "main") -> None:
-        self.solver, self.prices, self.axes = solver, solver.prices, solver.axes
+        self.labelling, self.axes = solver.labelling, solver.module.axes
+        self.prices = self.labelling.prices
         self.ranks = [axis.size for axis in self.axes]
         self.nodes: list[Node] = []
         self.values: list[Value] = []
@@ -83,15 +84,17 @@ class Joint:
     # the expanded graph ----------------------------------------------------------------
 
     def _undecided(self, key: str) -> Instance:
-        g = self.solver.graphs[key]
+        g = self.labelling.module.graphs[key]
         kids = {k: self._undecided(g.nodes[k].callee) for k in g.calls}
-        return self.solver._instance(g, {}, kids)
+        return self.labelling.instances.of(g, {}, kids)
 
     def _alternatives(self, key: str, k: int) -> list[tuple[Any, ...]]:
         """Alternatives of a node along each axis, while no axis is decided."""
         if key not in self._models:
             inst = self._undecided(key)
-            self._models[key] = [self.solver._build(inst, a) for a in range(len(self.axes))]
+            self._models[key] = [
+                self.labelling.solver.problem(inst, a) for a in range(len(self.axes))
+            ]
         found = []
         for model in self._models[key]:
             ends = model.producers[k] or model.consumers[k]
@@ -131,7 +134,7 @@ class Joint:
 
     def _make(self, inst: Instance, k: int, number: int, result: int, v: int) -> int:
         g = inst.graph
-        reach = self.solver.reach[g.key]
+        reach = self.labelling.reach[g.key]
         held = [(False, False)] * len(self.axes)
         if g.nodes[k].kind != "ret":
             held = [hold_on(g, reach, axis, a, k) for a, axis in enumerate(self.axes)]

@@ -174,7 +174,7 @@ def gap_of(mod: Any, seed: int = 0, limit_s: float = TIME_LIMIT_S) -> Gap:
     decided = joint.price(ours)
     best, proven = _Program(joint).solve(limit_s)
     least = decided if best is None else min(decided, joint.price(best))
-    calls = sum(len(g.calls) for g in solver.graphs.values())
+    calls = sum(len(g.calls) for g in solver.module.graphs.values())
     return Gap(seed, decided, least, proven, len(joint.nodes), len(joint.axes), calls)
 
 

@@ -13,7 +13,6 @@ import tvm_distir as td
 from tvm_distir.plan import data_positions
 from tvm_distir.propagation import Costs
 from tvm_distir.propagation.decision import Decision, Instance
-from tvm_distir.propagation.driver import Propagator
 from tvm_distir.propagation.graph.graph import Axis
 from tvm_distir.propagation.search import Search
 
@@ -23,13 +22,6 @@ MODELS = {
     "resnet": {"size": "tiny"},
     "unet": {"size": "tiny"},
 }
-
-
-class Plain(Search):
-    """Builds every problem anew."""
-
-    def _build(self, inst: Instance, a: int) -> Any:
-        return Propagator._build(self, inst, a)
 
 
 def choices(decision: Decision) -> list[Any]:
@@ -58,7 +50,8 @@ def test_filled_sketches_decide_alike(name: str, parts: int) -> None:
     data = data_positions(main)
     weights = {"main": dict.fromkeys(i for i in range(len(main.params)) if i not in data)}
     axis = Axis(0, 0, 4, "tp")
-    sketching, plain = Search(mod, axis, Costs()), Plain(mod, axis, Costs())
+    sketching = Search(mod, axis, Costs())
+    plain = Search(mod, axis, Costs(), sketching=False)
     for seed in range(6):
         found = sketching.decide(weights, prices(seed), parts=parts)
         wanted = plain.decide(weights, prices(seed), parts=parts)

@@ -1,0 +1,217 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""One axis at a time: summaries bottom-up, one exact minimisation per public function, decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from ..errors import PropagationError
+from ..native import Problem
+from .decision import Instance, Signature
+from .graph import Graph
+from .instances import Instances, LocalSizes
+from .module import PlacedModule
+from .reach import Reach
+from .solve import Alternative, AxisProblem, Builder, PriceTables, Summary, minimise
+
+TABLE_LIMIT = 1 << 22
+"""Entries of one table; a problem that stays wider goes to the integer solver."""
+
+SUMMARY_LIMIT = 1 << 10
+"""Entries of one table of a function summary; above it a variable is kept."""
+
+NOTHING = Alternative((), (), None)
+"""Of a node without operands and results."""
+
+
+class ProblemMaker(Protocol):
+    """What states the labelling problem of an instance along an axis."""
+
+    def __call__(
+        self,
+        inst: Instance,
+        a: int,
+        sizes: Callable[[Instance, int], LocalSizes],
+        summary_of: Callable[[Instance], Summary],
+        /,
+    ) -> AxisProblem:
+        """The problem; summaries are those of the callees along the same axis."""
+
+
+class Problems:
+    """States every problem anew.
+
+    Parameters
+    ----------
+    prices : PriceTables
+    reach : mapping of str to Reach
+        Per graph.
+    forced : mapping of str to Signature, optional
+        What all calls of a graph must share.
+    """
+
+    def __init__(
+        self,
+        prices: PriceTables,
+        reach: Mapping[str, Reach],
+        forced: Mapping[str, Signature] | None = None,
+    ) -> None:
+        self.prices, self.reach, self.forced = prices, reach, forced or {}
+
+    def __call__(
+        self,
+        inst: Instance,
+        a: int,
+        sizes: Callable[[Instance, int], LocalSizes],
+        summary_of: Callable[[Instance], Summary],
+        /,
+    ) -> AxisProblem:
+        """See :class:`ProblemMaker`."""
+        key = inst.graph.key
+        return Builder(
+            self.prices.along(a),
+            inst,
+            a,
+            self.reach[key],
+            sizes(inst, a),
+            lambda k: summary_of(inst.kids[k]),
+            self.forced.get(key),
+        ).run()
+
+
+class AxisSolver:
+    """Labels instances along one axis.
+
+    Parameters
+    ----------
+    module : PlacedModule
+    reach : mapping of str to Reach
+        Per graph.
+    prices : PriceTables
+    instances : Instances
+    problems : ProblemMaker
+    """
+
+    def __init__(
+        self,
+        module: PlacedModule,
+        reach: Mapping[str, Reach],
+        prices: PriceTables,
+        instances: Instances,
+        problems: ProblemMaker,
+    ) -> None:
+        self.module, self.reach, self.prices = module, reach, prices
+        self.instances, self.problems = instances, problems
+        self._summaries: dict[tuple[int, int], Summary] = {}
+        self._specialised: dict[tuple[int, int, tuple[int, ...]], Instance] = {}
+
+    def solve(self, inst: Instance, a: int) -> tuple[Instance, int, int]:
+        """The instance labelled along ``a``, its cost, and how far that may be above a bound.
+
+        Raises
+        ------
+        PropagationError
+            DIST0411 where stationary placements cannot be kept.
+        """
+        model = self.problem(inst, a)
+        tables, problem = self.prices.tables, Problem(model.domains, model.factors)
+        found = minimise(tables, problem, TABLE_LIMIT, inst.graph.name)
+        total, forbidden = tables.evaluate(problem, found.values)
+        if not (model.feasible and found.feasible) or forbidden:
+            raise self._infeasible(inst.graph, a)
+        return self._decode(inst, a, model, found.values), model.constant + total, found.gap
+
+    def problem(self, inst: Instance, a: int) -> AxisProblem:
+        """The labelling problem of an instance."""
+        return self.problems(inst, a, self.instances.sizes, lambda kid: self._summary(kid, a))
+
+    def _summary(self, inst: Instance, a: int) -> Summary:
+        key = (inst.number, a)
+        if key in self._summaries:
+            return self._summaries[key]
+        model, g = self.problem(inst, a), inst.graph
+        ends = [model.producers[k][0] for k in g.params] + [model.consumers[k][0] for k in g.rets]
+        keep = {v for _, v in ends if v >= 0}
+        problem = Problem(model.domains, model.factors)
+        done = self.prices.tables.eliminate(problem, keep, SUMMARY_LIMIT)
+        at = {v: i for i, v in enumerate(done.kept)}
+        outside = [(self.prices.forms.turned(alts), at.get(v, -1)) for alts, v in ends]
+        self._summaries[key] = Summary(
+            model,
+            done,
+            [model.domains[v] for v in done.kept],
+            sorted((tuple(at[v] for v in scope), t) for scope, t in done.factors.items()),
+            model.constant + done.constant,
+            model.feasible and done.feasible,
+            outside[: len(g.params)],
+            outside[len(g.params) :],
+        )
+        return self._summaries[key]
+
+    def _decode(
+        self, inst: Instance, a: int, model: AxisProblem, values: Sequence[int]
+    ) -> Instance:
+        g, choice, kids = inst.graph, [], {}
+        for k, (producers, consumers) in enumerate(zip(model.producers, model.consumers)):
+            ends = producers or consumers
+            if not ends or k in model.spliced:
+                choice.append(NOTHING)
+                continue
+            alts, u = ends[0]
+            choice.append(alts.items[values[u] if u >= 0 else 0])
+        for k in g.calls:
+            picked = tuple([values[u] for u in model.spliced[k]])
+            kids[k] = self._specialise(inst.kids[k], a, picked)
+            needs = [alts.needs[values[u] if u >= 0 else 0][0] for alts, u in model.consumers[k]]
+            gives = [alts.gives[values[u] if u >= 0 else 0][0] for alts, u in model.producers[k]]
+            choice[k] = Alternative(tuple(needs), tuple(gives), None)
+        return self.instances.of(g, {**inst.choice, a: tuple(choice)}, kids)
+
+    def _specialise(self, inst: Instance, a: int, picked: tuple[int, ...]) -> Instance:
+        """One instance per distinct assignment of a summary's kept variables."""
+        key = (inst.number, a, picked)
+        if key not in self._specialised:
+            summary = self._summaries[inst.number, a]
+            values = [0] * len(summary.model.domains)
+            for v, x in zip(summary.done.kept, picked):
+                values[v] = x
+            values = self.prices.tables.decode(summary.done, values)
+            self._specialised[key] = self._decode(inst, a, summary.model, values)
+        return self._specialised[key]
+
+    def _infeasible(self, g: Graph, a: int) -> PropagationError:
+        """Name a stationary parameter that some op cannot take as it is."""
+        graphs, axis = self.module.graphs, self.module.axes[a]
+        for graph in [g, *[graphs[k] for k in self.module.order if graphs[k] is not g]]:
+            reach = self.reach[graph.key]
+            for k in graph.params:
+                node = graph.nodes[k]
+                fixed = node.stationary or reach.held[a].get(k, False)
+                v = node.results[0]
+                label = reach.fixed[a].get(k)
+                if graph.public and node.pin is not None and node.pin_on(axis):
+                    label = node.pin[axis.index]
+                if not fixed or label is None or label < 0:
+                    continue
+                for kc, positions in graph.uses[v]:
+                    rule = graph.nodes[kc].rule
+                    if rule is None or graph.nodes[kc].kind != "op":
+                        continue
+                    if not any(f.ins[i] == label for f in rule.factors for i in positions):
+                        why = rule.why_whole.get(f"in{positions[0]}.dim{label}", "no factor has it")
+                        return PropagationError(
+                            "DIST0411",
+                            f"stationary {graph.values[v].name} is sharded on dim {label} along "
+                            f'"{axis.name}", which {rule.op} cannot use: {why}',
+                            place=graph.place(kc),
+                            remedy='Place it otherwise, or say "stationary": false.',
+                        )
+        return PropagationError(
+            "DIST0411",
+            f'the stationary placements along "{axis.name}" contradict each other or do not '
+            "divide the dims they shard",
+            place=g.name,
+            remedy='Place them otherwise, or say "stationary": false.',
+        )
