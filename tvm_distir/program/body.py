@@ -82,9 +82,9 @@ class FunctionExporter:
         """
         self.devices = devices
         params: list[int] = []
-        for i, param in enumerate(self.fn.params):
+        for i, param in enumerate(self.fn.params[:]):
             extra = roles[i] if roles is not None else {}
-            self.trees.append(self.declare(param.ty, str(param.name), extra))
+            self.trees.append(self.variable(param, str(param.name), extra))
             params.extend(_leaves(self.trees[-1]))
         for number in range(len(self.reading.bindings)):
             self.trees.append(self.binding(number))
@@ -116,6 +116,17 @@ class FunctionExporter:
         if tensor_type(ty) is None:
             return None
         self.values.append(Value(name, *self.tensor(ty, name), **(extra or {})))
+        return len(self.values) - 1
+
+    def variable(self, var: Any, name: str, extra: Mapping[str, Any]) -> Tree:
+        """Add the values of the next variable, described as others of its type are."""
+        kind = self.reading.types[len(self.trees)]
+        if kind not in self.tensors:
+            out = self.declare(var.ty, name, extra)
+            if isinstance(out, int):
+                self.tensors[kind] = _Tensor(*self.values[out][1:4])
+            return out
+        self.values.append(Value(name, *self.tensors[kind], **extra))
         return len(self.values) - 1
 
     @functools.cached_property
@@ -158,30 +169,28 @@ class FunctionExporter:
 
     def inputs(self, call: ir.Call, name: str) -> list[int]:
         """Values that a call bound to ``name`` reads."""
-        return [leaf for arg in call.args for leaf in _leaves(self.tree(arg, name))]
+        return [leaf for arg in call.args[:] for leaf in _leaves(self.tree(arg, name))]
 
     def like_call(self, number: int, name: str, call: ir.Call) -> Tree:
         """Export a call as the first one like it."""
         reading, place = self.reading, len(self.trees)
         used = reading.used(number)
-        like, kind = reading.like[number], reading.types[place]
+        like = reading.like[number]
         if like < 0 or -1 in used:
             inputs = self.inputs(call, name)
         else:
             inputs = list(chain.from_iterable(map(_leaves, (self.trees[n] for n in used))))
-        key = (like, place in self.transposed)
+        var, key = reading.variables[place], (like, place in self.transposed)
         form = self.forms.get(key)
-        if like < 0 or form is None or kind not in self.tensors:
-            ty, before = reading.variables[place].ty, len(self.ops)
-            out = self.call(name, call, inputs, ty, place in self.transposed)
+        if like < 0 or form is None:
+            before = len(self.ops)
+            out = self.call(name, call, inputs, var.ty, place in self.transposed)
             if like >= 0 and len(self.ops) > before:
                 self.forms[key] = self.ops[-1]
-            if isinstance(out, int):
-                self.tensors.setdefault(kind, self.tensor(ty, name))
             return out
-        out = len(self.values)
-        self.values.append(Value(name, *self.tensors[kind]))
-        self.ops.append(form._replace(name=name, inputs=tuple(inputs), outputs=(out,)))
+        out = self.variable(var, name, {})
+        outputs = (out,) if isinstance(out, int) else tuple(_leaves(out))
+        self.ops.append(form._replace(name=name, inputs=tuple(inputs), outputs=outputs))
         return out
 
     def call(self, name: str, call: ir.Call, inputs: list[int], ty: Any, in_place: bool) -> Tree:
