@@ -15,6 +15,7 @@ from tvm.relax.distributed import DTensorType
 
 from ..errors import LevelError
 from ..ir import PARTIAL_ATTR, P, R, call_axes, is_private, labels_of, value_types
+from ..native import read_functions
 from ..ops import is_packed_call, match_factor, rule_of
 
 Axes = frozenset[int]
@@ -64,10 +65,25 @@ class PartialState:
         return [NONE] * len(value_types(expr.ty))
 
     def check(self) -> None:
-        """Walk the bindings; the result must be as declared."""
-        for block in self.fn.body.blocks:
-            for b in block.bindings:
-                self.state[b.var] = self._value(b)
+        """Walk the bindings; the result must be as declared.
+
+        Of like bindings whose operands are partial alike the first is looked at.
+        """
+        (reading,) = read_functions([self.fn])
+        numbers: dict[tuple[Axes, ...], int] = {}  # of what a variable may have
+        have = [numbers.setdefault(tuple(axes), len(numbers)) for axes in self.state.values()]
+        known: dict[tuple[int, ...], tuple[list[Axes], int]] = {}
+        for i, (like, b) in enumerate(zip(reading.like, reading.bindings, strict=True)):
+            key = (like, *(have[n] if n >= 0 else -1 for n in reading.used(i)))
+            found = known.get(key) if like >= 0 else None
+            if found is None:
+                axes = self._value(b)
+                found = known[key] = axes, numbers.setdefault(tuple(axes), len(numbers))
+            self.state[reading.variables[len(have)]] = found[0]
+            have.append(found[1])
+        self._result()
+
+    def _result(self) -> None:
         found = self.of(self.fn.body.body)
         for i, axes in enumerate(found):
             want = declared(self.fn, "results", i) if is_private(self.fn) else NONE
