@@ -61,6 +61,13 @@ def unused_axes(plan: Any) -> tuple[str, ...]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, distribute, export, simulate, write."""
+    from ..ir.rewrite import collector_paused
+
+    with collector_paused():
+        return _run(arguments)
+
+
+def _run(arguments: argparse.Namespace) -> int:
     axes = check_model_options(arguments)
     outputs = Outputs()
     report = outputs.promise(arguments.report, "--report")

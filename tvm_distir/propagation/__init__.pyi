@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
-from .collector import collector_paused as collector_paused
 from .decide import propagate as propagate
 from .decision import Decision as Decision
 from .decision import Instance as Instance

@@ -8,8 +8,8 @@ from tvm import ir
 
 from ..errors import PropagationError
 from ..ir import meshes
+from ..ir.rewrite import collector_paused
 from ..system import System
-from .collector import collector_paused
 from .decision import Decision
 from .driver import Propagator
 from .memory import within

