@@ -1,7 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
-from .planner import Plan as Plan
 from .planner import Planner as Planner
 from .planner import plan_steps as plan_steps
 from .shards import TermsMove as TermsMove
@@ -12,6 +11,7 @@ from .steps import CCL_KINDS as CCL_KINDS
 from .steps import KINDS as KINDS
 from .steps import Step as Step
 from .steps import exchange_step as exchange_step
+from .transition import Redistribution as Redistribution
 from .wire import element_type as element_type
 from .wire import local_bytes as local_bytes
 from .wire import payload_bytes as payload_bytes

@@ -210,12 +210,12 @@ def test_a_slow_network_between_nodes_changes_the_plan():
 def test_each_transition_is_planned_once(monkeypatch):
     made = []
 
-    class Counted(planner._Search):
+    class Counted(planner.PathSearch):
         def __init__(self, *args):
             made.append(args)
             super().__init__(*args)
 
-    monkeypatch.setattr(planner, "_Search", Counted)
+    monkeypatch.setattr(planner, "PathSearch", Counted)
     plans = Planner()
     first = plans.plan((8, 8), (0,), (1,), (2,))
     assert plans.plan([8, 8], [0], [1], [2]) is first
@@ -250,4 +250,4 @@ def test_padding_alone_does_not_forbid_a_way():
     ]
     # Ends of 3 x 5 elements; an eighth more where only padding makes it larger.
     key = planner.Transition((5, 5), "float32", (0, R), (R, 0), (2, 2), (0, 1, 2, 3))
-    assert [Planner().limit_bytes(key, padded) for padded in (False, True)] == [60, 67]
+    assert [Planner().means.limit_bytes(key, padded) for padded in (False, True)] == [60, 67]

@@ -304,10 +304,10 @@ def test_outputs_of_a_mesh_need_all_of_its_entries():
 
     results = {rank: zeros(e, e.outputs) for e in found for rank in e.ranks}
     assert len(gather_outputs(found, results)) == 2
-    giver = next(e for e in found if any(p.index == 0 for p in e.outputs))
-    outputs = tuple(p for p in giver.outputs if p.index)
-    mine = tuple(e if e is not giver else dataclasses.replace(e, outputs=outputs) for e in found)
-    results.update({rank: zeros(giver, outputs) for rank in giver.ranks})
+    producer = next(e for e in found if any(p.index == 0 for p in e.outputs))
+    outputs = tuple(p for p in producer.outputs if p.index)
+    mine = tuple(e if e is not producer else dataclasses.replace(e, outputs=outputs) for e in found)
+    results.update({rank: zeros(producer, outputs) for rank in producer.ranks})
     with pytest.raises(EngineError, match=r"DIST0603.*do not give it"):
         gather_outputs(mine, results)
 

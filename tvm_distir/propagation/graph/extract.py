@@ -140,18 +140,18 @@ class _Function:
             found = self.of_class[first] = self.facts.tensor(var.ty), var.ty
         (shape, item, size), ty = found
         values = self.g.values
-        values.append(Value(var.name, shape or (), item, size, self.facts.home, ty))
+        values.append(Value(var.name, shape or (), item, size, self.facts.only_mesh, ty))
         return (len(values) - 1,)
 
     def _value(self, name: str, ty: Any) -> int:
-        g, home = self.g, self.facts.home
+        g, mesh = self.g, self.facts.only_mesh
         tensor = ty if type(ty) is relax.TensorType else tensor_type(ty)
         if tensor is None:
-            return g.add_value(name, (), 0, home)
+            return g.add_value(name, (), 0, mesh)
         shape, item, size = self.facts.tensor(tensor)
         if shape is None:
             if isinstance(ty, relax.TensorType) and int(ty.ndim) == 0:
-                g.values.append(Value(name, (), item, item, home, tensor))
+                g.values.append(Value(name, (), item, item, mesh, tensor))
                 return len(g.values) - 1
             raise self._error(
                 "DIST0402",
@@ -159,7 +159,7 @@ class _Function:
                 f"the shape of {ty} is not known",
                 "Give it one (symbolic dims are fine), or fold the op that computes it.",
             )
-        g.values.append(Value(name, shape, item, size, home, tensor))
+        g.values.append(Value(name, shape, item, size, mesh, tensor))
         return len(g.values) - 1
 
     def _flat(self, expr: Any, label: str) -> tuple[int, ...]:
@@ -224,7 +224,7 @@ class _Function:
                 )
             results = self._values(len(self.params) + number, var)
             node = Node(
-                "call", operands, results, None, self.facts.home, callee=callee, label=label
+                "call", operands, results, None, self.facts.only_mesh, callee=callee, label=label
             )
             self._bind(var, results, g.add_node(node))
             return
@@ -269,19 +269,19 @@ class _Function:
                 f"tensors become {var.ty}, so that sizes depend on data",
                 "Give the sizes as constants, or fold the op that computes them.",
             )
-        node = Node("op", operands, results, rule, self.facts.home, label=label)
+        node = Node("op", operands, results, rule, self.facts.only_mesh, label=label)
         self._bind(var, results, self.g.add_node(node))
 
     def _packed(self, var: Any, call: ir.Call, operands: tuple[int, ...]) -> None:
-        g, home = self.g, self.facts.home
+        g, mesh = self.g, self.facts.only_mesh
         rule, shapes = cache_rule(call, [g.values[v] if v >= 0 else None for v in operands])
         held = []
         for ty, shape in zip(value_types(var.ty), shapes):
             if tensor_type(ty) is not None:
                 held.append(self._value(var.name, ty))
             else:
-                held.append(g.add_value(var.name, shape, OPAQUE_BYTES, home))
-        node = Node("op", operands, tuple(held), rule, home, label=var.name)
+                held.append(g.add_value(var.name, shape, OPAQUE_BYTES, mesh))
+        node = Node("op", operands, tuple(held), rule, mesh, label=var.name)
         self._bind(var, tuple(held), g.add_node(node))
 
     def _pin(self, number: int, values: Sequence[int]) -> Annotation:

@@ -71,14 +71,14 @@ class Placer:
         key = (name, where, want)
         if key not in self._keys:
             inside = (*path, name)
-            if self.facts.home >= 0:
-                graph = self._at_home(raw, inside)
+            if self.facts.only_mesh >= 0:
+                graph = self._on_one_mesh(raw, inside)
             else:
                 graph = _Placing(self, raw, where, want, inside).run()
             self._keys[key] = self._intern(graph)
         return self._keys[key]
 
-    def _at_home(self, raw: Graph, path: tuple[str, ...]) -> Graph:
+    def _on_one_mesh(self, raw: Graph, path: tuple[str, ...]) -> Graph:
         """The graph where there is one mesh: only the keys of its callees are missing."""
         for k in raw.calls:
             node = raw.nodes[k]

@@ -58,7 +58,7 @@ def leaf_types(ty: Any) -> Sequence[Any]:
 class ModuleTypes:
     """Meshes of a module, and its types and annotations, each read once.
 
-    ``home`` is the mesh of all values where there is one only; with several, -1: the graphs are
+    ``only_mesh`` is the mesh of all values where there is one; with several, -1: the graphs are
     yet to be placed.
     """
 
@@ -66,7 +66,7 @@ class ModuleTypes:
         self.mod = mod
         self.mesh_shapes = [mesh_shape(m) for m in meshes(mod)]
         self.mesh_numbers = {mesh_key(m): i for i, m in enumerate(meshes(mod))}
-        self.home = 0 if len(self.mesh_shapes) == 1 else -1
+        self.only_mesh = 0 if len(self.mesh_shapes) == 1 else -1
         self._tensors: dict[int, list[tuple[Any, Tensor]]] = {}
         self._by_handle: dict[int, Tensor] = {}
         self._starts: dict[int, list[int]] = {}

@@ -13,7 +13,7 @@ from tvm import ir, relax
 from ...analysis import PartialState
 from ...ir import PARTIAL_ATTR, value_types
 from ...ir.rewrite import merged_blocks, typed
-from .scene import Path
+from .def_use import Path
 
 
 @dataclass

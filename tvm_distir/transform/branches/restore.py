@@ -34,8 +34,8 @@ from tvm import ir, relax
 
 from ...ir import SIDES, branch_of, relax_functions
 from ...ir.rewrite import typed, variables, with_body
+from .def_use import Path
 from .results import BranchResult, branch_results, is_choice
-from .scene import Path
 
 Results = Mapping[Any, BranchResult]
 

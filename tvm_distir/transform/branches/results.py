@@ -11,7 +11,7 @@ from tvm import ir, relax
 
 from ...ir import SIDES, branch_calls
 from ...ir.rewrite import op_name
-from .scene import Path
+from .def_use import Path
 
 
 @dataclass(frozen=True)

@@ -33,15 +33,15 @@ from tvm import ir, relax
 from ...analysis import PartialState
 from ...ir import branch_calls, branch_of, relax_functions
 from ...ir.rewrite import merged_blocks, retyped, substitute
+from .choice_mesh import choose_beside_branches
+from .def_use import DefUse
 from .extend import Sunk, extended
-from .homes import choices_at_home
-from .scene import Scene
 
 
 def sink_conversions(mod: ir.IRModule) -> ir.IRModule:
     """Move conversions into the branches that alone need them; see the module's docstring.
 
-    Before that every choice moves to the mesh of its branches (:mod:`.homes`).
+    Before that every choice moves to the mesh of its branches (:mod:`.choice_mesh`).
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def sink_conversions(mod: ir.IRModule) -> ir.IRModule:
     """
     if not any(branch_of(fn) for fn in mod.functions.values()):
         return mod
-    return _Sinker(choices_at_home(mod), legalized=False).run()
+    return _Sinker(choose_beside_branches(mod), legalized=False).run()
 
 
 def sink_collectives(mod: ir.IRModule) -> ir.IRModule:
@@ -208,23 +208,23 @@ class _Sinker:
         calls = [b for b, _, _ in branch_calls(self.mod, fn)]
         found: dict[Any, Sunk] = {}
         if calls:
-            scene, taken = Scene(fn, legalized=self.legalized), set[Any]()
+            def_use, moved = DefUse(fn, legalized=self.legalized), set[Any]()
             for b in calls:
-                found[b.var] = self._plan(scene, b, taken)
-                taken |= found[b.var].removed
+                found[b.var] = self._plan(def_use, b, moved)
+                moved |= found[b.var].removed
         return found
 
     @staticmethod
-    def _plan(scene: Scene, b: Any, taken: set[Any]) -> Sunk:
-        """What a call takes in of what no other one has taken."""
+    def _plan(def_use: DefUse, b: Any, moved: set[Any]) -> Sunk:
+        """What a call takes in of what no other one has."""
         sunk = Sunk()
         for i, arg in enumerate(b.value.args):
-            source, steps = scene.before(arg)
-            if steps and not taken & {var for var, _ in steps}:
+            source, steps = def_use.before(arg)
+            if steps and not moved & {var for var, _ in steps}:
                 sunk.sources[i], sunk.args[i] = source, [call for _, call in steps]
                 sunk.removed.update(var for var, _ in steps)
-        for path, leaf in scene.leaves(b.var, ()):
-            steps = scene.after(leaf)
+        for path, leaf in def_use.leaves(b.var, ()):
+            steps = def_use.after(leaf)
             if steps:
                 sunk.results[path] = [call for _, call in steps]
                 sunk.removed.update(var for var, _ in steps)

@@ -134,7 +134,7 @@ def _fill(rows: list[Any], joined: tuple[str, ...], most_bytes: int) -> dict[Any
     open_: dict[Key, int] = {}  # numbers in ``made``
     closed: set[int] = set()
     waits: dict[Any, frozenset[int]] = {}
-    home: dict[Any, Bucket] = {}
+    bucket_of: dict[Any, Bucket] = {}
 
     def close(numbers: Iterable[int]) -> None:
         closed.update(numbers)
@@ -161,12 +161,12 @@ def _fill(rows: list[Any], joined: tuple[str, ...], most_bytes: int) -> dict[Any
         if key not in open_:
             open_[key] = len(made)
             made.append(Bucket())
-        bucket = home[var] = made[open_[key]]
+        bucket = bucket_of[var] = made[open_[key]]
         bucket.members.append(var)
         bucket.operands.add(operand)
         bucket.size_bytes += size
         waits[var] = frozenset([open_[key]])
-    return {var: bucket for var, bucket in home.items() if len(bucket.members) > 1}
+    return {var: bucket for var, bucket in bucket_of.items() if len(bucket.members) > 1}
 
 
 def _whole_bytes(var: Any, value: ir.Call) -> int | None:

@@ -169,10 +169,10 @@ class MpiEngine(Engine):
         outputs: str,
     ) -> list[Any]:
         found = program.entries
-        givers = _agree(
+        sources = _agree(
             here, fabric, program, _Call(program.fingerprint, outputs, inputs is not None)
         )
-        local = _inputs(here, fabric, program, inputs, givers)
+        local = _inputs(here, fabric, program, inputs, sources)
         results: dict[int, list[Array]] = {}
         for entry in found:
             if fabric.rank in entry.ranks:
@@ -237,15 +237,15 @@ def _inputs(
     fabric: MpiFabric,
     program: Runnable,
     inputs: Inputs | None,
-    givers: Sequence[int],
+    sources: Sequence[int],
 ) -> LocalInputs:
     """Inputs of this rank: its own, or those that process 0 scatters."""
-    if len(givers) == here.size:
+    if len(sources) == here.size:
         return bind_inputs(program.entries, [] if inputs is None else inputs, program.stored)
-    if list(givers) != [0]:
+    if list(sources) != [0]:
         raise EngineError(
             "DIST0602",
-            f"the processes {list(givers)} of {here.size} have inputs",
+            f"the processes {list(sources)} of {here.size} have inputs",
             place="inputs",
             remedy="Give them on all processes, or on process 0 and None on the others.",
         )

@@ -45,11 +45,11 @@ from ...ir import (
     tensor_type,
 )
 from ...ir.rewrite import BlockWriter, bindings_of, callees_of, rebuild, variables, with_body
+from .def_use import DefUse
 from .results import branch_results, is_choice
-from .scene import Scene
 
 
-def choices_at_home(mod: ir.IRModule) -> ir.IRModule:
+def choose_beside_branches(mod: ir.IRModule) -> ir.IRModule:
     """Choose where the branches are; see the module's docstring.
 
     Parameters
@@ -60,7 +60,7 @@ def choices_at_home(mod: ir.IRModule) -> ir.IRModule:
     mod = _without_mixed(mod)
     functions: dict[Any, Any] = dict(mod.functions.items())
     for gv, fn in relax_functions(mod):
-        functions[gv] = _Homing(mod, str(gv.name_hint), fn).run()
+        functions[gv] = _ChoiceMover(mod, str(gv.name_hint), fn).run()
     return ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
 
 
@@ -99,7 +99,7 @@ def _meshes(mod: ir.IRModule, gv: Any, known: dict[str, set[Any]]) -> set[Any]:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Placed:
     """How one choice is written anew.
 
     Attributes
@@ -117,21 +117,21 @@ class _Plan:
     away: bool
 
 
-class _Homing:
+class _ChoiceMover:
     """Rewrites one function."""
 
     def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function) -> None:
         self.mod, self.name, self.fn = mod, name, fn
         self.results = branch_results(mod, fn)
-        self.scene = Scene(fn)
+        self.def_use = DefUse(fn)
         self.writer = BlockWriter(relax.BlockBuilder(), False)
         self.flags: dict[Any, Any] = {}
 
     def run(self) -> relax.Function:
-        """Return the function, or itself where all choices are at home."""
+        """Return the function, or itself where every choice is there already."""
         fn = self.fn
-        plans = self._plans()
-        away = [var for var, plan in plans.items() if plan.away]
+        placed = self._placed()
+        away = [var for var, one in placed.items() if one.away]
         if not away:
             return fn
         removed = {step for var in away for step in self._steps(var)}
@@ -141,23 +141,23 @@ class _Homing:
         for block in fn.body.blocks:
             self.writer = BlockWriter(self.writer.builder, isinstance(block, relax.DataflowBlock))
             for b in block.bindings:
-                if b.var in plans:
-                    self._choose(b, plans[b.var], state)
+                if b.var in placed:
+                    self._choose(b, placed[b.var], state)
                 elif b.var not in removed:
                     self.writer.bindings.append(b)
                     self._note(b.var)
             blocks.append(self.writer.block())
-        flags = {v for var in away for v in self.scene.moved(self.scene.value[var].args[0])[1]}
+        flags = {v for var in away for v in self.def_use.moved(self.def_use.value[var].args[0])[1]}
         blocks = _without_unread(blocks, fn.body.body, flags)
         return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
 
-    def _plans(self) -> dict[Any, _Plan]:
+    def _placed(self) -> dict[Any, _Placed]:
         """Choices between branches of one mesh, by their variables."""
-        plans: dict[Any, _Plan] = {}
-        for var, value in self.scene.value.items():
+        placed: dict[Any, _Placed] = {}
+        for var, value in self.def_use.value.items():
             if not is_choice(value) or not isinstance(value.args[0], ir.Var):
                 continue
-            sides = tuple(self.scene.moved(arg)[0] for arg in value.args[1:])
+            sides = tuple(self.def_use.moved(arg)[0] for arg in value.args[1:])
             one, other = (self.results.get(side) for side in sides)
             mesh = sides[0].ty.device_mesh
             if one is None or not one.faces(other):
@@ -165,34 +165,34 @@ class _Homing:
             if mesh_key(mesh) != mesh_key(sides[1].ty.device_mesh):
                 continue
             if mesh_key(mesh) == mesh_key(var.ty.device_mesh):
-                plans[var] = _Plan(mesh, tuple(value.args[1:]), away=False)
-            elif all(len(self.scene.readers[v]) == 1 for v in (*sides, *self._steps(var))):
-                plans[var] = _Plan(mesh, sides, away=True)
-        return plans
+                placed[var] = _Placed(mesh, tuple(value.args[1:]), away=False)
+            elif all(len(self.def_use.readers[v]) == 1 for v in (*sides, *self._steps(var))):
+                placed[var] = _Placed(mesh, sides, away=True)
+        return placed
 
     def _steps(self, var: Any) -> list[Any]:
         """Redistributes between the branches and their choice."""
-        sides = self.scene.value[var].args[1:]
-        return [step for side in sides for step in self.scene.moved(side)[1]]
+        sides = self.def_use.value[var].args[1:]
+        return [step for side in sides for step in self.def_use.moved(side)[1]]
 
     def _note(self, var: Any) -> None:
         """Remember on which mesh a flag is known."""
         tensor = tensor_type(var.ty)
         if tensor is not None and int(tensor.ndim) == 0 and str(tensor.dtype) == "bool":
-            self.flags.setdefault((self.scene.moved(var)[0], mesh_key(var.ty.device_mesh)), var)
+            self.flags.setdefault((self.def_use.moved(var)[0], mesh_key(var.ty.device_mesh)), var)
 
     def _flag(self, cond: Any, mesh: Any) -> Any:
         """The condition on a mesh: one variable for all choices there."""
-        key = (self.scene.moved(cond)[0], mesh_key(mesh))
+        key = (self.def_use.moved(cond)[0], mesh_key(mesh))
         if key not in self.flags:
             whole = placement_of([R] * len(mesh_shape(mesh)))
             self.flags[key] = self.writer.emit(redistribute(cond, mesh, whole), str(cond.name))
         return self.flags[key]
 
-    def _choose(self, b: Any, plan: _Plan, state: PartialState) -> None:
-        call, sides = b.value, list(plan.sides)
-        cond = self._flag(call.args[0], plan.mesh)
-        if not plan.away:
+    def _choose(self, b: Any, one: _Placed, state: PartialState) -> None:
+        call, sides = b.value, list(one.sides)
+        cond = self._flag(call.args[0], one.mesh)
+        if not one.away:
             self.writer.bind(b.var, rebuild(call, call.op, [cond, *sides], call.ty))
             return
         open_axes = [state.of(side) for side in sides]
@@ -201,7 +201,7 @@ class _Homing:
             unlike = labels_of(side.ty.placement) != labels_of(wanted)
             if unlike or open_axes[0] != open_axes[1]:
                 sides[i] = self.writer.emit(
-                    redistribute(side, plan.mesh, wanted), f"{side.name}_meets"
+                    redistribute(side, one.mesh, wanted), f"{side.name}_meets"
                 )
         chosen = rebuild(call, call.op, [cond, *sides], sides[0].ty)
         held = self.writer.variable(f"{b.var.name}_chosen", sides[0].ty)

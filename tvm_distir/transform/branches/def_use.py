@@ -20,7 +20,7 @@ MOVES = (*COLLECTIVES, "local_slice")
 """What converts a value at level 4, within its mesh."""
 
 
-class Scene:
+class DefUse:
     """Who defines and who reads the variables of a function.
 
     Attributes
