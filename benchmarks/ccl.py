@@ -48,7 +48,7 @@ def on_threads(cases: Sequence[Case]) -> list[Pair]:
 
 
 def _on_threads(case: Case) -> Pair:
-    fabric = native.NativeFabric(range(case.count), TIMEOUT_S)
+    fabric = native.CclFabric(range(case.count), TIMEOUT_S)
     empty = np.empty(case.whole, case.dtype)
     shared = Shared(threading.Barrier(case.count), [empty] * case.count, empty, copies=False)
     told: dict[int, Pair] = {}
@@ -79,14 +79,14 @@ def on_processes(cases: Sequence[Case]) -> list[Pair]:
 
 def _on_processes(case: Case) -> Pair:
     fork, count = multiprocessing.get_context("fork"), case.count
-    fabric = native.NativeFabric(range(count), TIMEOUT_S, shared=True)
+    fabric = native.CclFabric(range(count), TIMEOUT_S, shared=True)
     memory = mmap.mmap(-1, case.size_bytes * (count + 1))
     lanes = np.frombuffer(memory, case.dtype).reshape(count + 1, -1)[:, : case.whole]
     shared = Shared(fork.Barrier(count), list(lanes[:count]), lanes[count], copies=True)
     results = fork.SimpleQueue()
 
     def work(rank: int) -> None:
-        with native.NativeFabric.open(fabric.descriptor).worker(rank):
+        with native.CclFabric.open(fabric.descriptor).worker(rank):
             told = measure_numpy(case, shared, rank)
         if rank == 0:
             results.put(told)
@@ -131,15 +131,15 @@ def be_mpi_rank(cases: Sequence[Case]) -> None:
         print(json.dumps(rows), flush=True)
 
 
-def share_fabric(world: Any) -> native.NativeFabric:
+def share_fabric(world: Any) -> native.CclFabric:
     """A fabric for the processes of a job on one host: the memory of rank 0, opened by the rest."""
     if world.rank == 0:
-        fabric = native.NativeFabric(range(world.size), TIMEOUT_S, shared=True)
+        fabric = native.CclFabric(range(world.size), TIMEOUT_S, shared=True)
         world.bcast((os.getpid(), fabric.descriptor))
     else:
         process, number = world.bcast(None)
         descriptor = os.open(f"/proc/{process}/fd/{number}", os.O_RDWR)
-        fabric = native.NativeFabric.open(descriptor)
+        fabric = native.CclFabric.open(descriptor)
         os.close(descriptor)
     world.Barrier()
     return fabric

@@ -27,7 +27,7 @@ _Key = tuple[tuple[int, ...], int]
 
 
 @dataclass(frozen=True)
-class Pin:
+class VersionRange:
     """A range of versions of one distribution.
 
     Parameters
@@ -57,8 +57,8 @@ class Pin:
 
 
 PINS = (
-    Pin("apache-tvm", "==0.27.*", "0.27", "0.28", "DIST0101"),
-    Pin("apache-tvm-ffi", ">=0.1.14.post0,<0.1.15", "0.1.14.post0", "0.1.15", "DIST0102"),
+    VersionRange("apache-tvm", "==0.27.*", "0.27", "0.28", "DIST0101"),
+    VersionRange("apache-tvm-ffi", ">=0.1.14.post0,<0.1.15", "0.1.14.post0", "0.1.15", "DIST0102"),
 )
 
 REMEDY = "pip install " + " ".join(f'"{pin.requirement}"' for pin in PINS)
@@ -76,7 +76,7 @@ def _key(version: str) -> _Key | None:
     return tuple(release), -1 if post is None else int(post or 0)
 
 
-def accepts(pin: Pin, version: str) -> bool:
+def accepts(pin: VersionRange, version: str) -> bool:
     """Tell whether a version is in the range of a pin.
 
     Pre-releases and development versions are in no range: their interface may be that of the

@@ -13,7 +13,7 @@ from typing import Any
 from .opt import script
 from .options import add_model_options, check_model_options
 from .outputs import Outputs
-from .stages import Stopwatch, Work, load_work, run_passes
+from .stages import StagedModel, Stopwatch, load_work, run_passes
 from .terminal import put, say, wants_colour
 
 
@@ -131,7 +131,7 @@ _LEVEL_FILES = {
 }
 
 
-def _add_folder(outputs: Outputs, folder: Path, work: Work, program: Any) -> None:
+def _add_folder(outputs: Outputs, folder: Path, work: StagedModel, program: Any) -> None:
     """Program, plan and one TVMScript text per IR level."""
     outputs.add(folder / "program.json", program.to_json())
     outputs.add(folder / "plan.json", json.dumps(work.plan.to_dict(), indent=1) + "\n")

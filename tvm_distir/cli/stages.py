@@ -33,7 +33,7 @@ class Stopwatch:
 
 
 @dataclass
-class Work:
+class StagedModel:
     """A model on its way through the pipeline (``model`` as ``frontend.load_model`` gives it).
 
     ``system``: whose times decide, None where none is given.
@@ -55,7 +55,9 @@ def load_system(arguments: argparse.Namespace, watch: Stopwatch) -> Any:
         return System.load(arguments.system)
 
 
-def load_work(arguments: argparse.Namespace, axes: dict[str, int] | None, watch: Stopwatch) -> Work:
+def load_work(
+    arguments: argparse.Namespace, axes: dict[str, int] | None, watch: Stopwatch
+) -> StagedModel:
     """Load the model and the plan, or make the plan.
 
     Parameters
@@ -89,7 +91,7 @@ def load_work(arguments: argparse.Namespace, axes: dict[str, int] | None, watch:
             from ..strategy import with_updates
 
             plan = with_updates(model.mod, plan)
-    return Work(model, plan, system)
+    return StagedModel(model, plan, system)
 
 
 def training_step(mod: Any, arguments: argparse.Namespace) -> Any:
@@ -124,12 +126,12 @@ def load_plan(path: str, axes: dict[str, int] | None) -> Any:
     return plan
 
 
-def run_passes(work: Work, watch: Stopwatch, keep: bool) -> Any:
+def run_passes(work: StagedModel, watch: Stopwatch, keep: bool) -> Any:
     """Take the model through all passes.
 
     Parameters
     ----------
-    work : Work
+    work : StagedModel
     watch : Stopwatch
         Gets one stage per pass.
     keep : bool

@@ -14,7 +14,7 @@ from ..runtime.engines import Engine, run
 from ..runtime.program import (
     AxisTable,
     Bounds,
-    Entry,
+    EntryFunction,
     Inputs,
     Port,
     ShardedArray,
@@ -50,7 +50,7 @@ class Deployment:
         )
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[EntryFunction, ...]:
         """Entry functions, in mesh order."""
         return self.manifest.entries
 
@@ -89,7 +89,7 @@ class Deployment:
                     boxes[rank] = entry.bounds(port, rank)
         return ShardedArray(parts, shape, boxes)
 
-    def library(self, entry: Entry) -> Any:
+    def library(self, entry: EntryFunction) -> Any:
         """Runtime module that holds the entry function.
 
         Raises
@@ -99,7 +99,7 @@ class Deployment:
         """
         return load_saved(self.save(entry, self.folder), entry.function)
 
-    def save(self, entry: Entry, folder: Path) -> Path:
+    def save(self, entry: EntryFunction, folder: Path) -> Path:
         """The library's own file: nothing is written."""
         name = self.manifest.libraries[entry.function]
         check_file(self.folder, name, self.manifest)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import EngineError
-from ..reading import Value, read_json
-from ..runtime.program import AxisTable, Entry, check_entries, read_port
+from ..reading import JsonValue, read_json
+from ..runtime.program import AxisTable, EntryFunction, check_entries, read_port
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
@@ -33,7 +33,7 @@ class Manifest:
 
     Attributes
     ----------
-    entries : tuple of Entry
+    entries : tuple of EntryFunction
     axes : AxisTable
     libraries : mapping of function to file name
     weights : mapping of parameter position to {rank: (file name, key)}
@@ -42,7 +42,7 @@ class Manifest:
         Versions of the packages, and the machine's kind.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[EntryFunction, ...]
     axes: AxisTable
     libraries: Mapping[str, str]
     weights: Mapping[int, Mapping[int, tuple[str, str]]]
@@ -100,8 +100,10 @@ def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.exists():
         raise broken(folder, f"it holds no {MANIFEST}", "Name a folder that td.deploy wrote.")
-    top = Value(read_json(path, _refuse), str(path), _refuse).object()
-    version = top["schema_version"] if "schema_version" in top else Value(None, top.place, _refuse)
+    top = JsonValue(read_json(path, _refuse), str(path), _refuse).object()
+    version = (
+        top["schema_version"] if "schema_version" in top else JsonValue(None, top.place, _refuse)
+    )
     version.version(SCHEMA_VERSION)
     try:
         return _manifest(top.object(_KEYS))
@@ -120,7 +122,7 @@ def _refuse(place: str, what: str, remedy: str) -> EngineError:
     return broken(Path(place), what, remedy)
 
 
-def _manifest(top: Value) -> Manifest:
+def _manifest(top: JsonValue) -> Manifest:
     items = [item.object(_ENTRY, optional=("mesh_device_ids",)) for item in top["entries"].items()]
     weights = {}
     for item in top["weights"].items():
@@ -145,7 +147,7 @@ def _manifest(top: Value) -> Manifest:
     )
 
 
-def _entry(item: Value) -> Entry:
+def _entry(item: JsonValue) -> EntryFunction:
     name, shape = item["function"].text(), item["mesh_shape"].integers(least=1)
     inputs, outputs = (
         tuple(read_port(port.data, name, shape) for port in item[side].items())
@@ -153,7 +155,7 @@ def _entry(item: Value) -> Entry:
     )
     ranks = item["device_ids"].integers()
     devices = item["mesh_device_ids"].integers() if "mesh_device_ids" in item else ranks
-    return Entry(name, item["mesh"].integer(), shape, ranks, inputs, outputs, devices)
+    return EntryFunction(name, item["mesh"].integer(), shape, ranks, inputs, outputs, devices)
 
 
 def built_with() -> dict[str, str]:

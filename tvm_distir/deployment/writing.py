@@ -16,7 +16,7 @@ from tvm import ir
 from ..errors import EngineError
 from ..runtime.program import (
     Bounds,
-    Entry,
+    EntryFunction,
     LocalInputs,
     Lowered,
     Port,
@@ -101,12 +101,12 @@ def _make_room(where: Path) -> None:
 
 
 def _write_weights(
-    found: tuple[Entry, ...], values: Mapping[int, Any], where: Path
+    found: tuple[EntryFunction, ...], values: Mapping[int, Any], where: Path
 ) -> dict[int, dict[int, tuple[str, str]]]:
     """Write every distinct shard into the file of the first rank that holds it."""
     homes: dict[tuple[int, Bounds], tuple[str, str]] = {}
     parts: dict[int, dict[int, tuple[str, str]]] = {}
-    held: dict[str, dict[str, tuple[Entry, Port, int]]] = {}
+    held: dict[str, dict[str, tuple[EntryFunction, Port, int]]] = {}
     for entry in found:
         for port in entry.inputs:
             if port.index not in values:
@@ -121,7 +121,7 @@ def _write_weights(
     for file, keys in held.items():
         described = {k: (e.local_shape(p), p.dtype) for k, (e, p, _) in keys.items()}
 
-        def make(key: str, keys: Mapping[str, tuple[Entry, Port, int]] = keys) -> Array:
+        def make(key: str, keys: Mapping[str, tuple[EntryFunction, Port, int]] = keys) -> Array:
             entry, port, rank = keys[key]
             # Inputs of its own, so that the shard is dropped once it is written.
             alone = LocalInputs({port.index: values[port.index]})

@@ -3,11 +3,11 @@
 
 from .explainer import explain as explain
 from .explanation import Explanation as Explanation
-from .findings import Alternative as Alternative
 from .findings import AxisReason as AxisReason
+from .findings import ChainStep as ChainStep
 from .findings import Dim as Dim
 from .findings import Move as Move
-from .findings import Step as Step
-from .picture import Part as Part
+from .findings import OtherPlacement as OtherPlacement
+from .picture import HeldShard as HeldShard
 from .picture import parts as parts
 from .picture import picture as picture

@@ -15,15 +15,15 @@ from ..ir.rewrite import handle
 from ..plan import OpenLabels
 from ..propagation import Costs, Decision, propagate
 from ..propagation.solve import fits
-from .findings import Alternative, AxisReason, Collective
+from .findings import AxisReason, ExplainedCollective, OtherPlacement
 from .instances import InstanceIndex
 from .limits import Limits
 from .pinning import annotate_otherwise, annotated_labels, annotation_of
 from .subject import Subject
-from .traffic import Traffic, price_bytes, traffic_of
+from .traffic import ExecutionTraffic, price_bytes, traffic_of
 
 
-class Alternatives:
+class PlacementTrials:
     """Solves for other placements of a value.
 
     Parameters
@@ -38,7 +38,9 @@ class Alternatives:
     def __init__(self, subject: Subject, limits: Limits, costs: Costs | None) -> None:
         self.subject, self.limits, self.costs = subject, limits, costs
 
-    def each(self, now: Traffic, reasons: tuple[AxisReason, ...]) -> Iterator[Alternative]:
+    def each(
+        self, now: ExecutionTraffic, reasons: tuple[AxisReason, ...]
+    ) -> Iterator[OtherPlacement]:
         """Every other label along every axis, each solved for."""
         s = self.subject
         var = self._variable()
@@ -64,7 +66,7 @@ class Alternatives:
                         text = placement_text((label,))
                         why = self.limits.size_obstacle(label, i)
                         asked = text in claims
-                        yield Alternative(
+                        yield OtherPlacement(
                             s.axis_name(i), text, text, asked, None, None, impossible=why
                         )
                         continue
@@ -82,8 +84,8 @@ class Alternatives:
         return next((g.variables[key] for key in keys), None)
 
     def _alternative(
-        self, var: Any, labels: OpenLabels, i: int, now: Traffic, claims: set[str]
-    ) -> Alternative:
+        self, var: Any, labels: OpenLabels, i: int, now: ExecutionTraffic, claims: set[str]
+    ) -> OtherPlacement:
         """The module with the value annotated so, solved."""
         s = self.subject
         label, name = labels[i], s.axis_name(i)
@@ -99,14 +101,14 @@ class Alternatives:
             decision = propagate(other, self.costs)
         except DistIRError as error:  # the answer to what this placement would cost: it cannot be
             why = f"{error.code} {error.what}"
-            return Alternative(name, text, text, text in claims, None, None, impossible=why)
+            return OtherPlacement(name, text, text, text in claims, None, None, impossible=why)
         then = traffic_of(decision)
         becomes = text
         if label is None or any(var.same_as(p) for p in other[s.target.function].params):
             becomes = self._found_label(other, decision, i)
         kinds = sorted({*now.counts, *then.counts})
         changes = [
-            Collective(
+            ExplainedCollective(
                 kind,
                 axis,
                 then.counts[kind, axis] - now.counts[kind, axis],
@@ -114,7 +116,7 @@ class Alternatives:
             )
             for kind, axis in kinds
         ]
-        return Alternative(
+        return OtherPlacement(
             name,
             text,
             becomes,

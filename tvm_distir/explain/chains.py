@@ -13,7 +13,7 @@ from ..ir import P
 from ..ops import describe_factor
 from ..propagation import Instance
 from ..propagation.graph import Node
-from .findings import Step
+from .findings import ChainStep
 from .instances import Caller, InstanceIndex
 
 Stack = tuple[Caller, ...]
@@ -34,7 +34,7 @@ class Chain:
     ----------
     annotation : str
         ``function/variable``.
-    steps : tuple of Step
+    steps : tuple of ChainStep
         From the annotation on; none where the value itself is annotated.
     followed : bool
         Whether every step is one the program takes along the axis. Else the dims are tied by
@@ -42,7 +42,7 @@ class Chain:
     """
 
     annotation: str
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
     followed: bool
 
 
@@ -85,7 +85,7 @@ class Chains:
     def of_partial(self, inst: Instance, value: int) -> Chain | None:
         """Chain to a partial sum: to the sharded dim an op sums over, then through linear ops."""
         first: Sum = (inst, value, ())
-        came: dict[Any, tuple[Sum, Step] | None] = {_key(first): None}
+        came: dict[Any, tuple[Sum, ChainStep] | None] = {_key(first): None}
         queue = deque([first])
         while queue:
             here = queue.popleft()
@@ -117,7 +117,7 @@ class Chains:
 
     def given(self, inst: Instance, value: int) -> Chain | None:
         """Chain of calls from an annotation to a parameter that every caller gives as it says."""
-        steps: list[Step] = []
+        steps: list[ChainStep] = []
         while True:
             g = inst.graph
             k, _ = g.producer[value]
@@ -138,7 +138,7 @@ class Chains:
             steps.append(self._call_step(caller, kc, (caller, w), (inst, value), None))
             inst, value = caller, w
 
-    def _carried(self, here: Sum) -> Iterator[tuple[Sum, Step]]:
+    def _carried(self, here: Sum) -> Iterator[tuple[Sum, ChainStep]]:
         """Partial sums that become the one of ``here``."""
         inst, v, stack = here
         g = inst.graph
@@ -172,9 +172,9 @@ class Chains:
 
     def _reach(
         self, start: Spot, followed: bool, stacked: bool
-    ) -> Iterator[tuple[Spot, dict[Any, tuple[Spot, Step] | None]]]:
+    ) -> Iterator[tuple[Spot, dict[Any, tuple[Spot, ChainStep] | None]]]:
         """Dims tied to ``start``, nearest first, with the way each was come to."""
-        came: dict[Any, tuple[Spot, Step] | None] = {_key(start): None}
+        came: dict[Any, tuple[Spot, ChainStep] | None] = {_key(start): None}
         queue = deque([start])
         while queue:
             spot = queue.popleft()
@@ -193,7 +193,7 @@ class Chains:
             return None
         return self.index.place(inst, v)
 
-    def _neighbours(self, spot: Spot, followed: bool) -> Iterator[tuple[Spot, Step]]:
+    def _neighbours(self, spot: Spot, followed: bool) -> Iterator[tuple[Spot, ChainStep]]:
         """Dims one step away, and the step from each of them to ``spot``."""
         inst, v, d, stack = spot
         g = inst.graph
@@ -240,7 +240,7 @@ class Chains:
     def _pinned_as(self, inst: Instance, k: int, d: int) -> bool:
         return inst.choice[self.a][k].needs == (d,)
 
-    def _through_op(self, spot: Spot, k: int, followed: bool) -> Iterator[tuple[Spot, Step]]:
+    def _through_op(self, spot: Spot, k: int, followed: bool) -> Iterator[tuple[Spot, ChainStep]]:
         inst, v, d, stack = spot
         node = inst.graph.nodes[k]
         if node.rule is None:
@@ -263,7 +263,7 @@ class Chains:
                     near = (inst, w, e, stack)
                     yield near, self._op_step(inst, node, number, (w, e), (v, d))
 
-    def _into_call(self, spot: Spot, k: int, followed: bool) -> Iterator[tuple[Spot, Step]]:
+    def _into_call(self, spot: Spot, k: int, followed: bool) -> Iterator[tuple[Spot, ChainStep]]:
         inst, v, d, stack = spot
         node, kid = inst.graph.nodes[k], inst.kids[k]
         inner = [kid.graph.param_value(i) for i, w in enumerate(node.operands) if w == v]
@@ -282,7 +282,7 @@ class Chains:
         factor: int | None,
         source: tuple[int, int | None],
         target: tuple[int, int | None],
-    ) -> Step:
+    ) -> ChainStep:
         kind, words = "map", ""
         op = node.kind
         if node.rule is not None:
@@ -295,7 +295,7 @@ class Chains:
             op = "annotate_sharding"
         values = inst.graph.values
         variable = values[node.results[0]].name if node.results else node.label
-        return Step(
+        return ChainStep(
             f"{self.index.name(inst)}/{variable}",
             op,
             kind,
@@ -313,9 +313,9 @@ class Chains:
         source: tuple[Instance, int],
         target: tuple[Instance, int],
         dim: int | None,
-    ) -> Step:
+    ) -> ChainStep:
         kid = caller.kids[k]
-        return Step(
+        return ChainStep(
             f"{self.index.name(caller)}/{caller.graph.nodes[k].label}",
             f"call {self.index.name(kid)}",
             "call",
@@ -333,9 +333,9 @@ def _key(spot: Any) -> tuple[Any, ...]:
     return inst.number, *rest, tuple((caller.number, k) for caller, k in stack)
 
 
-def _unwind(came: dict[Any, Any], here: Any) -> list[Step]:
+def _unwind(came: dict[Any, Any], here: Any) -> list[ChainStep]:
     """Steps from ``here`` to where the search began."""
-    steps: list[Step] = []
+    steps: list[ChainStep] = []
     while (before := came[_key(here)]) is not None:
         here, step = before
         steps.append(step)

@@ -22,9 +22,9 @@ from ..plan import Plan
 from ..propagation import Costs, costs_for, propagate
 from ..system import System
 from ..transform import AnnotateSharding
-from .alternatives import Alternatives, cost_bytes
+from .alternatives import PlacementTrials, cost_bytes
 from .explanation import Explanation
-from .findings import Collective, Move
+from .findings import ExplainedCollective, Move
 from .instances import InstanceIndex
 from .limits import Limits
 from .picture import picture
@@ -89,7 +89,7 @@ class _Explainer:
     def __init__(self, subject: Subject, costs: Costs | None, prices: bool) -> None:
         self.subject, self.prices = subject, prices
         self.reasons, self.limits = Reasons(subject), Limits(subject)
-        self.alternatives = Alternatives(subject, self.limits, costs)
+        self.alternatives = PlacementTrials(subject, self.limits, costs)
 
     def run(self) -> Explanation:
         """Everything, in the order it is printed."""
@@ -152,7 +152,7 @@ class _Explainer:
             yield Move(
                 placement_text(have),
                 text,
-                tuple(Collective(name, axis, 1, sent) for (name, axis), sent in steps),
+                tuple(ExplainedCollective(name, axis, 1, sent) for (name, axis), sent in steps),
                 tuple(dict.fromkeys(user for user, form in users if form == text)),
             )
 

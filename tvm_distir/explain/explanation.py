@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .findings import Alternative, AxisReason, Collective, Dim, Move, Step
+from .findings import AxisReason, ChainStep, Dim, ExplainedCollective, Move, OtherPlacement
 
 SCHEMA_VERSION = 1
 
@@ -38,11 +38,11 @@ class Explanation:
     users : tuple of (str, str)
         Who uses the value, and in which placement.
     moves : tuple of Move
-    alternatives : tuple of Alternative
+    alternatives : tuple of OtherPlacement
     specialisations : tuple of (str, str)
         All specialisations of a private function, and the value's placement in each.
     price, cost : float
-        Of the whole decision, in bytes on the wire, as in :class:`Alternative`.
+        Of the whole decision, in bytes on the wire, as in :class:`OtherPlacement`.
     wire_bytes : int
         What a device sends in one execution of the whole module.
     picture : str
@@ -62,7 +62,7 @@ class Explanation:
     dims: tuple[Dim, ...]
     users: tuple[tuple[str, str], ...]
     moves: tuple[Move, ...]
-    alternatives: tuple[Alternative, ...]
+    alternatives: tuple[OtherPlacement, ...]
     specialisations: tuple[tuple[str, str], ...]
     price: float
     cost: float
@@ -185,7 +185,7 @@ def _reason(reason: AxisReason, prices: Mapping[str, float | None]) -> Iterator[
             yield f"    conflict: {annotation} asks for {label}{tail}"
 
 
-def _step(step: Step) -> str:
+def _step(step: ChainStep) -> str:
     source = _dim(step.source, step.source_dim)
     target = _dim(step.target, step.target_dim)
     factor = f" ({step.kind}: {step.factor})" if step.factor else ""
@@ -196,11 +196,11 @@ def _dim(name: str, dim: int | None) -> str:
     return f"{name} partial" if dim is None else f"{name} dim {dim}"
 
 
-def _collective(c: Collective) -> str:
+def _collective(c: ExplainedCollective) -> str:
     return f"{c.kind} along {c.axis}, {c.wire_bytes:,} bytes"
 
 
-def _alternatives(alternatives: Sequence[Alternative]) -> Iterator[str]:
+def _alternatives(alternatives: Sequence[OtherPlacement]) -> Iterator[str]:
     rows = [_HEAD]
     notes = []
     for x in alternatives:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Step:
+class ChainStep:
     """One step of a chain: an op or a call ties a dim of one value to a dim of another.
 
     Attributes
@@ -58,7 +58,7 @@ class AxisReason:
         ``cheapest``: an annotation reaches a dim, and whole costs least.
     annotation : str
         The nearest annotation that gave the label, ``function/variable``; empty for none.
-    steps : tuple of Step
+    steps : tuple of ChainStep
         From the annotation to the value.
     also : tuple of str
         Further annotations whose dims are tied to the same dim, nearest first.
@@ -73,7 +73,7 @@ class AxisReason:
     produced: str
     reason: str
     annotation: str
-    steps: tuple[Step, ...]
+    steps: tuple[ChainStep, ...]
     also: tuple[str, ...]
     claims: tuple[tuple[str, str], ...]
 
@@ -104,7 +104,7 @@ class Dim:
 
 
 @dataclass(frozen=True)
-class Collective:
+class ExplainedCollective:
     """One collective, or the difference of many.
 
     Attributes
@@ -131,19 +131,19 @@ class Move:
     ----------
     source, target : str
         Placements.
-    collectives : tuple of Collective
+    collectives : tuple of ExplainedCollective
     users : tuple of str
         Who takes the value in the target form.
     """
 
     source: str
     target: str
-    collectives: tuple[Collective, ...]
+    collectives: tuple[ExplainedCollective, ...]
     users: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Alternative:
+class OtherPlacement:
     """What another annotation of the value would do to the whole module.
 
     Attributes
@@ -164,7 +164,7 @@ class Alternative:
         values count double; and ties are broken.
     wire_bytes, flops, memory_bytes : int
         Differences per device and execution: bytes sent, arithmetic, bytes ops read and write.
-    collectives : tuple of Collective
+    collectives : tuple of ExplainedCollective
         Those that appear (count > 0) or vanish (count < 0), or send another number of bytes.
     impossible : str
         Why not, where it is not.
@@ -179,5 +179,5 @@ class Alternative:
     wire_bytes: int = 0
     flops: int = 0
     memory_bytes: int = 0
-    collectives: tuple[Collective, ...] = ()
+    collectives: tuple[ExplainedCollective, ...] = ()
     impossible: str = ""

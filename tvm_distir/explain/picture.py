@@ -30,7 +30,7 @@ MOST_ROWS = 64
 
 
 @dataclass(frozen=True)
-class Part:
+class HeldShard:
     """One shard and the devices that hold it.
 
     Attributes
@@ -49,7 +49,7 @@ class Part:
     devices: tuple[int, ...]
 
 
-def parts(shape: Sequence[Any], labels: Sequence[int], mesh: DeviceMesh) -> list[Part]:
+def parts(shape: Sequence[Any], labels: Sequence[int], mesh: DeviceMesh) -> list[HeldShard]:
     """All distinct shards of a tensor, in row-major order of their positions.
 
     Parameters
@@ -80,7 +80,7 @@ def parts(shape: Sequence[Any], labels: Sequence[int], mesh: DeviceMesh) -> list
         if key not in bounds:
             cuts = shard_slices(static, labels, sizes, coords)
             bounds[key] = tuple(cut if isinstance(n, int) else None for cut, n in zip(cuts, shape))
-    return [Part(key, bounds[key], tuple(sorted(found[key]))) for key in sorted(found)]
+    return [HeldShard(key, bounds[key], tuple(sorted(found[key]))) for key in sorted(found)]
 
 
 def picture(shape: Sequence[Any], labels: Sequence[int] | str, mesh: DeviceMesh) -> str:
@@ -150,7 +150,7 @@ def ids_text(devices: Sequence[int]) -> str:
     return ", ".join(words)
 
 
-def _range(part: Part, dim: int, counts: Sequence[int]) -> str:
+def _range(part: HeldShard, dim: int, counts: Sequence[int]) -> str:
     cut = part.bounds[dim]
     if cut is not None:
         return f"{cut[0]}:{cut[1]}"
@@ -165,14 +165,14 @@ def _shortened(count: int) -> list[int | None]:
     return [*range(half), None, *range(count - half, count)]
 
 
-def _grid(found: Sequence[Part], counts: Sequence[int]) -> list[str]:
+def _grid(found: Sequence[HeldShard], counts: Sequence[int]) -> list[str]:
     """Rows are the shards of dim 0, columns those of dim 1; a vector is one row."""
     by_position = {part.position: part for part in found}
     vector = len(counts) == 1
     across = _shortened(counts[-1])
     down: list[int | None] = [0] if vector else _shortened(counts[0])
 
-    def part_at(row: int, column: int) -> Part:
+    def part_at(row: int, column: int) -> HeldShard:
         return by_position[(column,) if vector else (row, column)]
 
     head = [""] + ["..." if c is None else _range(part_at(0, c), -1, counts) for c in across]
@@ -192,7 +192,7 @@ def _grid(found: Sequence[Part], counts: Sequence[int]) -> list[str]:
     return lines
 
 
-def _table(found: Sequence[Part], counts: Sequence[int]) -> list[str]:
+def _table(found: Sequence[HeldShard], counts: Sequence[int]) -> list[str]:
     rows = [["devices", *[f"dim {d}" for d in range(len(counts))]]]
     for part in found[:MOST_ROWS]:
         ranges = [_range(part, d, counts) for d in range(len(counts))]

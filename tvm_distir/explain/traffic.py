@@ -19,7 +19,7 @@ Kind = tuple[str, str]
 
 
 @dataclass
-class Traffic:
+class ExecutionTraffic:
     """Totals of one execution, per device, by ring formulae.
 
     Attributes
@@ -43,7 +43,7 @@ class Traffic:
         self.counts[kind] += count
         self.wire_bytes[kind] += size_bytes
 
-    def merge(self, other: Traffic) -> None:
+    def merge(self, other: ExecutionTraffic) -> None:
         """Add what another part of the program does."""
         self.counts.update(other.counts)
         self.wire_bytes.update(other.wire_bytes)
@@ -56,7 +56,7 @@ class Traffic:
         return sum(self.wire_bytes.values())
 
 
-def price_bytes(traffic: Traffic, decision: Decision) -> float:
+def price_bytes(traffic: ExecutionTraffic, decision: Decision) -> float:
     """What the traffic and work weigh in propagation, in bytes on the wire."""
     costs = decision.conversions.costs
     along = {axis.name: costs.along(a) for a, axis in enumerate(decision.axes)}
@@ -111,15 +111,15 @@ def moves_of(decision: Decision, inst: Instance, value: int) -> list[tuple[Form,
     return found
 
 
-def traffic_of(decision: Decision) -> Traffic:
+def traffic_of(decision: Decision) -> ExecutionTraffic:
     """Totals over all public functions, each executed once."""
-    totals: dict[int, Traffic] = {}
+    totals: dict[int, ExecutionTraffic] = {}
     for inst in _callees_first(decision):
         total = _own_traffic(decision, inst)
         for _, kid in sorted(inst.kids.items()):
             total.merge(totals[kid.number])
         totals[inst.number] = total
-    whole = Traffic()
+    whole = ExecutionTraffic()
     for _, inst in sorted(decision.entries.items()):
         whole.merge(totals[inst.number])
     return whole
@@ -139,8 +139,8 @@ def _callees_first(decision: Decision) -> list[Instance]:
     return list(order.values())
 
 
-def _own_traffic(decision: Decision, inst: Instance) -> Traffic:
-    total, g = Traffic(), inst.graph
+def _own_traffic(decision: Decision, inst: Instance) -> ExecutionTraffic:
+    total, g = ExecutionTraffic(), inst.graph
     for v in range(len(g.values)):
         for have, want in moves_of(decision, inst, v):
             for kind, sent in conversions(decision, inst, v, have, want):
@@ -159,7 +159,7 @@ def _own_traffic(decision: Decision, inst: Instance) -> Traffic:
     return total
 
 
-def _add_op(decision: Decision, inst: Instance, k: int, total: Traffic) -> None:
+def _add_op(decision: Decision, inst: Instance, k: int, total: ExecutionTraffic) -> None:
     """Work of one op, and what it sends inside (halos, statistics, maxima)."""
     node = inst.graph.nodes[k]
     rule = node.rule

@@ -56,7 +56,7 @@ class Executed:
 def collective(kind: str) -> Any:
     """Packed function of a kind; signatures as in :mod:`tvm_distir.runtime.collectives.ccl`.
 
-    It raises DIST0605 on a thread that is no worker of a :class:`NativeFabric`.
+    It raises DIST0605 on a thread that is no worker of a :class:`CclFabric`.
     """
     return load_library()[f"ccl_{kind}"]
 
@@ -92,7 +92,7 @@ def take_message(tag: int, source: int, out: Any) -> None:
     load_library()["ccl_recv"](tag, source, out)
 
 
-class NativeFabric:
+class CclFabric:
     """Fabric of the ranks of one run, in the library.
 
     Parameters
@@ -112,7 +112,7 @@ class NativeFabric:
         self._keep(load_library()["ccl_make_fabric"](shape, float(timeout_s), shared))
 
     @classmethod
-    def open(cls, descriptor: int) -> NativeFabric:
+    def open(cls, descriptor: int) -> CclFabric:
         """Open the fabric of another process by its open file, which stays the caller's."""
         fabric = cls.__new__(cls)
         fabric._keep(load_library()["ccl_open_fabric"](descriptor))

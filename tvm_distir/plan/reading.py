@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import DistIRError, Faults, MeshError, PlanError
-from ..reading import LARGEST, Value, read_json
+from ..reading import LARGEST, JsonValue, read_json
 from .schema import (
     DEFAULT_MESH,
     KINDS,
@@ -70,7 +70,7 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     MeshError
         DIST0201, DIST0202, DIST0203, DIST0204, DIST0206: meshes and placements.
     """
-    top = Value(data, place, _wrong).object(_PLAN_KEYS, optional=_PLAN_KEYS)
+    top = JsonValue(data, place, _wrong).object(_PLAN_KEYS, optional=_PLAN_KEYS)
     if "schema_version" not in top:
         raise PlanError(
             "DIST0222",
@@ -78,7 +78,7 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
             place=place,
             remedy=f'Add "schema_version": {SCHEMA_VERSION}.',
         )
-    Value(data["schema_version"], place, _other_version).version(SCHEMA_VERSION)
+    JsonValue(data["schema_version"], place, _other_version).version(SCHEMA_VERSION)
     faults = faults_of_plan(place)
     names, specs = _read_meshes(top, faults)
     rules: list[PlanRule] = []
@@ -96,7 +96,7 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
         raise error.placed(lambda at: at if at.startswith("plan") else f"{place}/{at}") from None
 
 
-def _read_meshes(top: Value, faults: Faults) -> tuple[list[str], list[MeshSpec]]:
+def _read_meshes(top: JsonValue, faults: Faults) -> tuple[list[str], list[MeshSpec]]:
     """Names of all meshes, and those without a fault."""
     if ("mesh" in top) == ("meshes" in top):
         raise top.wrong(
@@ -115,7 +115,7 @@ def _read_meshes(top: Value, faults: Faults) -> tuple[list[str], list[MeshSpec]]
     return list(meshes), specs
 
 
-def _read_mesh(name: str, data: Value) -> MeshSpec:
+def _read_mesh(name: str, data: JsonValue) -> MeshSpec:
     found = data.object(_MESH_KEYS, optional=_MESH_KEYS)
     if "axes" not in found:
         raise found.wrong('the mesh has no "axes"', 'Add "axes": {"tp": 2}.')
@@ -133,11 +133,11 @@ def _read_mesh(name: str, data: Value) -> MeshSpec:
     return MeshSpec(name, found["axes"].data, start, tuple(ids))
 
 
-def _listed(data: Value, key: str) -> list[Value]:
+def _listed(data: JsonValue, key: str) -> list[JsonValue]:
     return data[key].items() if key in data else []
 
 
-def _read_rule(data: Value, meshes: Sequence[str]) -> PlanRule:
+def _read_rule(data: JsonValue, meshes: Sequence[str]) -> PlanRule:
     kinds = [kind for kind in KINDS if kind in data.object()]
     if len(kinds) != 1:
         known = sorted({key for keys in _RULE_KEYS.values() for key in keys})
@@ -162,7 +162,7 @@ def _read_rule(data: Value, meshes: Sequence[str]) -> PlanRule:
             )
         )
 
-    def field(key: str, read: Callable[[Value], Made], missing: Made) -> Made:
+    def field(key: str, read: Callable[[JsonValue], Made], missing: Made) -> Made:
         if key in rule:
             with faults.gathered():
                 return read(rule[key])
@@ -174,7 +174,7 @@ def _read_rule(data: Value, meshes: Sequence[str]) -> PlanRule:
     name = field(kind, _text, "")
     placement = field("placement", _placement, no_labels)
     mesh = field("mesh", _text, only)
-    stationary = field("stationary", Value.flag, False)
+    stationary = field("stationary", JsonValue.flag, False)
     function = field("function", _text_or_none, None)
     index = field("index", _integer, None)
     arg = field("arg", _integer, None)
@@ -189,23 +189,23 @@ def _read_rule(data: Value, meshes: Sequence[str]) -> PlanRule:
         raise error.placed(lambda at: at if at.startswith(own) else f"{own} ({at})") from None
 
 
-def _text(value: Value) -> str:
+def _text(value: JsonValue) -> str:
     return value.text(empty=True)
 
 
-def _text_or_none(value: Value) -> str | None:
+def _text_or_none(value: JsonValue) -> str | None:
     return value.text(empty=True)
 
 
-def _integer(value: Value) -> int | None:
+def _integer(value: JsonValue) -> int | None:
     return value.integer(least=-LARGEST)
 
 
-def _integers(value: Value) -> tuple[int, ...]:
+def _integers(value: JsonValue) -> tuple[int, ...]:
     return tuple(item.integer(least=-LARGEST) for item in value.items())
 
 
-def _placement(value: Value) -> OpenLabels:
+def _placement(value: JsonValue) -> OpenLabels:
     return parse_open_placement(value.text(empty=True), value.place)
 
 

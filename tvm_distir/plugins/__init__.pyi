@@ -6,8 +6,8 @@ from .docstrings import summary as summary
 from .kinds import Unreadable as Unreadable
 from .kinds import as_term as as_term
 from .notation import Call as Call
-from .notation import Fields as Fields
 from .notation import Items as Items
+from .notation import NamedFields as NamedFields
 from .notation import Term as Term
 from .notation import Word as Word
 from .notation import read_calls as read_calls

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import nearest, parse_int, shortened
-from .notation import Fields, Items, Term, Word
+from .notation import Items, NamedFields, Term, Word
 
 LARGEST = 2**63 - 1
 """The largest integer: bytes and counts, which native code keeps in 64 bits."""
@@ -235,7 +235,7 @@ def _record(cls: Any) -> Kind | None:
     expects = f"{cls.__name__.lower()} in braces, of {', '.join(kinds)}"
 
     def read(term: Term) -> dict[str, Any]:
-        if not isinstance(term, Fields):
+        if not isinstance(term, NamedFields):
             raise Unreadable(expects)
         found = {}
         for name, value in term.pairs:
@@ -263,5 +263,5 @@ def as_term(value: Any) -> Term:
     if isinstance(value, str):
         return Word(value, quoted=value.lower() in _KEYWORDS)
     if isinstance(value, Mapping):
-        return Fields(tuple((str(name), as_term(item)) for name, item in value.items()))
+        return NamedFields(tuple((str(name), as_term(item)) for name, item in value.items()))
     return Items(tuple(as_term(item) for item in value))

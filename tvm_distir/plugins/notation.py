@@ -53,7 +53,7 @@ class Items:
 
 
 @dataclass(frozen=True)
-class Fields:
+class NamedFields:
     """Named values in braces."""
 
     pairs: tuple[tuple[str, Term], ...]
@@ -62,7 +62,7 @@ class Fields:
         return "{" + ",".join(f"{name}={value}" for name, value in self.pairs) + "}"
 
 
-Term = Word | Items | Fields
+Term = Word | Items | NamedFields
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Call:
     """A name with its options."""
 
     name: str
-    options: Fields = Fields(())
+    options: NamedFields = NamedFields(())
 
     def __str__(self) -> str:
         return f"{self.name}{self.options if self.options.pairs else ''}"
@@ -109,9 +109,9 @@ class _Reader:
 
     def call(self) -> Call:
         name = self.word("a name")
-        return Call(name, self.fields() if self.take("{") else Fields(()))
+        return Call(name, self.fields() if self.take("{") else NamedFields(()))
 
-    def fields(self) -> Fields:
+    def fields(self) -> NamedFields:
         pairs: dict[str, Term] = {}
         while not self.take("}"):
             if pairs:
@@ -123,7 +123,7 @@ class _Reader:
                 self.fail("an option once", f'the option "{name}" stands twice')
             self.need("=")
             pairs[name] = self.value()
-        return Fields(tuple(pairs.items()))
+        return NamedFields(tuple(pairs.items()))
 
     def value(self) -> Term:
         if self.take("{"):

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from ..errors import SimulationError
 from ..ir import COLLECTIVES, TRANSFERS
-from ..reading import LARGEST, Value, parse_json, read_text
+from ..reading import LARGEST, JsonValue, parse_json, read_text
 from ..system import KERNEL_CLASSES
 from . import parts
 from .checks import check_program
@@ -24,15 +24,15 @@ _INTEGERS = (
     "peer_mesh",
 )  # fmt: skip
 _TEXTS = ("op", "callee", "otherwise", "reason")
-_READ: Mapping[str, Callable[[Value], Any]] = {
-    **{key: Value.integer for key in _INTEGERS},
-    **{key: Value.text for key in _TEXTS},
+_READ: Mapping[str, Callable[[JsonValue], Any]] = {
+    **{key: JsonValue.integer for key in _INTEGERS},
+    **{key: JsonValue.text for key in _TEXTS},
     **{key: lambda value: value.text(empty=True) for key in ("name", "dtype")},
-    **{key: Value.integers for key in ("inputs", "outputs", "mesh_axes")},
+    **{key: JsonValue.integers for key in ("inputs", "outputs", "mesh_axes")},
     "kind": lambda value: value.word(KINDS),
     "kernel_class": lambda value: value.word(KERNEL_CLASSES),
     "tag": lambda value: value.integer(least=-LARGEST),
-    "modelled": Value.flag,
+    "modelled": JsonValue.flag,
 }
 """How each key of an op is read, ``collective`` apart."""
 
@@ -60,9 +60,9 @@ def parse_text(text: str, place: str, make: Callable[..., Made]) -> Made:
 
 def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     """Hand the parts of a program, checked, to ``make``; see :meth:`.program.Program.from_dict`."""
-    top = Value(data, place, _wrong, EXPORT).object()
+    top = JsonValue(data, place, _wrong, EXPORT).object()
     version = top.data.get("schema_version")
-    Value(version, place, _other_version).version(SCHEMA_VERSION)
+    JsonValue(version, place, _other_version).version(SCHEMA_VERSION)
     top.object(("schema_version", "meshes", "functions", "entries"))
     meshes = tuple(_mesh(one) for one in top["meshes"].items())
     functions = {name: _function(fn) for name, fn in top["functions"].fields()}
@@ -71,7 +71,7 @@ def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     return make(meshes, functions, entries)
 
 
-def _mesh(data: Value) -> Mesh:
+def _mesh(data: JsonValue) -> Mesh:
     found = data.object(("name", "axes", "shape", "device_ids"))
     return Mesh(
         found["name"].text(),
@@ -81,7 +81,7 @@ def _mesh(data: Value) -> Mesh:
     )
 
 
-def _entry(data: Value) -> Entry:
+def _entry(data: JsonValue) -> Entry:
     found = data.object(("mesh", "function", "device_ids"), optional=("device_ids",))
     return Entry(
         found["mesh"].integer(),
@@ -90,7 +90,7 @@ def _entry(data: Value) -> Entry:
     )
 
 
-def _function(data: Value) -> Function:
+def _function(data: JsonValue) -> Function:
     found = data.object(("mesh", "params", "results", "values", "ops"))
     return Function(
         mesh=found["mesh"].integer(),
@@ -101,7 +101,7 @@ def _function(data: Value) -> Function:
     )
 
 
-def _value(data: Value) -> parts.Value:
+def _value(data: JsonValue) -> parts.Value:
     optional = ("role", "whole_shape", "placement", "mesh")
     found = data.object(("name", "shape", "dtype", "bytes", *optional), optional)
     shape = found["shape"].integers()
@@ -119,7 +119,7 @@ def _value(data: Value) -> parts.Value:
     )
 
 
-def _op(data: Value) -> Op:
+def _op(data: JsonValue) -> Op:
     if "kind" not in data.object():
         data.object(COMMON_KEYS)
     kind = data["kind"].word(KINDS)

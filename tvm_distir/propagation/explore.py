@@ -21,7 +21,7 @@ from ..ops import Rule
 from .decision import Decision
 from .footprint import Footprint, Meter
 from .graph import LAYOUT_OPS, Axis, Graph
-from .search import Labels, Search
+from .search import Labels, WeightSearch
 from .solve import Costs, factor_fits, fits
 
 SETTLING = Costs()
@@ -84,7 +84,7 @@ class Explorer:
     ) -> None:
         self.ranks, self.costs = ranks, costs
         self._open = {name: dict.fromkeys(sorted(found)) for name, found in weights.items()}
-        self._search = Search(mod, Axis(0, 0, ranks, axis), costs)
+        self._search = WeightSearch(mod, Axis(0, 0, ranks, axis), costs)
         self._meter = Meter(ranks)
         self._stored: Labels = {}
         self._tried: dict[Hashable, Trial] = {}

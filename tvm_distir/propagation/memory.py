@@ -26,7 +26,7 @@ LAST_WEIGHT = 1 << 24
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptMemory:
     """What one device of the fullest mesh keeps while a public function runs.
 
     Attributes
@@ -55,12 +55,12 @@ class Keeper:
         self.decision = decision
         self._inner: dict[int, tuple[list[int], str]] = {}
 
-    def kept(self) -> Kept:
+    def kept(self) -> KeptMemory:
         """The worst of all public functions and meshes."""
         found = [one for inst in self.decision.entries.values() for one in self._of(inst)]
-        return max(found, key=lambda one: one.peak_bytes, default=Kept(0, 0, ""))
+        return max(found, key=lambda one: one.peak_bytes, default=KeptMemory(0, 0, ""))
 
-    def _of(self, inst: Instance) -> Iterator[Kept]:
+    def _of(self, inst: Instance) -> Iterator[KeptMemory]:
         g = inst.graph
         held = [0] * self._meshes()
         for k in g.params:
@@ -68,7 +68,7 @@ class Keeper:
             held[g.values[v].mesh] += self._bytes(inst, v, self.decision.value_form(inst, v))
         inner, place = self._inside(inst)
         for params, more in zip(held, inner):
-            yield Kept(params + more, params, place)
+            yield KeptMemory(params + more, params, place)
 
     def _meshes(self) -> int:
         return max((axis.mesh for axis in self.decision.axes), default=0) + 1

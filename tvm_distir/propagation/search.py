@@ -36,7 +36,7 @@ Stored = Mapping[str, Collection[int]]
 NOTHING: Stored = {}
 
 
-class Search:
+class WeightSearch:
     """A propagation along one axis whose seeds are weights.
 
     Parameters
@@ -177,4 +177,4 @@ def _key(labels: Asked, stored: Stored, parts: int) -> Hashable:
     )
 
 
-__all__ = ["Asked", "Labels", "Search", "Stored"]
+__all__ = ["Asked", "Labels", "Stored", "WeightSearch"]

@@ -5,5 +5,5 @@ from .files import parse_json as parse_json
 from .files import read_json as read_json
 from .files import read_text as read_text
 from .values import LARGEST as LARGEST
+from .values import JsonValue as JsonValue
 from .values import Refuse as Refuse
-from .values import Value as Value

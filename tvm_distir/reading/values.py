@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Values of JSON data, checked as they are taken: a wrong one is named by its path.
 
->>> found = Value(data, "plan.json", refuse).object(("name", "start"), optional=("start",))
+>>> found = JsonValue(data, "plan.json", refuse).object(("name", "start"), optional=("start",))
 >>> found["name"].text()
 """
 
@@ -26,7 +26,7 @@ def shown(data: Any) -> str:
     return shortened(data) if isinstance(data, int) else shortened(repr(data))
 
 
-class Value:
+class JsonValue:
     """A value with its place.
 
     Parameters
@@ -51,10 +51,10 @@ class Value:
         """Make the error of this value."""
         return self._refuse(self.place, what, remedy)
 
-    def _at(self, key: Any) -> Value:
-        return Value(self.data[key], f"{self.place}/{key}", self._refuse, self.fix)
+    def _at(self, key: Any) -> JsonValue:
+        return JsonValue(self.data[key], f"{self.place}/{key}", self._refuse, self.fix)
 
-    def object(self, keys: Iterable[str] | None = None, optional: Iterable[str] = ()) -> Value:
+    def object(self, keys: Iterable[str] | None = None, optional: Iterable[str] = ()) -> JsonValue:
         """Return the value, if it is an object with exactly these keys (any, when None).
 
         ``optional`` ones of them may be missing; an unknown one is told the nearest.
@@ -74,7 +74,7 @@ class Value:
                 raise self._refuse(f"{self.place}/{key}", "a key is missing", self.fix)
         return self
 
-    def __getitem__(self, key: str) -> Value:
+    def __getitem__(self, key: str) -> JsonValue:
         """Value of a key of an object."""
         return self._at(key)
 
@@ -82,12 +82,12 @@ class Value:
         """Whether an object has a key."""
         return key in self.data
 
-    def fields(self) -> Iterator[tuple[str, Value]]:
+    def fields(self) -> Iterator[tuple[str, JsonValue]]:
         """Keys and values of an object."""
         for key in self.object().data:
             yield str(key), self._at(key)
 
-    def items(self) -> list[Value]:
+    def items(self) -> list[JsonValue]:
         """Values of a list."""
         if not isinstance(self.data, list | tuple):
             raise self.wrong(f"{shown(self.data)} is not a list", "Give a list: [...].")

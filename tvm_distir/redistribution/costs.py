@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from ..ir import LOCAL_STEPS
-from ..system import PICOSECONDS, Clock, Layout, System, wire_bytes
+from ..system import PICOSECONDS, Clock, GroupLayout, System, wire_bytes
 
 LAUNCH_BYTES = 64
 """Price of starting a collective, in bytes on the wire."""
@@ -19,7 +19,7 @@ EXCHANGE_EXTRA = 8
 Groups = Sequence[Sequence[int]]
 
 
-class Costs(Protocol):
+class StepCosts(Protocol):
     """Prices, as integers: sums are exact in any order."""
 
     def step(self, kind: str, payload_bytes: int, groups: Groups) -> int:
@@ -44,7 +44,7 @@ class RingCosts:
     """Bytes that one rank sends, plus :data:`LAUNCH_BYTES` per collective."""
 
     def step(self, kind: str, payload_bytes: int, groups: Groups) -> int:
-        """See :class:`Costs`."""
+        """See :class:`StepCosts`."""
         size = len(groups[0])
         if size == 1:
             return 0
@@ -54,7 +54,7 @@ class RingCosts:
         return sent + LAUNCH_BYTES + EXCHANGE_EXTRA * (kind == "exchange")
 
     def floor(self, received_bytes: int) -> int:
-        """See :class:`Costs`."""
+        """See :class:`StepCosts`."""
         return received_bytes
 
 
@@ -63,14 +63,14 @@ class SystemCosts:
 
     def __init__(self, system: System) -> None:
         self.clock = Clock(system)
-        self._layouts: dict[tuple[tuple[int, ...], ...], Layout] = {}
+        self._layouts: dict[tuple[tuple[int, ...], ...], GroupLayout] = {}
         near, far = system.intra_node, system.inter_node
         per_node = far.nics_per_node * far.bandwidth_per_nic_GBps
         # Traffic inside a node and out of it may overlap: together no faster than this.
         self._fastest_bytes_per_s = 1e9 * (near.bandwidth_GBps + per_node)
 
     def step(self, kind: str, payload_bytes: int, groups: Groups) -> int:
-        """See :class:`Costs`."""
+        """See :class:`StepCosts`."""
         if len(groups[0]) == 1:
             return 0
         if kind in LOCAL_STEPS:
@@ -83,5 +83,5 @@ class SystemCosts:
         return spent_ps + EXCHANGE_EXTRA * (kind == "exchange")
 
     def floor(self, received_bytes: int) -> int:
-        """See :class:`Costs`."""
+        """See :class:`StepCosts`."""
         return math.floor(PICOSECONDS * received_bytes / self._fastest_bytes_per_s)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from ..errors import UsageError
 from ..system import System
-from .costs import Costs, RingCosts, SystemCosts
+from .costs import RingCosts, StepCosts, SystemCosts
 from .search import PathSearch
 from .steps import KINDS, Step
 from .transition import Means, Redistribution, Transition
@@ -64,7 +64,7 @@ class Planner:
                 place="LegalizeRedistribute",
                 remedy="Give 1.0 or more, or None for no bound.",
             )
-        costs: Costs = RingCosts() if system is None else SystemCosts(system)
+        costs: StepCosts = RingCosts() if system is None else SystemCosts(system)
         self.means = Means(costs, memory_bound, memory_bytes, tuple(kinds), innermost)
         self._known: OrderedDict[Transition, Redistribution] = OrderedDict()
 

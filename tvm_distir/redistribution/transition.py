@@ -12,7 +12,7 @@ import numpy as np
 
 from ..ir import Labels, local_shape
 from ..ops import size_bytes
-from .costs import Costs, Groups
+from .costs import Groups, StepCosts
 from .steps import Step
 
 PADDING_PARTS = 8
@@ -68,7 +68,7 @@ class Transition:
 class Means:
     """What redistributions may use: see :class:`.planner.Planner`."""
 
-    costs: Costs
+    costs: StepCosts
     memory_bound: float | None
     memory_bytes: int | None
     kinds: tuple[str, ...]

@@ -7,11 +7,11 @@ from .document import to_dict as to_dict
 from .document import to_json as to_json
 from .html import to_html as to_html
 from .model import Analysis as Analysis
-from .model import Event as Event
 from .model import Hardware as Hardware
-from .model import Lane as Lane
-from .model import Mesh as Mesh
-from .model import Parameter as Parameter
+from .model import ReportEvent as ReportEvent
+from .model import ReportLane as ReportLane
+from .model import ReportMesh as ReportMesh
+from .model import ReportParameter as ReportParameter
 from .text import to_text as to_text
 from .verification import verdict_dict as verdict_dict
 from .verification import verdict_text as verdict_text

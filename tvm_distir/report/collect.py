@@ -12,7 +12,7 @@ from .. import simulation as sim
 from ..program import Op, Program
 from ..system import System
 from . import units
-from .model import Analysis, Event, Hardware, Lane, Mesh, Parameter
+from .model import Analysis, Hardware, ReportEvent, ReportLane, ReportMesh, ReportParameter
 from .text import ranges
 
 ASSUMPTIONS = (
@@ -78,7 +78,7 @@ def analysis_of(
         time_s=result.time_s,
         peak_memory_bytes=result.peak_memory_bytes,
         hardware=hardware_of(system, main_dtype(program)),
-        meshes=tuple(Mesh(m.name, m.axes, m.shape, m.device_ids) for m in program.meshes),
+        meshes=tuple(ReportMesh(m.name, m.axes, m.shape, m.device_ids) for m in program.meshes),
         devices=result.devices,
         collectives=result.collectives,
         unmodelled_ops=tuple(result.unmodelled_ops),
@@ -97,8 +97,8 @@ def analysis_of(
     )
 
 
-def _lane(lane: sim.Lane) -> Lane:
-    return Lane(
+def _lane(lane: sim.Lane) -> ReportLane:
+    return ReportLane(
         mesh=lane.mesh,
         devices=tuple(lane.devices),
         events=tuple(_event(one) for one in lane.events()),
@@ -107,7 +107,7 @@ def _lane(lane: sim.Lane) -> Lane:
     )
 
 
-def _event(event: sim.Event) -> Event:
+def _event(event: sim.Event) -> ReportEvent:
     args = event.args
     facts = []
     if args.get("flops"):
@@ -122,7 +122,7 @@ def _event(event: sim.Event) -> Event:
         facts.append(f"groups of {args['group_size']}")
     if args.get("bound_by"):
         facts.append(f"bound by {args['bound_by']}")
-    return Event(
+    return ReportEvent(
         name=str(args.get("binding", event.name)),
         op=event.name,
         stream="compute" if event.stream == "compute" else "comm",
@@ -182,7 +182,7 @@ def hardware_of(system: System, dtype: str) -> Hardware:
     )
 
 
-def parameters_of(program: Program) -> tuple[Parameter, ...]:
+def parameters_of(program: Program) -> tuple[ReportParameter, ...]:
     """Inputs and weights of every entry, with their placement."""
     found = []
     for entry in program.entries:
@@ -196,7 +196,7 @@ def parameters_of(program: Program) -> tuple[Parameter, ...]:
             local = math.prod(value.shape)
             item_bytes = value.bytes // local if local else 0
             found.append(
-                Parameter(
+                ReportParameter(
                     name=value.name,
                     shape=tuple(whole),
                     dtype=value.dtype,

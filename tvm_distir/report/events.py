@@ -7,13 +7,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .model import Event, Lane
+from .model import ReportEvent, ReportLane
 
 MAX_EVENTS = 8000
 MAX_MEMORY_STEPS = 2000
 
 
-def shorten_events(events: Sequence[Event], limit: int = MAX_EVENTS) -> list[Event]:
+def shorten_events(events: Sequence[ReportEvent], limit: int = MAX_EVENTS) -> list[ReportEvent]:
     """Join short neighbouring events of a stream until at most about ``limit`` are left.
 
     Time is cut into ``limit // 4`` bins; events shorter than a bin that start in the same
@@ -22,7 +22,7 @@ def shorten_events(events: Sequence[Event], limit: int = MAX_EVENTS) -> list[Eve
 
     Parameters
     ----------
-    events : sequence of Event
+    events : sequence of ReportEvent
     limit : int
         Below this number nothing is joined.
     """
@@ -33,8 +33,8 @@ def shorten_events(events: Sequence[Event], limit: int = MAX_EVENTS) -> list[Eve
     bin_s = end_s / max(1, limit // 4)
     if bin_s <= 0:
         return ordered[:limit]
-    kept: list[Event] = []
-    bins: dict[tuple[str, int], list[Event]] = {}
+    kept: list[ReportEvent] = []
+    bins: dict[tuple[str, int], list[ReportEvent]] = {}
     for event in ordered:
         if event.duration_s >= bin_s:
             kept.append(event)
@@ -46,7 +46,7 @@ def shorten_events(events: Sequence[Event], limit: int = MAX_EVENTS) -> list[Eve
             kept.append(longest)
             continue
         kept.append(
-            Event(
+            ReportEvent(
                 name=f"{longest.name} and {len(group) - 1} more",
                 op=longest.op,
                 stream=stream,
@@ -81,12 +81,12 @@ def shorten_memory(
     return sorted(thin, key=lambda step: step[0])
 
 
-def lane_data(lane: Lane, colours: dict[str, int]) -> dict[str, Any]:
+def lane_data(lane: ReportLane, colours: dict[str, int]) -> dict[str, Any]:
     """One lane for the page's script: names once, events as rows of integers.
 
     Parameters
     ----------
-    lane : Lane
+    lane : ReportLane
     colours : dict of str to int
         Colour number by op.
 

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from . import units
-from .model import Analysis, Parameter
+from .model import Analysis, ReportParameter
 
 
 def findings(analysis: Analysis) -> list[str]:
@@ -106,7 +106,7 @@ class ParameterGroup:
 
     pattern: str
     names: tuple[str, ...]
-    example: Parameter
+    example: ReportParameter
 
     @property
     def device_bytes(self) -> int:
@@ -119,7 +119,7 @@ class ParameterGroup:
         return self.example.whole_bytes * len(self.names)
 
 
-def parameter_groups(parameters: tuple[Parameter, ...]) -> list[ParameterGroup]:
+def parameter_groups(parameters: tuple[ReportParameter, ...]) -> list[ParameterGroup]:
     """Join the parameters of repeated layers: same name up to numbers, same shape and placement.
 
     Returns
@@ -127,7 +127,7 @@ def parameter_groups(parameters: tuple[Parameter, ...]) -> list[ParameterGroup]:
     groups : list of ParameterGroup
         Ordered by the bytes they take on one device, most first.
     """
-    found: dict[tuple[object, ...], list[Parameter]] = {}
+    found: dict[tuple[object, ...], list[ReportParameter]] = {}
     for one in parameters:
         pattern = re.sub(r"\d+", "*", one.name)
         key = (pattern, one.shape, one.dtype, one.mesh, one.placement)

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..simulation import Branch, Collective, DeviceResult, FunctionTime, OpTime
+from ..simulation import Branch, CollectiveTotal, DeviceResult, FunctionTime, OpTime
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Mesh:
+class ReportMesh:
     """A device mesh: axes major first, device ids row-major over them."""
 
     name: str
@@ -24,7 +24,7 @@ class Mesh:
 
 
 @dataclass(frozen=True)
-class Event:
+class ReportEvent:
     """One op on one stream. ``scope`` names the functions around it, outermost first."""
 
     name: str
@@ -37,7 +37,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Lane:
+class ReportLane:
     """Devices that run the same program at the same times, shown once.
 
     ``memory`` holds ``(time_s, live_bytes)`` steps; ``events_total`` counts the events that
@@ -46,13 +46,13 @@ class Lane:
 
     mesh: str
     devices: tuple[int, ...]
-    events: tuple[Event, ...]
+    events: tuple[ReportEvent, ...]
     memory: tuple[tuple[float, int], ...]
     events_total: int = 0
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ReportParameter:
     """An input of the whole program and how it lies on its mesh."""
 
     name: str
@@ -88,16 +88,16 @@ class Analysis:
     time_s: float
     peak_memory_bytes: int
     hardware: Hardware
-    meshes: tuple[Mesh, ...]
+    meshes: tuple[ReportMesh, ...]
     devices: tuple[DeviceResult, ...]
-    collectives: tuple[Collective, ...]
+    collectives: tuple[CollectiveTotal, ...]
     unmodelled_ops: tuple[str, ...] = ()
     branches: tuple[Branch, ...] = ()
-    lanes: tuple[Lane, ...] = ()
+    lanes: tuple[ReportLane, ...] = ()
     ops: tuple[OpTime, ...] = ()
     functions: tuple[FunctionTime, ...] = ()
     focus: str = ""
-    parameters: tuple[Parameter, ...] = ()
+    parameters: tuple[ReportParameter, ...] = ()
     plan: Mapping[str, Any] | None = None
     strategy: str | None = None
     batch: int | None = None
@@ -130,7 +130,7 @@ class Analysis:
             found.setdefault(replace(device, id=0), []).append(device.id)
         return [(ids, same) for same, ids in found.items()]
 
-    def axis_words(self, one: Collective) -> str:
+    def axis_words(self, one: CollectiveTotal) -> str:
         """Axis of a collective, with its mesh where there are several; of a transfer, its ends."""
         alone = len(self.meshes) == 1 or "->" in one.mesh_axis
         return one.mesh_axis if alone else f"{one.mesh}: {one.mesh_axis}"

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-from ..simulation import Collective, FunctionTime
+from ..simulation import CollectiveTotal, FunctionTime
 from . import units
 from .markup import bar, esc, op_colours, row, section, swatch, table
-from .model import Analysis, Lane
+from .model import Analysis, ReportLane
 from .text import ranges, work
 
 
@@ -45,7 +45,7 @@ def time_split(analysis: Analysis) -> str:
     return section("Where the time goes", "time", "".join(rows), note)
 
 
-def lane_title(lane: Lane) -> str:
+def lane_title(lane: ReportLane) -> str:
     """``stage0: devices 0-3``."""
     many = "s" if len(lane.devices) > 1 else ""
     return f"{lane.mesh}: device{many} {ranges(lane.devices)}"
@@ -111,7 +111,7 @@ def collectives(analysis: Analysis) -> str:
     return section("Collectives", "collectives", table(head, rows, kinds), note)
 
 
-def _weight(one: Collective) -> tuple[float, int]:
+def _weight(one: CollectiveTotal) -> tuple[float, int]:
     return (one.time_s, one.wire_bytes_per_device)
 
 

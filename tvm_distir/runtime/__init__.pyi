@@ -12,7 +12,7 @@ from .engines import strip_annotations as strip_annotations
 from .engines.threads import ThreadsEngine as ThreadsEngine
 from .engines.virtual import VirtualEngine as VirtualEngine
 from .program import CollectiveCount as CollectiveCount
-from .program import Entry as Entry
+from .program import EntryFunction as EntryFunction
 from .program import Port as Port
 from .program import ShardedArray as ShardedArray
 from .program import Stored as Stored

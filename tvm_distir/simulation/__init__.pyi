@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .lanes import Branch as Branch
-from .lanes import Collective as Collective
+from .lanes import CollectiveTotal as CollectiveTotal
 from .lanes import DeviceResult as DeviceResult
 from .lanes import Event as Event
 from .lanes import FunctionTime as FunctionTime

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..program import Op, Program
-from ..system import Clock, Layout, System, wire_bytes
+from ..system import Clock, GroupLayout, System, wire_bytes
 
 COMPUTE, COMM, SEND, RECV = range(4)
 STREAMS = ("compute", "comm", "send", "recv")
@@ -46,8 +46,8 @@ class OpCosts:
 
     def __init__(self, program: Program, system: System) -> None:
         self.program, self.clock = program, Clock(system)
-        self._layouts: dict[tuple[int, tuple[int, ...]], Layout] = {}
-        self._pairs: dict[tuple[int, int], Layout] = {}
+        self._layouts: dict[tuple[int, tuple[int, ...]], GroupLayout] = {}
+        self._pairs: dict[tuple[int, int], GroupLayout] = {}
 
     def row(self, function: str, number: int) -> OpRow:
         """Cost of the op ``number`` of a function (not a call or view)."""
@@ -74,7 +74,7 @@ class OpCosts:
         layout = self._layout(op)
         return self.clock.group_durations_ps(op.collective, op.payload_bytes, layout, place)
 
-    def _layout(self, op: Op) -> Layout:
+    def _layout(self, op: Op) -> GroupLayout:
         key = (op.mesh, op.mesh_axes)
         if key not in self._layouts:
             groups = self.program.meshes[op.mesh].groups(op.mesh_axes)

@@ -24,18 +24,18 @@ from ..program import Program
 from .costs import RECV, OpCosts, OpRow
 from .flat import Flat
 from .overlap import order_waits
-from .rendezvous import Groups, Part, meetings
+from .rendezvous import DeviceTasks, Groups, meetings
 
 Ints = npt.NDArray[np.int64]
 _STREAMED = 3  # compute, comm, send; a receive occupies no stream
 
 
 @dataclass(frozen=True)
-class Graph:
+class TaskGraph:
     """Tasks for the event loop, and which part of them belongs to which devices."""
 
     tasks: Tasks
-    parts: tuple[Part, ...]
+    parts: tuple[DeviceTasks, ...]
 
 
 def build_graph(
@@ -45,7 +45,7 @@ def build_graph(
     costs: OpCosts,
     fold: bool,
     blocking: bool = False,
-) -> Graph:
+) -> TaskGraph:
     """Join the entries' tasks; see :func:`.overlap.order_waits` for ``blocking``.
 
     Raises
@@ -53,12 +53,12 @@ def build_graph(
     SimulationError
         DIST0722 for a transfer with one end, DIST0712 for a collective on another mesh.
     """
-    parts: list[Part] = []
+    parts: list[DeviceTasks] = []
     size = 0
     for number, entry in enumerate(program.entries):
         devices = program.devices_of(entry)
         for share in [devices] if fold else [(device,) for device in devices]:
-            parts.append(Part(number, share, size))
+            parts.append(DeviceTasks(number, share, size))
             size += flats[entry.function].row.size
     durations = np.array([row.duration_ps for row in rows], np.int64)
     streams = np.array([row.stream for row in rows], np.int64)
@@ -87,10 +87,10 @@ def build_graph(
     tasks = Tasks.from_pairs(
         all_durations, np.concatenate(stream), np.concatenate(waits), groups.of_task
     )
-    return Graph(tasks, tuple(parts))
+    return TaskGraph(tasks, tuple(parts))
 
 
-def _check_meshes(program: Program, part: Part, flat: Flat, rows: Sequence[OpRow]) -> None:
+def _check_meshes(program: Program, part: DeviceTasks, flat: Flat, rows: Sequence[OpRow]) -> None:
     devices, known = set(part.devices), set[int]()
     for number in np.unique(flat.row).tolist():
         row = rows[number]

@@ -46,7 +46,7 @@ class DeviceResult:
 
 
 @dataclass(frozen=True)
-class Collective:
+class CollectiveTotal:
     """All executions of one kind of collective along the same axes, on each device.
 
     Attributes

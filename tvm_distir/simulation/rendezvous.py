@@ -22,7 +22,7 @@ TransferKey = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Part:
+class DeviceTasks:
     """The tasks of one device of an entry: ``[first, first + number of tasks)``.
 
     Attributes
@@ -48,7 +48,7 @@ class Meetings:
     mesh : Mesh
     row : int64 array (collectives,)
         Ops, in order.
-    parts : tuple of Part
+    parts : tuple of DeviceTasks
         Whose devices take part.
     tasks : int64 array (parts, collectives)
         Their tasks.
@@ -56,12 +56,12 @@ class Meetings:
 
     mesh: Mesh
     row: Ints
-    parts: tuple[Part, ...]
+    parts: tuple[DeviceTasks, ...]
     tasks: Ints
 
 
 def meetings(
-    program: Program, parts: Sequence[Part], flats: Mapping[str, Flat], rows: Sequence[OpRow]
+    program: Program, parts: Sequence[DeviceTasks], flats: Mapping[str, Flat], rows: Sequence[OpRow]
 ) -> Iterator[Meetings]:
     """Collectives by mesh.
 
@@ -71,7 +71,7 @@ def meetings(
         DIST0712 where entries that share a mesh have other collectives on it.
     """
     mesh_of = np.array([row.op.mesh if row.op.kind == "collective" else -1 for row in rows])
-    found: dict[int, list[tuple[Part, Ints, Ints]]] = {}
+    found: dict[int, list[tuple[DeviceTasks, Ints, Ints]]] = {}
     for part in parts:
         own = flats[program.entries[part.entry].function].row
         if not own.size:
@@ -95,7 +95,9 @@ def meetings(
         )
 
 
-def _check_same(mesh: Mesh, part: Part, first: Sequence[OpRow], other: Sequence[OpRow]) -> None:
+def _check_same(
+    mesh: Mesh, part: DeviceTasks, first: Sequence[OpRow], other: Sequence[OpRow]
+) -> None:
     """Refuse another number, order or kind of collectives."""
     for one, two in itertools.zip_longest(first, other):
         if one is two:
@@ -124,15 +126,15 @@ class _Ends:
     """The tasks of one transfer key: per part those that send, or receive, in order."""
 
     place: str
-    sends: dict[Part, list[int]]
-    receives: dict[Part, list[int]]
+    sends: dict[DeviceTasks, list[int]]
+    receives: dict[DeviceTasks, list[int]]
 
     def counts(self) -> tuple[int, int]:
         """Sends and receives of one device."""
         sent, received = (len(next(iter(x.values()), [])) for x in (self.sends, self.receives))
         return sent, received
 
-    def times(self) -> Iterator[tuple[dict[Part, int], dict[Part, int]]]:
+    def times(self) -> Iterator[tuple[dict[DeviceTasks, int], dict[DeviceTasks, int]]]:
         """Tasks of the first, second, ... transfer."""
         for number in range(self.counts()[0]):
             yield (
@@ -165,7 +167,7 @@ class Groups:
     def transfers(
         self,
         program: Program,
-        parts: Sequence[Part],
+        parts: Sequence[DeviceTasks],
         flats: Mapping[str, Flat],
         rows: Sequence[OpRow],
     ) -> None:
@@ -187,7 +189,7 @@ class Groups:
                     remedy="Give every send one receive with its tag.",
                 )
 
-            def goes(part: Part, task: int) -> bool:
+            def goes(part: DeviceTasks, task: int) -> bool:
                 own = flats[program.entries[part.entry].function]
                 return bool(moves[own.row[task - part.first]])
 
@@ -240,7 +242,7 @@ def _joined_parts(shared: Meetings, axes: tuple[int, ...]) -> list[list[int]]:
 
 
 def _transfer_ends(
-    program: Program, parts: Sequence[Part], flats: Mapping[str, Flat], rows: Sequence[OpRow]
+    program: Program, parts: Sequence[DeviceTasks], flats: Mapping[str, Flat], rows: Sequence[OpRow]
 ) -> dict[TransferKey, _Ends]:
     found: dict[TransferKey, _Ends] = {}
     is_transfer = np.array([row.op.kind == "transfer" for row in rows], bool)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .lanes import Branch, Collective, DeviceResult, Event, Lane
+from .lanes import Branch, CollectiveTotal, DeviceResult, Event, Lane
 from .trace import write_trace
 
 SCHEMA_VERSION = 1
@@ -31,7 +31,7 @@ class Result:
         Of one device of the system.
     devices : tuple of DeviceResult
         All of them, by id.
-    collectives : tuple of Collective
+    collectives : tuple of CollectiveTotal
         Sorted by mesh, kind, axes and group size.
     unmodelled_ops : tuple of str
         Ops whose work is not known (their time is that of moving their operands).
@@ -50,7 +50,7 @@ class Result:
     peak_memory_bytes: int
     memory_capacity_bytes: int
     devices: tuple[DeviceResult, ...]
-    collectives: tuple[Collective, ...]
+    collectives: tuple[CollectiveTotal, ...]
     unmodelled_ops: tuple[str, ...]
     lanes: tuple[Lane, ...]
     engine: str

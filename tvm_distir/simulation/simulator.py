@@ -15,11 +15,11 @@ from ..program import Mesh, Program
 from ..system import System
 from .costs import COMPUTE, SEND, OpCosts, OpRow
 from .flat import Flat, Flattener
-from .graph import Graph, build_graph
+from .graph import TaskGraph, build_graph
 from .intervals import measure, overlap, union
-from .lanes import Collective, DeviceResult, Lane
+from .lanes import CollectiveTotal, DeviceResult, Lane
 from .memory import lifetimes, live_memory
-from .rendezvous import Part
+from .rendezvous import DeviceTasks
 from .result import Result
 from .timeline import Timeline, seconds
 
@@ -115,7 +115,7 @@ class _TaskNames(Sequence[str]):
     """Names of tasks for messages, made when asked for."""
 
     def __init__(
-        self, program: Program, graph: Graph, flats: Mapping[str, Flat], rows: Sequence[OpRow]
+        self, program: Program, graph: TaskGraph, flats: Mapping[str, Flat], rows: Sequence[OpRow]
     ) -> None:
         self._program, self._graph, self._flats, self._rows = program, graph, flats, rows
 
@@ -131,7 +131,7 @@ class _TaskNames(Sequence[str]):
 
 
 def _account(
-    program: Program, part: Part, timeline: Timeline, finish: int
+    program: Program, part: DeviceTasks, timeline: Timeline, finish: int
 ) -> tuple[Lane, list[DeviceResult]]:
     """Sum up what the devices of a part did."""
     entry = program.entries[part.entry]
@@ -201,8 +201,8 @@ def _resident_bytes(program: Program, root: str) -> tuple[int, int]:
 
 
 def _collectives(
-    program: Program, graph: Graph, flats: Mapping[str, Flat], rows: Sequence[OpRow]
-) -> tuple[Collective, ...]:
+    program: Program, graph: TaskGraph, flats: Mapping[str, Flat], rows: Sequence[OpRow]
+) -> tuple[CollectiveTotal, ...]:
     """Collectives and transfers summed by kind, axes and group size, per mesh.
 
     Of entries that share a mesh, whose transfers may differ, the most of each.
@@ -224,7 +224,7 @@ def _collectives(
         for key, table in sums.items():
             most[key] = [max(pair) for pair in zip(most.get(key, table), table, strict=True)]
     return tuple(
-        Collective(kind, mesh_name, axes, size, count, payload, wire, seconds(spent))
+        CollectiveTotal(kind, mesh_name, axes, size, count, payload, wire, seconds(spent))
         for (mesh_name, kind, axes, size), (count, payload, wire, spent) in sorted(most.items())
     )
 

@@ -13,7 +13,7 @@ from .hardware import IntraNode as IntraNode
 from .model import Roofline as Roofline
 from .model import System as System
 from .model import WorkLike as WorkLike
-from .network import Layout as Layout
+from .network import GroupLayout as GroupLayout
 from .network import wire_bytes as wire_bytes
 from .network import wire_share as wire_share
 from .reading import SCHEMA_VERSION as SCHEMA_VERSION

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ..errors import SimulationError
 from .model import System
-from .network import Layout, pair_up
+from .network import GroupLayout, pair_up
 
 PICOSECONDS = 10**12
 _LARGEST_S = (1 << 62) / PICOSECONDS
@@ -34,8 +34,8 @@ class Clock:
     def __init__(self, system: System) -> None:
         self.system = system
         self._kernels: dict[tuple[int, int, str, str], KernelTime] = {}
-        self._collectives: dict[tuple[str, int, Layout], tuple[int, dict[object, int]]] = {}
-        self._transfers: dict[tuple[str, int, Layout], int] = {}
+        self._collectives: dict[tuple[str, int, GroupLayout], tuple[int, dict[object, int]]] = {}
+        self._transfers: dict[tuple[str, int, GroupLayout], int] = {}
 
     def kernel(
         self, flops: int, moved_bytes: int, kernel_class: str, dtype: str, place: str = ""
@@ -47,19 +47,21 @@ class Clock:
             self._kernels[key] = KernelTime(picoseconds(found.time_s, place), found.bound_by)
         return self._kernels[key]
 
-    def collective_ps(self, kind: str, payload_bytes: int, layout: Layout, place: str = "") -> int:
+    def collective_ps(
+        self, kind: str, payload_bytes: int, layout: GroupLayout, place: str = ""
+    ) -> int:
         """Time of a collective in the slowest of the groups, which all run at once."""
         return self._collective(kind, payload_bytes, layout, place)[0]
 
     def group_durations_ps(
-        self, kind: str, payload_bytes: int, layout: Layout, place: str = ""
+        self, kind: str, payload_bytes: int, layout: GroupLayout, place: str = ""
     ) -> tuple[int, ...]:
         """Time of a collective in each of the groups, which all run at once."""
         _, times = self._collective(kind, payload_bytes, layout, place)
         return tuple(times[spread] for spread in layout.spreads)
 
     def _collective(
-        self, kind: str, payload_bytes: int, layout: Layout, place: str
+        self, kind: str, payload_bytes: int, layout: GroupLayout, place: str
     ) -> tuple[int, dict[object, int]]:
         key = (kind, payload_bytes, layout)
         if key not in self._collectives:
@@ -72,13 +74,13 @@ class Clock:
             self._collectives[key] = max(times.values(), default=0), times
         return self._collectives[key]
 
-    def transfer_ps(self, kind: str, wire_bytes: int, layout: Layout, place: str = "") -> int:
+    def transfer_ps(self, kind: str, wire_bytes: int, layout: GroupLayout, place: str = "") -> int:
         """Time of a transfer between the pairs of :meth:`transfer_layout`."""
         if not wire_bytes or not layout.spreads:
             return 0
         return self.collective_ps(kind, wire_bytes, layout, place)
 
-    def transfer_layout(self, here: Sequence[int], there: Sequence[int]) -> Layout:
+    def transfer_layout(self, here: Sequence[int], there: Sequence[int]) -> GroupLayout:
         """Layout of the devices of two meshes, each paired with another one of the other mesh."""
         return self.system.layout(pair_up(here, there))
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from .hardware import TENSOR_CLASSES, VIEW, Device, InterNode, IntraNode
 from .network import (
-    Layout,
+    GroupLayout,
     Spread,
     check_kind,
     layout_of,
@@ -152,7 +152,7 @@ class System:
         moved = sum(work.in_bytes) + sum(work.out_bytes)
         return self.roofline(work.flops, moved, work.kernel_class, dtype).time_s
 
-    def layout(self, groups: Sequence[Sequence[int]]) -> Layout:
+    def layout(self, groups: Sequence[Sequence[int]]) -> GroupLayout:
         """How groups of devices that run one collective at the same time lie on the nodes."""
         return layout_of(groups, self.intra_node.devices_per_node)
 

@@ -138,7 +138,7 @@ def spread(ranks: Sequence[int], devices_per_node: int) -> Spread:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class GroupLayout:
     """How groups that run one collective at the same time lie on the nodes.
 
     Attributes
@@ -156,10 +156,10 @@ class Layout:
     kinds: frozenset[Spread]
 
 
-def layout_of(groups: Sequence[Sequence[int]], devices_per_node: int) -> Layout:
+def layout_of(groups: Sequence[Sequence[int]], devices_per_node: int) -> GroupLayout:
     """How groups of device ids lie on nodes of consecutive devices."""
     spreads = tuple(spread(group, devices_per_node) for group in groups)
-    return Layout(spreads, nic_sharing(groups, devices_per_node), frozenset(spreads))
+    return GroupLayout(spreads, nic_sharing(groups, devices_per_node), frozenset(spreads))
 
 
 def nic_sharing(groups: Sequence[Sequence[int]], devices_per_node: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import HardwareError, nearest
-from ..reading import Value, read_json
+from ..reading import JsonValue, read_json
 from .hardware import KERNEL_CLASSES, VIEW, Device, Efficiency, InterNode, IntraNode
 from .offered import offered, offered_names
 
@@ -74,7 +74,7 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
 
 def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     """Hand the parts of a system that plain data tells to ``make``."""
-    top = Value(data, place, _wrong).object(_TOP, optional=("description", "sources"))
+    top = JsonValue(data, place, _wrong).object(_TOP, optional=("description", "sources"))
     top["schema_version"].version(SCHEMA_VERSION)
     sources = top["sources"].object().fields() if "sources" in top else ()
     return make(
@@ -87,7 +87,7 @@ def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     )
 
 
-def _device(data: Value) -> Device:
+def _device(data: JsonValue) -> Device:
     found = data.object(_DEVICE)
     return Device(
         name=found["name"].text(),
@@ -100,7 +100,7 @@ def _device(data: Value) -> Device:
     )
 
 
-def _intra(data: Value) -> IntraNode:
+def _intra(data: JsonValue) -> IntraNode:
     found = data.object(_INTRA)
     return IntraNode(
         name=found["name"].text(),
@@ -111,7 +111,7 @@ def _intra(data: Value) -> IntraNode:
     )
 
 
-def _inter(data: Value) -> InterNode:
+def _inter(data: JsonValue) -> InterNode:
     found = data.object(_INTER)
     return InterNode(
         name=found["name"].text(),
@@ -122,14 +122,14 @@ def _inter(data: Value) -> InterNode:
     )
 
 
-def _peaks(data: Value) -> dict[str, float]:
+def _peaks(data: JsonValue) -> dict[str, float]:
     peaks = {dtype: peak.number() for dtype, peak in data.fields()}
     if "default" not in peaks:
         raise data.wrong('no entry "default"', "Give the peak of the dtypes not listed.")
     return peaks
 
 
-def _efficiencies(data: Value) -> dict[str, Efficiency]:
+def _efficiencies(data: JsonValue) -> dict[str, Efficiency]:
     found = data.object(_PRICED)
     return {
         kernel_class: Efficiency(
@@ -142,7 +142,7 @@ def _efficiencies(data: Value) -> dict[str, Efficiency]:
 _FRACTIONS = ("flops", "bandwidth")
 
 
-def _fraction(data: Value) -> float:
+def _fraction(data: JsonValue) -> float:
     value = data.number()
     if value > 1.0:
         raise data.wrong(f"{value} of a peak", "Give a fraction up to 1.")

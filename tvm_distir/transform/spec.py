@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, nearest, shortened
-from ..plugins import Call, Fields, Unreadable, as_term, read_calls
+from ..plugins import Call, NamedFields, Unreadable, as_term, read_calls
 from .registry import check_name, find_pass
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class PassSpec:
     def __str__(self) -> str:
         """The text that reads back as this."""
         pairs = tuple((key, as_term(value)) for key, value in self.options.items())
-        return str(Call(self.name, Fields(pairs)))
+        return str(Call(self.name, NamedFields(pairs)))
 
     @property
     def info(self) -> PassInfo:

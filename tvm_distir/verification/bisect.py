@@ -81,7 +81,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Search:
+class Bisection:
     """What a search needs.
 
     Attributes
@@ -125,7 +125,7 @@ class _Differs:
 class _Both:
     """The original and the distributed module, side by side."""
 
-    def __init__(self, search: Search, original: Traced, distributed: Traced) -> None:
+    def __init__(self, search: Bisection, original: Traced, distributed: Traced) -> None:
         self.search, self.original, self.distributed = search, original, distributed
         self.pairs = _pairs(original, distributed)
 
@@ -284,7 +284,7 @@ def _first_of(both: _Both, pairs: Sequence[_Pair]) -> tuple[_Pair, _Differs] | N
     return next(((p, d) for p, d in zip(pairs, differing) if d is not None), None)
 
 
-def first_difference(search: Search) -> Fault | None:
+def first_difference(search: Bisection) -> Fault | None:
     """Find the first binding that differs though what it reads does not.
 
     Returns

@@ -15,7 +15,7 @@ from ..ir.rewrite import substitute
 
 
 @dataclass(frozen=True)
-class Step:
+class TracedBinding:
     """A binding, and the function it comes from."""
 
     var: Any
@@ -49,11 +49,11 @@ class Traced:
     Attributes
     ----------
     mod : IRModule
-    steps : tuple of Step
+    steps : tuple of TracedBinding
     """
 
     mod: ir.IRModule
-    steps: tuple[Step, ...]
+    steps: tuple[TracedBinding, ...]
 
     @staticmethod
     def of(mod: ir.IRModule, name: str = "main") -> Traced:
@@ -80,7 +80,7 @@ class Traced:
         for step in _steps(callee, name):
             value = _item(substitute(step.value, env))
             env[step.var] = relax.Var(step.var.name, step.var.ty)
-            body.append(Step(env[step.var], value, name))
+            body.append(TracedBinding(env[step.var], value, name))
         result = replace(call, value=_item(substitute(callee.body.body, env)))
         return Traced(self.mod, (*self.steps[:number], *body, result, *self.steps[number + 1 :]))
 
@@ -118,8 +118,8 @@ class Traced:
         )
 
 
-def _steps(fn: relax.Function, name: str) -> list[Step]:
-    return [Step(b.var, b.value, name) for block in fn.body.blocks for b in block.bindings]
+def _steps(fn: relax.Function, name: str) -> list[TracedBinding]:
+    return [TracedBinding(b.var, b.value, name) for block in fn.body.blocks for b in block.bindings]
 
 
 def type_key(ty: Any) -> tuple[Any, ...]:

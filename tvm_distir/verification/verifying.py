@@ -18,7 +18,7 @@ from ..program import export
 from ..runtime.engines import Engine, Reference, strip_annotations
 from ..runtime.engines import engine as make_engine
 from ..runtime.program import same_bits
-from .bisect import Fault, Search, first_difference
+from .bisect import Bisection, Fault, first_difference
 from .claims import claimed_collectives, differences
 from .compare import OutputReport, coarsest_float, compare_outputs, largest, not_finite
 from .report import VerifyReport
@@ -155,7 +155,7 @@ def counts(engine: Engine) -> bool:
     return bool(getattr(engine, "counting", True))
 
 
-def _located(search: Search) -> tuple[Fault | None, str]:
+def _located(search: Bisection) -> tuple[Fault | None, str]:
     """The first binding that differs, or why none can be named."""
     try:
         fault = first_difference(search)
@@ -256,7 +256,7 @@ def verify(
     claims = claimed_collectives(export(dist))
     fault, no_fault = None, ""
     if not equal and locate and plan is not None:
-        fault, no_fault = _located(Search(mod, plain, plan, chosen, values, narrow, exact))
+        fault, no_fault = _located(Bisection(mod, plain, plan, chosen, values, narrow, exact))
     return VerifyReport(
         equal=equal,
         max_abs_diff=largest(o.max_abs_diff for o in outputs),

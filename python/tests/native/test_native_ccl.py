@@ -77,7 +77,7 @@ def test_random_collectives_have_the_bits_of_the_reference(dtype):
         calls.append(call)
         operands.append(None if name == "axis_index" else xs)
         wanted.append(want)
-    fabric = native.NativeFabric(ranks, 20)
+    fabric = native.CclFabric(ranks, 20)
 
     def body(rank):
         return [
@@ -104,7 +104,7 @@ def test_reductions_small_and_large(op, dtype, elements):
     call = Collective("all_reduce", (ranks,), (("op", op),))
     want = apply(call, xs)[0]
     got = run_ranks(
-        native.NativeFabric(ranks, 20),
+        native.CclFabric(ranks, 20),
         ranks,
         lambda rank: call_native(call, xs[ranks.index(rank)], want.shape),
     )
@@ -121,7 +121,7 @@ def test_every_narrow_float_is_widened_and_rounded_alike(dtype):
         xs = [every, second]
         want = apply(call, xs)[0]
         got = run_ranks(
-            native.NativeFabric((0, 1), 20), (0, 1), lambda r: call_native(call, xs[r], want.shape)
+            native.CclFabric((0, 1), 20), (0, 1), lambda r: call_native(call, xs[r], want.shape)
         )
         assert equal(got[0], want)
         assert equal(got[1], want)
@@ -136,7 +136,7 @@ def test_nan_spreads_and_zeros_keep_their_sign(dtype, op):
     call = Collective("all_reduce", ((0, 1),), (("op", op),))
     want = apply(call, [a, b])[0]
     got = run_ranks(
-        native.NativeFabric((0, 1), 20),
+        native.CclFabric((0, 1), 20),
         (0, 1),
         lambda r: call_native(call, (a, b)[r], want.shape),
     )
@@ -155,7 +155,7 @@ def test_a_result_may_lie_where_the_operand_is(elements):
         native.collective("collective_permute")(y, groups, 3, 1, y)
         return x.numpy(), y.numpy()
 
-    got = run_ranks(native.NativeFabric(ranks, 20), ranks, body)
+    got = run_ranks(native.CclFabric(ranks, 20), ranks, body)
     for rank in ranks:
         assert (got[rank][0] == 6).all()
         assert (got[rank][1] == rank).all()
@@ -165,7 +165,7 @@ def test_a_result_may_lie_where_the_operand_is(elements):
 def test_scalars_and_empty_tensors(shape):
     call = Collective("all_reduce", ((0, 1),), (("op", "sum"),))
     x = np.ones(shape, "int32")
-    got = run_ranks(native.NativeFabric((0, 1), 20), (0, 1), lambda r: call_native(call, x, shape))
+    got = run_ranks(native.CclFabric((0, 1), 20), (0, 1), lambda r: call_native(call, x, shape))
     assert same_bits(got[0], 2 * x)
     assert same_bits(got[1], 2 * x)
 
@@ -185,7 +185,7 @@ def test_several_communicators_at_once():
                 both = call_native(column, top, (2,))
             return both.tolist()
 
-        results[number] = run_ranks(native.NativeFabric(range(4), 20), range(4), body)
+        results[number] = run_ranks(native.CclFabric(range(4), 20), range(4), body)
 
     threads = [threading.Thread(target=one_fabric, args=(n,)) for n in range(4)]
     for thread in threads:
@@ -197,7 +197,7 @@ def test_several_communicators_at_once():
 
 
 def test_what_ran_is_counted():
-    fabric = native.NativeFabric((0, 1), 20)
+    fabric = native.CclFabric((0, 1), 20)
     call = Collective("all_gather", ((0, 1),), (("dim", 0),))
     x = np.ones((3, 2), "float32")
     run_ranks(fabric, (0, 1), lambda r: [call_native(call, x, (6, 2)) for _ in range(3)])
@@ -238,7 +238,7 @@ DIFFERENT = [
     ("other", "text"), [d[1:] for d in DIFFERENT], ids=[d[0] for d in DIFFERENT]
 )
 def test_ranks_that_disagree_are_named(other, text):
-    got = run_ranks(native.NativeFabric(ALL, 20), ALL, lambda r: (other if r == 1 else once())())
+    got = run_ranks(native.CclFabric(ALL, 20), ALL, lambda r: (other if r == 1 else once())())
     for error in got.values():
         assert isinstance(error, EngineError)
         assert error.code == "DIST0611"
@@ -249,7 +249,7 @@ def test_ranks_that_disagree_are_named(other, text):
 
 @pytest.mark.parametrize("size", [4, 100000])
 def test_a_failure_of_one_reaches_all_others(size):
-    fabric = native.NativeFabric(ALL, 20)
+    fabric = native.CclFabric(ALL, 20)
     x = np.ones(size, "float32")
     start = time.monotonic()
     got = run_ranks(fabric, ALL, lambda r: boom() if r == 2 else call_native(SUM, x, (size,)))
@@ -258,20 +258,20 @@ def test_a_failure_of_one_reaches_all_others(size):
     for rank in (0, 1):
         assert "rank 2 failed: ValueError: boom" in str(got[rank])
     assert fabric.failure() == (2, "ValueError: boom")
-    again = run_ranks(native.NativeFabric(ALL, 20), ALL, lambda r: call_native(SUM, X, (4,)))
+    again = run_ranks(native.CclFabric(ALL, 20), ALL, lambda r: call_native(SUM, X, (4,)))
     assert all(same_bits(again[r], 3 * X) for r in ALL)
 
 
 def test_fields_of_a_failure_are_kept_apart():
     """Other processes learn them as they are, or cut at a whole character where they are long."""
-    fabric = native.NativeFabric(ALL, 20, shared=True)
-    other = native.NativeFabric.open(fabric.descriptor)
+    fabric = native.CclFabric(ALL, 20, shared=True)
+    other = native.CclFabric.open(fabric.descriptor)
     awkward = EngineError("DIST0612", "a: b [c]", place="x: y", remedy="Write [S[0]].")
     assert fabric.fail(1, awkward) == 1
     rank, found = other.failure()
     assert (rank, type(found), found.to_dict()) == (1, EngineError, awkward.to_dict())
     long = EngineError("DIST0612", "x" + "ß" * 5000, place="ß" * 500)
-    fabric = native.NativeFabric(ALL, 20)
+    fabric = native.CclFabric(ALL, 20)
     fabric.fail(0, long)
     found = fabric.failure()[1]
     assert found.what == "x" + "ß" * (len(found.what) - 1)
@@ -280,7 +280,7 @@ def test_fields_of_a_failure_are_kept_apart():
 
 
 def test_a_missing_rank_ends_the_others_after_the_timeout():
-    fabric = native.NativeFabric(ALL, 0.5)
+    fabric = native.CclFabric(ALL, 0.5)
     start = time.monotonic()
     got = run_ranks(fabric, ALL, lambda r: time.sleep(1.5) if r == 1 else once()())
     assert time.monotonic() - start < 10
@@ -295,7 +295,7 @@ def test_a_missing_rank_ends_the_others_after_the_timeout():
 
 def test_a_rank_that_comes_after_the_others_have_left_meets_nobody():
     """Arrivals are taken back: a late rank must not read memory of ranks that gave up."""
-    fabric = native.NativeFabric(ALL, 0.2)
+    fabric = native.CclFabric(ALL, 0.2)
 
     def body(rank):
         if rank == 1:
@@ -307,7 +307,7 @@ def test_a_rank_that_comes_after_the_others_have_left_meets_nobody():
 
 
 def test_ranks_that_can_never_meet_are_found_at_once():
-    fabric = native.NativeFabric(ALL, 20)
+    fabric = native.CclFabric(ALL, 20)
 
     def body(rank):
         once()()
@@ -324,7 +324,7 @@ def test_ranks_that_can_never_meet_are_found_at_once():
 
 
 def test_messages_and_collectives_wait_for_each_other():
-    fabric = native.NativeFabric((0, 1), 20)
+    fabric = native.CclFabric((0, 1), 20)
 
     def body(rank):
         if rank == 0:
@@ -349,7 +349,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("call", "x", "out", "text"), WRONG)
 def test_wrong_calls_are_refused_before_anybody_meets(call, x, out, text):
-    got = run_ranks(native.NativeFabric(ALL, 20), (0,), lambda r: call_native(call, x, out))
+    got = run_ranks(native.CclFabric(ALL, 20), (0,), lambda r: call_native(call, x, out))
     assert got[0].code == "DIST0611"
     with pytest.raises(EngineError, match=text):
         raise got[0]
@@ -357,7 +357,7 @@ def test_wrong_calls_are_refused_before_anybody_meets(call, x, out, text):
 
 def test_types_without_a_native_reduction_are_refused_by_name():
     x = np.ones(4, ml_dtypes.float8_e4m3fn)
-    got = run_ranks(native.NativeFabric((0,), 20), (0,), lambda r: call_native(
+    got = run_ranks(native.CclFabric((0,), 20), (0,), lambda r: call_native(
         Collective("all_reduce", ((0,),), (("op", "sum"),)), x, (4,)))  # fmt: skip
     with pytest.raises(EngineError, match=r'no native reduction of float8_e4m3fn.*"python"'):
         raise got[0]

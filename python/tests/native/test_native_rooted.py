@@ -22,7 +22,7 @@ SEEDS = range(len(cases.DTYPES))
 
 
 def fabric_of(ranks):
-    return native.NativeFabric(ranks, 20.0)
+    return native.CclFabric(ranks, 20.0)
 
 
 def first_error(got):

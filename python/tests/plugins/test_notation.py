@@ -9,7 +9,7 @@ import random
 import pytest
 
 from tvm_distir.errors import UsageError
-from tvm_distir.plugins import Call, Fields, Items, Term, Word, read_calls
+from tvm_distir.plugins import Call, Items, NamedFields, Term, Word, read_calls
 
 
 def made_value(draw: random.Random, depth: int) -> Term:
@@ -24,9 +24,9 @@ def made_value(draw: random.Random, depth: int) -> Term:
     return made_fields(draw, depth - 1)
 
 
-def made_fields(draw: random.Random, depth: int) -> Fields:
+def made_fields(draw: random.Random, depth: int) -> NamedFields:
     names = draw.sample(["a", "b_c", "d-e", "f.g"], draw.randrange(4))
-    return Fields(tuple((name, made_value(draw, depth)) for name in names))
+    return NamedFields(tuple((name, made_value(draw, depth)) for name in names))
 
 
 def test_what_is_written_reads_back() -> None:
@@ -46,9 +46,9 @@ def test_the_parts_of_a_call() -> None:
         "n": Word("1"),
         "s": Word("a b", quoted=True),
         "l": Items((Word("1"), Items((Word("2"),)))),
-        "o": Fields((("p", Word("q")),)),
+        "o": NamedFields((("p", Word("q")),)),
         "e": Items(()),
-        "z": Fields(()),
+        "z": NamedFields(()),
     }
 
 

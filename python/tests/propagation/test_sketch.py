@@ -14,7 +14,7 @@ from tvm_distir.plan import data_positions
 from tvm_distir.propagation import Costs
 from tvm_distir.propagation.decision import Decision, Instance
 from tvm_distir.propagation.graph.graph import Axis
-from tvm_distir.propagation.search import Search
+from tvm_distir.propagation.search import WeightSearch
 
 MODELS = {
     "gpt": {"size": "tiny", "layers": 3},
@@ -50,8 +50,8 @@ def test_filled_sketches_decide_alike(name: str, parts: int) -> None:
     data = data_positions(main)
     weights = {"main": dict.fromkeys(i for i in range(len(main.params)) if i not in data)}
     axis = Axis(0, 0, 4, "tp")
-    sketching = Search(mod, axis, Costs())
-    plain = Search(mod, axis, Costs(), sketching=False)
+    sketching = WeightSearch(mod, axis, Costs())
+    plain = WeightSearch(mod, axis, Costs(), sketching=False)
     for seed in range(6):
         found = sketching.decide(weights, prices(seed), parts=parts)
         wanted = plain.decide(weights, prices(seed), parts=parts)

@@ -51,12 +51,12 @@ ROOT = Path(__file__).resolve().parents[3]
         (FFI, "0.2.0", False),
     ],
 )
-def test_accepts(pin: _versions.Pin, version: str, expected: bool) -> None:
+def test_accepts(pin: _versions.VersionRange, version: str, expected: bool) -> None:
     assert _versions.accepts(pin, version) is expected
 
 
 @pytest.mark.parametrize("pin", _versions.PINS, ids=lambda pin: pin.distribution)
-def test_final_versions_are_judged_as_pip_judges_them(pin: _versions.Pin) -> None:
+def test_final_versions_are_judged_as_pip_judges_them(pin: _versions.VersionRange) -> None:
     specifiers = SpecifierSet(pin.specifier)
     suffixes = ("", ".post0", ".post1", ".post2", ".post10", "+local.1")
     releases = "0.1 0.1.13 0.1.14 0.1.14.0 0.1.14.2 0.1.15 0.1.140 0.2 0.26.9 0.27 0.27.0 0.27.0.0"
@@ -67,7 +67,7 @@ def test_final_versions_are_judged_as_pip_judges_them(pin: _versions.Pin) -> Non
 
 
 @pytest.mark.parametrize("pin", _versions.PINS, ids=lambda pin: pin.distribution)
-def test_pins_are_those_of_pyproject(pin: _versions.Pin) -> None:
+def test_pins_are_those_of_pyproject(pin: _versions.VersionRange) -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     requirements = re.findall(rf'^  "({pin.distribution}[=<>].*)",$', text, re.MULTILINE)
     # The FFI stands there twice: what the library is built against, and what it runs with.

@@ -4,20 +4,27 @@
 
 from __future__ import annotations
 
-from tvm_distir.report import Analysis, Event, Hardware, Lane, Mesh, Parameter
-from tvm_distir.simulation import Collective, DeviceResult, FunctionTime, OpTime
+from tvm_distir.report import (
+    Analysis,
+    Hardware,
+    ReportEvent,
+    ReportLane,
+    ReportMesh,
+    ReportParameter,
+)
+from tvm_distir.simulation import CollectiveTotal, DeviceResult, FunctionTime, OpTime
 
 GIB = 2**30
 
 
-def events(layers: int) -> tuple[Event, ...]:
+def events(layers: int) -> tuple[ReportEvent, ...]:
     """Per layer a matmul of 3 ms, an add of 1 ms and an all-reduce of 1 ms."""
     made = []
     for i in range(layers):
         at_s, scope = i * 5e-3, f"main/layer[{i}]"
-        made.append(Event(f"mm{i}", "matmul", "compute", at_s, 3e-3, scope, "6 GFLOP"))
-        made.append(Event(f"add{i}", "add", "compute", at_s + 3e-3, 1e-3, scope))
-        made.append(Event(f"ar{i}", "all_reduce", "comm", at_s + 4e-3, 1e-3, scope))
+        made.append(ReportEvent(f"mm{i}", "matmul", "compute", at_s, 3e-3, scope, "6 GFLOP"))
+        made.append(ReportEvent(f"add{i}", "add", "compute", at_s + 3e-3, 1e-3, scope))
+        made.append(ReportEvent(f"ar{i}", "all_reduce", "comm", at_s + 4e-3, 1e-3, scope))
     return tuple(made)
 
 
@@ -44,13 +51,17 @@ def sample(
         time_s=5e-3 * layers,
         peak_memory_bytes=peak_bytes,
         hardware=Hardware("box", capacity_bytes, 1e12, 1e12, (("devices", "4 of a kind"),)),
-        meshes=(Mesh("mesh0", ("dp", "tp"), (2, 2), (0, 1, 2, 3)),),
+        meshes=(ReportMesh("mesh0", ("dp", "tp"), (2, 2), (0, 1, 2, 3)),),
         devices=devices,
         collectives=(
-            Collective("all_reduce", "mesh0", "tp", 2, layers, layers * GIB, layers * GIB, 4e-3),
+            CollectiveTotal(
+                "all_reduce", "mesh0", "tp", 2, layers, layers * GIB, layers * GIB, 4e-3
+            ),
         ),
         unmodelled_ops=unmodelled,
-        lanes=(Lane("mesh0", (0, 1, 2, 3), events(layers), ((0.0, GIB), (5e-3, peak_bytes))),),
+        lanes=(
+            ReportLane("mesh0", (0, 1, 2, 3), events(layers), ((0.0, GIB), (5e-3, peak_bytes))),
+        ),
         ops=(
             OpTime("matmul", layers, 3e-3 * layers, 10**9, GIB, "compute"),
             OpTime("add", layers, 1e-3 * layers, 0, GIB, "memory"),
@@ -60,7 +71,9 @@ def sample(
             FunctionTime("layer", 1, layers, 4e-3 * layers, 1e-3 * layers, 10**9),
         ),
         parameters=tuple(
-            Parameter(parameter.format(i), (64, 32), "float32", "mesh0", "R, S[1]", 8192, 4096)
+            ReportParameter(
+                parameter.format(i), (64, 32), "float32", "mesh0", "R, S[1]", 8192, 4096
+            )
             for i in range(layers)
         ),
         plan={"schema_version": 1, "mesh": {"dp": 2, "tp": 2}, "rules": []},

@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 import pytest
 from report_samples import GIB, events, sample
 
-from tvm_distir.report import Analysis, Lane, to_html
+from tvm_distir.report import Analysis, ReportLane, to_html
 
 VOID = {"meta", "input", "br", "img", "link", "hr"}
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&"
@@ -146,7 +146,7 @@ def test_memory_peak_survives_thinning() -> None:
 def many(layers: int) -> Analysis:
     """A step of ``3 * layers`` events."""
     base = sample()
-    lane = Lane("mesh0", (0, 1, 2, 3), events(layers), ((0.0, GIB),))
+    lane = ReportLane("mesh0", (0, 1, 2, 3), events(layers), ((0.0, GIB),))
     return replace(base, lanes=(lane,), time_s=5e-3 * layers)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from report_samples import GIB, events, sample
 
-from tvm_distir.report import Lane, Mesh, to_html
+from tvm_distir.report import ReportLane, ReportMesh, to_html
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = [
@@ -70,8 +70,10 @@ def test_it_draws_every_part(tmp_path: Path) -> None:
 @needs_browser
 def test_several_lanes_zoom_and_filter(tmp_path: Path) -> None:
     base = sample()
-    lanes = tuple(Lane(f"stage{i}", (2 * i, 2 * i + 1), events(4), ((0.0, GIB),)) for i in range(2))
-    meshes = tuple(Mesh(f"stage{i}", ("tp",), (2,), (2 * i, 2 * i + 1)) for i in range(2))
+    lanes = tuple(
+        ReportLane(f"stage{i}", (2 * i, 2 * i + 1), events(4), ((0.0, GIB),)) for i in range(2)
+    )
+    meshes = tuple(ReportMesh(f"stage{i}", ("tp",), (2,), (2 * i, 2 * i + 1)) for i in range(2))
     parameters = tuple(replace(p, mesh="stage1", placement="S[0]") for p in base.parameters)
     page = to_html(replace(base, lanes=lanes, meshes=meshes, parameters=parameters))
     script = (

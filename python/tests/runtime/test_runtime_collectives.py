@@ -17,7 +17,7 @@ from tvm_distir.collectives import meaning as cc
 from tvm_distir.collectives.tiles import transfer_tiles
 from tvm_distir.ir import REDUCE_OPS, mesh_devices, mesh_shape, parse_placement
 from tvm_distir.runtime.program.inputs import LocalInputs
-from tvm_distir.runtime.program.layout import Entry, Port, gather_outputs, same_bits
+from tvm_distir.runtime.program.layout import EntryFunction, Port, gather_outputs, same_bits
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "bool"]
 NUMPY = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max}
@@ -187,7 +187,7 @@ def test_shard_and_gather_invert_each_other(shape):
 def entry_of(mesh, port):
     """An entry that takes and gives one value."""
     ranks = tuple(int(d) for d in mesh_devices(mesh).ravel())
-    return Entry("main", 0, mesh_shape(mesh), ranks, (port,), (port,))
+    return EntryFunction("main", 0, mesh_shape(mesh), ranks, (port,), (port,))
 
 
 def test_replicas_that_differ_are_named():

@@ -21,7 +21,7 @@ import tvm_distir as td
 from tvm_distir.errors import EngineError
 from tvm_distir.runtime import ThreadsEngine, VirtualEngine
 from tvm_distir.runtime.engines.processes.engine import ProcessesEngine
-from tvm_distir.runtime.engines.processes.memory import Layout, Memory, make_file
+from tvm_distir.runtime.engines.processes.memory import Memory, MemoryLayout, make_file
 from tvm_distir.runtime.engines.processes.pool import POOL
 from tvm_distir.runtime.program import Lowered
 from tvm_distir.runtime.program.layout import same_bits
@@ -130,7 +130,7 @@ def test_a_module_that_workers_cannot_import_is_named():
 
 
 def test_memory_places_arrays():
-    layout = Layout()
+    layout = MemoryLayout()
     places = [layout.place(s, d) for s, d in [((3,), "int8"), ((2, 0), "float64"), ((), "bool")]]
     assert [p.offset % 64 for p in places] == [0, 0, 0]
     file = make_file(layout.size_bytes)

@@ -13,7 +13,7 @@ import tvm_distir as td
 from tvm_distir.errors import MismatchError
 from tvm_distir.program import Entry, Function, Mesh, Op, Program
 from tvm_distir.runtime import CollectiveCount
-from tvm_distir.runtime.program.counts import Counter
+from tvm_distir.runtime.program.counts import CollectiveCounter
 from tvm_distir.verification import verify
 from tvm_distir.verification.claims import Claim, claimed_collectives, differences
 
@@ -62,13 +62,13 @@ def test_transfers_between_meshes_are_claimed():
 
 def test_a_run_with_other_collectives_is_refused(monkeypatch):
     """An engine that counts one collective too many."""
-    count = Counter.collective
+    count = CollectiveCounter.collective
 
     def twice(self, *args):
         count(self, *args)
         count(self, *args)
 
-    monkeypatch.setattr(Counter, "collective", twice)
+    monkeypatch.setattr(CollectiveCounter, "collective", twice)
     report = verify(layered(), plan(rules=COLUMNS_THEN_ROWS))
     assert report.equal
     text = 'all_reduce along "tp" in groups of 2 ran 4 times, 2 claimed'

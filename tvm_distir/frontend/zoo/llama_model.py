@@ -58,7 +58,7 @@ def rotate(x: Any, cos: Any, sin: Any) -> Any:
     return back_to(turned, dtype)
 
 
-class Attention(nn.Module):  # type: ignore[misc]
+class GroupedQueryAttention(nn.Module):  # type: ignore[misc]
     """Causal grouped-query self-attention."""
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -78,7 +78,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         return self.o_proj(merge_heads(attend(q, k, v, mask)))
 
 
-class FeedForward(nn.Module):  # type: ignore[misc]
+class SwiGlu(nn.Module):  # type: ignore[misc]
     """SwiGLU: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -96,12 +96,12 @@ class FeedForward(nn.Module):  # type: ignore[misc]
 class LlamaLayer(nn.Module):  # type: ignore[misc]
     """One transformer layer; ``feed_forward`` makes the block after attention."""
 
-    feed_forward: type = FeedForward
+    feed_forward: type = SwiGlu
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.input_layernorm = RmsNorm(config.hidden, config.dtype, config.eps)
-        self.self_attn = Attention(config)
+        self.self_attn = GroupedQueryAttention(config)
         self.post_attention_layernorm = RmsNorm(config.hidden, config.dtype, config.eps)
         self.mlp = self.feed_forward(config)
 

@@ -103,7 +103,7 @@ class ConvNorm(nn.Module):  # type: ignore[misc]
         return x if self.norm is None else self.norm(x)
 
 
-class Block(nn.Module):  # type: ignore[misc]
+class ResidualBlock(nn.Module):  # type: ignore[misc]
     """A residual block: two 3x3 convolutions, or a 3x3 between two 1x1."""
 
     def __init__(self, config: ResnetConfig, inputs: int, width: int, stride: int) -> None:
@@ -132,7 +132,7 @@ class Resnet(nn.Module):  # type: ignore[misc]
 
     def __init__(self, config: ResnetConfig) -> None:
         super().__init__()
-        block = layer_class(Block, config.nested, "Block")
+        block = layer_class(ResidualBlock, config.nested, "Block")
         kind, counts = DEPTHS[config.depth]
         self.stem = ConvNorm(config, config.channels, config.width, 7, 2)
         blocks, inputs = [], config.width

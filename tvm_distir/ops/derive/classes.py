@@ -17,7 +17,7 @@ from .shift import shift_of, uses
 Node = tuple[str, int, int]
 
 
-class Classes:
+class NodeClasses:
     """Union-find over nodes, with the step each variable moves by and the reasons of pins."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ def _contained(block: Block, e: Any, var: Any, step: int, change: int) -> bool:
 
 
 def _visit_index(
-    classes: Classes, number: int, block: Block, dim: Node, extent: Any, e: Any
+    classes: NodeClasses, number: int, block: Block, dim: Node, extent: Any, e: Any
 ) -> None:
     if isinstance(extent, int) and extent == 1:
         return
@@ -129,7 +129,7 @@ def _visit_index(
         classes.pin(dim, "it is indexed by values" if gathered else "blocks of it are not aligned")
 
 
-def _visit_value(classes: Classes, number: int, block: Block, e: Any) -> None:
+def _visit_value(classes: NodeClasses, number: int, block: Block, e: Any) -> None:
     """Variables whose position enters a value or condition cannot be cut."""
     for k, (var, _) in enumerate(block.extents):
         if uses(e, var):
@@ -140,7 +140,7 @@ def _visit_value(classes: Classes, number: int, block: Block, e: Any) -> None:
                 classes.step(("iter", number, k), shift[0])
 
 
-def visit(classes: Classes, buffers: Buffers, number: int, block: Block) -> None:
+def visit(classes: NodeClasses, buffers: Buffers, number: int, block: Block) -> None:
     """Tie and pin what block ``number`` walks, reads and writes."""
     for k, (_, _) in enumerate(block.extents):
         classes.find(("iter", number, k))
@@ -160,7 +160,9 @@ def visit(classes: Classes, buffers: Buffers, number: int, block: Block) -> None
             _visit_value(classes, number, block, e)
 
 
-def class_size(classes: Classes, blocks: list[Block], nodes: list[Node]) -> tuple[Any, bool] | None:
+def class_size(
+    classes: NodeClasses, blocks: list[Block], nodes: list[Node]
+) -> tuple[Any, bool] | None:
     """(blocks at most, one to one) of a class; None when extents cannot be reconciled."""
     size: Any = None
     aligned = True

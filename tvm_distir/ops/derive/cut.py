@@ -17,7 +17,7 @@ from tvm import ir, tirx
 from tvm.s_tir import renew_defs
 
 from .blocks import NotUnderstood, blocks_of, kind_of
-from .classes import Buffers, Classes, Node, visit
+from .classes import Buffers, Node, NodeClasses, visit
 
 Counts = Mapping[tuple[int, int], int]
 """(parameter, dim) to the number of parts it is cut into."""
@@ -48,7 +48,7 @@ class Cutter:
         self.func = func
         self.blocks = list(blocks_of(func.body))
         self.numbers = Buffers(func)
-        classes = Classes()
+        classes = NodeClasses()
         for number, block in enumerate(self.blocks):
             visit(classes, self.numbers, number, block)
         members = classes.members()

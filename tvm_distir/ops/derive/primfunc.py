@@ -19,7 +19,7 @@ from ..dims import size_bytes
 from ..draft import CallShape, Draft
 from ..factor import Rule
 from .blocks import Block, NotUnderstood, blocks_of, count_flops, kind_of, loads
-from .classes import Buffers, Classes, Node, class_size, visit
+from .classes import Buffers, Node, NodeClasses, class_size, visit
 from .flow import States, flow
 
 #: Judges a factor (operand dims, result dims, size): None, or why the op cannot follow it.
@@ -28,7 +28,7 @@ Accept = Callable[[dict[int, int], dict[int, int], Any], str | None]
 
 def _add_factor(
     draft: Draft,
-    classes: Classes,
+    classes: NodeClasses,
     buffers: Buffers,
     blocks: list[Block],
     nodes: list[Node],
@@ -160,7 +160,7 @@ def analyse(func: Any, shape: CallShape, accept: Accept | None = None) -> Draft:
         return draft
     try:
         blocks = list(blocks_of(func.body))
-        classes = Classes()
+        classes = NodeClasses()
         for number, block in enumerate(blocks):
             visit(classes, buffers, number, block)
     except NotUnderstood as reason:

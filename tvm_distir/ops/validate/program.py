@@ -51,7 +51,7 @@ class _Collective:
 
 
 @dataclass
-class Program:
+class CaseProgram:
     """What each device computes of a case whose call follows a factor.
 
     Attributes
@@ -97,7 +97,9 @@ class Program:
         return [[own[v] for v in self.results] for own in known]
 
 
-def local_program(machine: Machine, case: Case, factor: Factor, count: int, key: Any) -> Program:
+def local_program(
+    machine: Machine, case: Case, factor: Factor, count: int, key: Any
+) -> CaseProgram:
     """Write the local form of a case's call, and add its functions to a machine.
 
     Raises
@@ -136,7 +138,7 @@ def local_program(machine: Machine, case: Case, factor: Factor, count: int, key:
     if wrong := expected_mismatch(value.ty, outs):
         raise LoweringError("DIST0505", wrong, place=case.name, remedy="Correct its local form.")
     results = _results(writer, value, len(outs))
-    program = Program(params, results, count)
+    program = CaseProgram(params, results, count)
     taken = {gv: machine.kernel(f, str(gv.name_hint)) for gv, f in kernels.values()}
     _cut_in_steps(machine, program, writer.bindings, taken, key)
     return program
@@ -177,7 +179,11 @@ def _results(writer: BlockWriter, value: Any, count: int) -> list[Any]:
 
 
 def _cut_in_steps(
-    machine: Machine, program: Program, bindings: Sequence[Any], kernels: dict[Any, Any], key: Any
+    machine: Machine,
+    program: CaseProgram,
+    bindings: Sequence[Any],
+    kernels: dict[Any, Any],
+    key: Any,
 ) -> None:
     """Part bindings at the collectives."""
     waiting: list[Any] = []

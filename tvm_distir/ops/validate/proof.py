@@ -18,7 +18,7 @@ from ..factor import Factor, Rule
 from .cases import Case
 from .collectives import reduced
 from .machine import Machine
-from .program import Program, local_program, whole_function
+from .program import CaseProgram, local_program, whole_function
 
 #: How many cases are compiled together.
 CHUNK = 60
@@ -76,7 +76,7 @@ class _Placement:
     number: int
     factor: Factor
     count: int
-    program: Program | None
+    program: CaseProgram | None
 
 
 def counts_of(factor: Factor) -> list[int]:

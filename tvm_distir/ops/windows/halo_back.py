@@ -25,7 +25,7 @@ from .halo import Exchange, Window, blocks_of, exchange, fetching, most_blocks, 
 
 
 @dataclass(frozen=True)
-class Spread:
+class RowSpread:
     """How a rank computes its block of long rows from short rows it has fetched.
 
     Attributes
@@ -51,7 +51,7 @@ class Spread:
     ragged: bool
 
 
-def spread(window: Window, short: int, long: int, ranks: int) -> Spread:
+def spread(window: Window, short: int, long: int, ranks: int) -> RowSpread:
     """Plan the gathered way.
 
     Long row ``o`` is reached by the short rows from ``ceil((o + before - reach + 1) / stride)``
@@ -71,7 +71,7 @@ def spread(window: Window, short: int, long: int, ranks: int) -> Spread:
     span = (rest + count - 1) // stride + behind_by + 1
     fetch = fetching(rows, short, span, -behind_by, reads, drift, before, stride)
     back = (span - 1) * stride + reach - front - count
-    return Spread(fetch, count, front, max(0, back), max(0, -back), ragged)
+    return RowSpread(fetch, count, front, max(0, back), max(0, -back), ragged)
 
 
 def gathers(

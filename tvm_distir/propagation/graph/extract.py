@@ -15,7 +15,7 @@ from ...ir import OPEN_AXES_ATTR, STATIONARY_ATTR, is_private, tensor_type, valu
 from ...ir.rewrite import argument, handle
 from ...native import survey
 from ...ops import Rule, rule_of
-from .graph import CONST, Graph, Node, Value
+from .graph import CONST, FlatValue, Graph, Node
 from .packed import PACKED_HANDLES, cache_rule
 from .types import Annotation, ModuleTypes, Tensor, leaf_types
 
@@ -140,7 +140,7 @@ class _Function:
             found = self.of_class[first] = self.facts.tensor(var.ty), var.ty
         (shape, item, size), ty = found
         values = self.g.values
-        values.append(Value(var.name, shape or (), item, size, self.facts.only_mesh, ty))
+        values.append(FlatValue(var.name, shape or (), item, size, self.facts.only_mesh, ty))
         return (len(values) - 1,)
 
     def _value(self, name: str, ty: Any) -> int:
@@ -151,7 +151,7 @@ class _Function:
         shape, item, size = self.facts.tensor(tensor)
         if shape is None:
             if isinstance(ty, relax.TensorType) and int(ty.ndim) == 0:
-                g.values.append(Value(name, (), item, item, mesh, tensor))
+                g.values.append(FlatValue(name, (), item, item, mesh, tensor))
                 return len(g.values) - 1
             raise self._error(
                 "DIST0402",
@@ -159,7 +159,7 @@ class _Function:
                 f"the shape of {ty} is not known",
                 "Give it one (symbolic dims are fine), or fold the op that computes it.",
             )
-        g.values.append(Value(name, shape, item, size, mesh, tensor))
+        g.values.append(FlatValue(name, shape, item, size, mesh, tensor))
         return len(g.values) - 1
 
     def _flat(self, expr: Any, label: str) -> tuple[int, ...]:

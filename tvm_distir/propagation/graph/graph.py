@@ -50,7 +50,7 @@ class Axis:
     name: str
 
 
-class Value(NamedTuple):
+class FlatValue(NamedTuple):
     """A flat tensor (or opaque) value.
 
     ``shape`` holds ints or symbolic sizes; an opaque value may carry the dims of the tensor it
@@ -103,7 +103,7 @@ class Graph:
 
     key: str
     name: str
-    values: list[Value] = field(default_factory=list)
+    values: list[FlatValue] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     env: dict[int, tuple[int, ...]] = field(default_factory=dict)
     node_of: dict[int, int] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Graph:
     def add_value(self, name: str, shape: Sequence[Any], item_bytes: int, mesh: int = -1) -> int:
         """Append a value and return its number."""
         size_bytes = math.prod(map(nominal, shape)) * item_bytes
-        self.values.append(Value(name, tuple(shape), item_bytes, size_bytes, mesh))
+        self.values.append(FlatValue(name, tuple(shape), item_bytes, size_bytes, mesh))
         return len(self.values) - 1
 
     def add_node(self, node: Node) -> int:

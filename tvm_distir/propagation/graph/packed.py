@@ -11,7 +11,7 @@ from tvm import ir, relax
 
 from ...ir.rewrite import handle
 from ...ops import PACKED_OPS, Rule, packed_rule
-from .graph import Value
+from .graph import FlatValue
 
 APPEND = "vm.builtin.attention_kv_cache_append"
 VIEW = "vm.builtin.attention_kv_cache_view"
@@ -27,7 +27,7 @@ PACKED_HANDLES = frozenset(handle(ir.Op.get(name)) for name in PACKED_OPS)
 
 
 def cache_rule(
-    call: ir.Call, operands: Sequence[Value | None]
+    call: ir.Call, operands: Sequence[FlatValue | None]
 ) -> tuple[Rule, list[tuple[Any, ...]]]:
     """Rule of a call of a packed function, and the dims of its results.
 

@@ -27,7 +27,7 @@ TIMEOUT_S = 60.0
 _PREFIX = "runtime.disco.."
 _MESSAGES = 0
 
-_fabrics: list[native.NativeFabric] = []
+_fabrics: list[native.CclFabric] = []
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class _Place:
     rank: int
     count: int
     group_size: int
-    fabric: native.NativeFabric
+    fabric: native.CclFabric
 
     def groups(self, in_group: bool) -> tuple[Any, int]:
         """All ranks and the size of a group of them, contiguous."""
@@ -113,7 +113,7 @@ def _enter(controller: int, descriptor: int, count: int, groups: int) -> None:
     else:
         file = os.open(f"/proc/{controller}/fd/{descriptor}", os.O_RDWR)
         try:
-            fabric = native.NativeFabric.open(file)
+            fabric = native.CclFabric.open(file)
         finally:
             os.close(file)
     _places[threading.get_ident()] = _Place(rank, count, count // groups, fabric)
@@ -141,7 +141,7 @@ def join(session: Any, workers: int, groups: int = 1, timeout_s: float = TIMEOUT
         How long a worker waits for another one.
     """
     register()
-    fabric = native.NativeFabric(range(workers), timeout_s, shared=True)
+    fabric = native.CclFabric(range(workers), timeout_s, shared=True)
     _fabrics.append(fabric)
     session.get_global_func(ENTER)(os.getpid(), fabric.descriptor, workers, groups)
     session._sync_all()

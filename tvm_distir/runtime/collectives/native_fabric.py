@@ -36,16 +36,16 @@ class NativeFabric(Transfers):
     """
 
     def __init__(self, ranks: Sequence[int], timeout_s: float, shared: bool = False) -> None:
-        self._begin(native.NativeFabric(sorted(ranks), timeout_s, shared))
+        self._begin(native.CclFabric(sorted(ranks), timeout_s, shared))
 
     @classmethod
     def open(cls, descriptor: int) -> NativeFabric:
         """Open the fabric of another process."""
         fabric = cls.__new__(cls)
-        fabric._begin(native.NativeFabric.open(descriptor))
+        fabric._begin(native.CclFabric.open(descriptor))
         return fabric
 
-    def _begin(self, made: native.NativeFabric) -> None:
+    def _begin(self, made: native.CclFabric) -> None:
         super().__init__()
         self.native = made
         self._lock = threading.Lock()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from ...errors import DistIRError, EngineError
 from ..collectives import Fabric, Watched, failure_text, ranks_text
-from ..program import Entry
+from ..program import EntryFunction
 
 GRACE_S = 1.0
 """How long ranks may take to end after a failure; those that do not are given up."""
@@ -109,7 +109,7 @@ def stopped(ranks: Sequence[int], timeout_s: float) -> EngineError:
     )
 
 
-def raise_failure(fabric: Fabric, found: Sequence[Entry]) -> None:
+def raise_failure(fabric: Fabric, found: Sequence[EntryFunction]) -> None:
     """Raise the first failure of a run, if there is one.
 
     Raises

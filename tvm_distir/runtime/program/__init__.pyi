@@ -5,7 +5,7 @@ from .compiled import KERNEL as KERNEL
 from .compiled import KernelCache as KernelCache
 from .compiled import LibraryCache as LibraryCache
 from .counts import CollectiveCount as CollectiveCount
-from .counts import Counter as Counter
+from .counts import CollectiveCounter as CollectiveCounter
 from .dist_io import entries as entries
 from .executed import AxisTable as AxisTable
 from .executed import Groups as Groups
@@ -18,7 +18,7 @@ from .inputs import bind_some as bind_some
 from .inputs import input_ports as input_ports
 from .kernels import compile_module as compile_module
 from .layout import Bounds as Bounds
-from .layout import Entry as Entry
+from .layout import EntryFunction as EntryFunction
 from .layout import Port as Port
 from .layout import check_entries as check_entries
 from .layout import check_local as check_local

@@ -44,7 +44,7 @@ class CollectiveCount:
         return asdict(self)
 
 
-class Counter:
+class CollectiveCounter:
     """Adds up executed collectives by (kind, axes, group size)."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from tvm import ir, relax
 
 from ...ir import IO_ATTR, mesh_devices, mesh_shape, meshes
-from .layout import Entry, check_entries, read_port, wrong_module
+from .layout import EntryFunction, check_entries, read_port, wrong_module
 
 
 def _family(name: str) -> str:
@@ -31,7 +31,7 @@ def _only_family(mod: ir.IRModule) -> str:
     )
 
 
-def _entry(mod: ir.IRModule, name: str, fn: relax.Function) -> Entry:
+def _entry(mod: ir.IRModule, name: str, fn: relax.Function) -> EntryFunction:
     io, known = fn.attrs[IO_ATTR], meshes(mod)
     number = int(io["mesh"])
     if not 0 <= number < len(known):
@@ -43,10 +43,10 @@ def _entry(mod: ir.IRModule, name: str, fn: relax.Function) -> Entry:
         raise wrong_module(name, f"dist.io lists {len(ins)} inputs, there are {len(fn.params)}")
     devices = tuple(int(d) for d in mesh_devices(known[number]).ravel())
     ranks = tuple(int(d) for d in io["devices"]) if "devices" in io else devices
-    return Entry(name, number, shape, ranks, ins, outs, devices)
+    return EntryFunction(name, number, shape, ranks, ins, outs, devices)
 
 
-def entries(mod: ir.IRModule, only: str | None = None) -> tuple[Entry, ...]:
+def entries(mod: ir.IRModule, only: str | None = None) -> tuple[EntryFunction, ...]:
     """Entry functions of a level-5 module, in mesh order.
 
     Parameters
@@ -61,7 +61,7 @@ def entries(mod: ir.IRModule, only: str | None = None) -> tuple[Entry, ...]:
         DIST0603 when there is none, or ``dist.io`` is wrong.
     """
     wanted = only or _only_family(mod)
-    found: list[Entry] = []
+    found: list[EntryFunction] = []
     for gv, fn in mod.functions.items():
         name = str(gv.name_hint)
         if not isinstance(fn, relax.Function) or not fn.attrs or IO_ATTR not in fn.attrs:

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from ...collectives import Transfer
 from ...ir import local_shape
 from ...native import Executed
-from .counts import CollectiveCount, Counter
-from .layout import Entry
+from .counts import CollectiveCount, CollectiveCounter
+from .layout import EntryFunction
 
 Groups = tuple[tuple[int, ...], ...]
 MeshKey = tuple[tuple[int, ...], tuple[int, ...]]
@@ -85,7 +85,9 @@ class Executions(Protocol):
         ...
 
 
-def count_transfer(counter: Counter, axes: str, transfer: Transfer, element_bytes: int) -> None:
+def count_transfer(
+    counter: CollectiveCounter, axes: str, transfer: Transfer, element_bytes: int
+) -> None:
     """Count one execution of a transfer."""
     part = [int(n) for n in local_shape(transfer.shape, transfer.dst[2], transfer.dst[0])]
     moved = sum(tile.elements for tile in transfer.tiles() if tile.src != tile.dst)
@@ -94,19 +96,19 @@ def count_transfer(counter: Counter, axes: str, transfer: Transfer, element_byte
 
 
 def count_executed(
-    table: AxisTable, found: Sequence[Entry], fabric: Executions
+    table: AxisTable, found: Sequence[EntryFunction], fabric: Executions
 ) -> tuple[CollectiveCount, ...]:
     """Counts of a run from what the first rank of every mesh executed.
 
     Parameters
     ----------
     table : AxisTable
-    found : sequence of Entry
+    found : sequence of EntryFunction
         The entry functions.
     fabric : Executions
         Of the run, which has ended.
     """
-    counter = Counter()
+    counter = CollectiveCounter()
     for entry in found:
         # Entries may share a mesh: what runs on it is counted by that of its first device.
         rank = entry.ranks[0]

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EngineError, Faults, nearest
-from .layout import Bounds, Entry, Port, np_dtype
+from .layout import Bounds, EntryFunction, Port, np_dtype
 from .sharded import ShardedArray, Stored, read_part
 
 Array = npt.NDArray[Any]
@@ -29,7 +29,7 @@ def _no_faults() -> Faults:
     return Faults("inputs", EngineError("DIST0602", "several inputs do not fit"))
 
 
-def input_ports(found: Sequence[Entry]) -> dict[int, Port]:
+def input_ports(found: Sequence[EntryFunction]) -> dict[int, Port]:
     """Inputs of all entries by their position in the original function, in its order."""
     ports: dict[int, Port] = {}
     for entry in found:
@@ -119,11 +119,11 @@ class LocalInputs:
         """What was given for an input."""
         return self._values[port.index]
 
-    def of(self, entry: Entry, rank: int) -> list[Array]:
+    def of(self, entry: EntryFunction, rank: int) -> list[Array]:
         """Local arrays of a rank, in ``dist.io`` order."""
         return [self.part(entry, port, rank) for port in entry.inputs]
 
-    def part(self, entry: Entry, port: Port, rank: int) -> Array:
+    def part(self, entry: EntryFunction, port: Port, rank: int) -> Array:
         """Local (zero-padded) array of one input on a rank."""
         value = self._values[port.index]
         if isinstance(value, ShardedArray):
@@ -147,7 +147,7 @@ def _cut(value: Any, bounds: Bounds, size: tuple[int, ...]) -> Array:
     return np.ascontiguousarray(part).reshape(size)
 
 
-def _own_part(value: ShardedArray, entry: Entry, port: Port, rank: int) -> Array:
+def _own_part(value: ShardedArray, entry: EntryFunction, port: Port, rank: int) -> Array:
     if rank not in value.parts:
         raise bad_input(
             f"rank {rank} has no part, ranks {sorted(value.parts)} have",
@@ -176,7 +176,7 @@ def _box_text(box: Bounds | None) -> str:
     return "an unknown box" if box is None else f"[{', '.join(f'{a}:{b}' for a, b in box)}]"
 
 
-def bind_some(found: Sequence[Entry], inputs: Mapping[str, Any]) -> dict[int, Any]:
+def bind_some(found: Sequence[EntryFunction], inputs: Mapping[str, Any]) -> dict[int, Any]:
     """Check some of the inputs as :func:`bind_inputs` does; they are returned by position."""
     ports, faults = input_ports(found), _no_faults()
     given = _by_name(ports, inputs, faults)
@@ -186,13 +186,13 @@ def bind_some(found: Sequence[Entry], inputs: Mapping[str, Any]) -> dict[int, An
 
 
 def bind_inputs(
-    found: Sequence[Entry], inputs: Inputs, stored: Mapping[int, Any] | None = None
+    found: Sequence[EntryFunction], inputs: Inputs, stored: Mapping[int, Any] | None = None
 ) -> LocalInputs:
     """Check what was given to a run and index it by parameter.
 
     Parameters
     ----------
-    found : sequence of Entry
+    found : sequence of EntryFunction
     inputs : sequence in the original function's order, or mapping by parameter name
         For a parameter that is a tuple, a (nested) tuple; by name, its tensors are ``x_0``,
         ``x_1_0``, ... Per parameter a whole array (anything NumPy reads) of exactly its shape

@@ -72,7 +72,7 @@ class Port:
 
 
 @dataclass(frozen=True)
-class Entry:
+class EntryFunction:
     """An entry function: what runs on all devices that belong to the same meshes.
 
     Attributes
@@ -172,7 +172,7 @@ def _leaf_order(names: Sequence[str]) -> dict[str, int]:
     return {name: i for i, name in enumerate(sorted(names, key=lambda n: words[n]))}
 
 
-def flat_inputs(found: Sequence[Entry]) -> list[Entry]:
+def flat_inputs(found: Sequence[EntryFunction]) -> list[EntryFunction]:
     """Count the inputs' positions over flattened parameters: those of a tuple share theirs."""
     names: dict[int, dict[str, None]] = {}
     for entry in found:
@@ -190,7 +190,7 @@ def flat_inputs(found: Sequence[Entry]) -> list[Entry]:
     ]
 
 
-def check_entries(found: Sequence[Entry]) -> tuple[Entry, ...]:
+def check_entries(found: Sequence[EntryFunction]) -> tuple[EntryFunction, ...]:
     """Return the entries in mesh order; DIST0603 when two share a device.
 
     See :func:`flat_inputs` for the positions of their inputs.
@@ -221,7 +221,7 @@ def check_entries(found: Sequence[Entry]) -> tuple[Entry, ...]:
     return tuple(ordered)
 
 
-def check_local(array: Array, port: Port, entry: Entry, rank: int, place: str) -> None:
+def check_local(array: Array, port: Port, entry: EntryFunction, rank: int, place: str) -> None:
     """Refuse (DIST0603) a rank's output of another shape or type than ``dist.io`` promises."""
     size, dtype = entry.local_shape(port), np_dtype(port.dtype)
     if array.shape != size or array.dtype != dtype:
@@ -253,7 +253,7 @@ class _Joined:
         self._missing = dict.fromkeys(missing)
         self._holder: dict[Bounds, tuple[int, Array]] = {}
 
-    def add(self, entry: Entry, port: Port, rank: int, part: Array) -> None:
+    def add(self, entry: EntryFunction, port: Port, rank: int, part: Array) -> None:
         """Take a rank's local array."""
         place = entry.output_place(port)
         check_local(part, port, entry, rank, place)
@@ -286,7 +286,7 @@ def same_bits(a: Array, b: Array) -> bool:
     )
 
 
-def check_results(found: Sequence[Entry], results: Mapping[int, Sequence[Array]]) -> None:
+def check_results(found: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]) -> None:
     """Refuse (DIST0603) ranks that gave too few or too many results, and missing outputs."""
     indices = {port.index for entry in found for port in entry.outputs}
     if sorted(indices) != list(range(len(indices))):
@@ -301,12 +301,14 @@ def check_results(found: Sequence[Entry], results: Mapping[int, Sequence[Array]]
                 )
 
 
-def gather_outputs(found: Sequence[Entry], results: Mapping[int, Sequence[Array]]) -> list[Array]:
+def gather_outputs(
+    found: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
+) -> list[Array]:
     """Whole outputs, in the order of the original function's flattened results.
 
     Parameters
     ----------
-    found : sequence of Entry
+    found : sequence of EntryFunction
     results : mapping of rank to its local results
         In ``dist.io`` order, of every rank.
 

@@ -18,7 +18,7 @@ from .dist_io import entries
 from .executed import AxisTable
 from .groups import axis_table
 from .kernels import compile_module
-from .layout import Entry
+from .layout import EntryFunction
 from .linking import export_library, find_compiler
 
 _LIBRARIES = LibraryCache(64)
@@ -84,11 +84,11 @@ class Lowered:
         """The same in every process exactly for the same program."""
         return f"{int(tvm_ffi.structural_hash(self.mod)) & (1 << 64) - 1:016x}"
 
-    def library(self, entry: Entry) -> Any:
+    def library(self, entry: EntryFunction) -> Any:
         """Runtime module that holds the entry function; compiled at its first use."""
         return compile_entry(self.mod, entry.function)
 
-    def save(self, entry: Entry, folder: Path) -> Path:
+    def save(self, entry: EntryFunction, folder: Path) -> Path:
         """Write the compiled library, or the module itself where there is no linker.
 
         A process that loads the latter compiles it again.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from .executed import AxisTable
-from .layout import Entry
+from .layout import EntryFunction
 
 
 @runtime_checkable
@@ -19,7 +19,7 @@ class Runnable(Protocol):
     """A distributed program that can be run: a lowered module, or a deployed folder."""
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[EntryFunction, ...]:
         """Entry functions, in mesh order."""
         ...
 
@@ -38,11 +38,11 @@ class Runnable(Protocol):
         """The same in every process exactly for the same program."""
         ...
 
-    def library(self, entry: Entry) -> Any:
+    def library(self, entry: EntryFunction) -> Any:
         """Runtime module that holds the entry function, in this process."""
         ...
 
-    def save(self, entry: Entry, folder: Path) -> Path:
+    def save(self, entry: EntryFunction, folder: Path) -> Path:
         """File from which another process can load it (:func:`load_saved`)."""
         ...
 

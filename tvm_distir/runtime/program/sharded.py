@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EngineError
-from .layout import Bounds, Entry, check_local, check_results
+from .layout import Bounds, EntryFunction, check_local, check_results
 
 Array = npt.NDArray[Any]
 
@@ -90,13 +90,13 @@ def read_part(part: Any) -> Array:
 
 
 def sharded_outputs(
-    found: Sequence[Entry], results: Mapping[int, Sequence[Array]]
+    found: Sequence[EntryFunction], results: Mapping[int, Sequence[Array]]
 ) -> list[ShardedArray]:
     """Outputs as they lie on the ranks, in the order of the original function's results.
 
     Parameters
     ----------
-    found : sequence of Entry
+    found : sequence of EntryFunction
     results : mapping of rank to its local results
         Of all ranks, or of those whose results are in this process.
 

@@ -13,8 +13,8 @@ from .share import CancelCollectives as CancelCollectives
 from .share import ShareCollectives as ShareCollectives
 from .split import SplitCollectives as SplitCollectives
 from .traffic import Change as Change
-from .traffic import Kind as Kind
 from .traffic import Traffic as Traffic
 from .traffic import TrafficInstrument as TrafficInstrument
+from .traffic import TrafficKind as TrafficKind
 from .traffic import traffic as traffic
 from .unused import RemoveUnused as RemoveUnused

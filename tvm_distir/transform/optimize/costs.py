@@ -24,7 +24,7 @@ from ...ir.rewrite import bindings_in, branches_of
 from ...native import read_functions
 from ...ops import Kernel, kernel_of, size_bytes, transposed_operands
 from ...redistribution import element_type, payload_bytes
-from ...system import Clock, Layout, System
+from ...system import Clock, GroupLayout, System
 
 
 class BindingCosts:
@@ -39,7 +39,7 @@ class BindingCosts:
     def __init__(self, mod: ir.IRModule, system: System) -> None:
         self.mod, self.clock = mod, Clock(system)
         self._in_place: set[Any] = set()
-        self._layouts: dict[Any, Layout] = {}
+        self._layouts: dict[Any, GroupLayout] = {}
         self._functions: dict[str, int] = {}
 
     def read(self, body: relax.SeqExpr) -> None:
@@ -85,7 +85,7 @@ class BindingCosts:
     def _kernel(self, var: Any, call: ir.Call) -> Kernel:
         return kernel_of(call, self.mod, var.ty, var in self._in_place)
 
-    def _groups(self, call: ir.Call) -> Layout:
+    def _groups(self, call: ir.Call) -> GroupLayout:
         mesh, axes = call.attrs["device_mesh"], call_axes(call)
         key = (mesh_key(mesh), axes)
         if key not in self._layouts:

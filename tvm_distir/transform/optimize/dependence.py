@@ -18,7 +18,7 @@ _STARTS = frozenset(start_name(kind) for kind in COLLECTIVES)
 
 
 @dataclass
-class Node:
+class BlockNode:
     """A binding of a block.
 
     Attributes
@@ -58,7 +58,7 @@ def block_nodes(
     readers: Mapping[Any, Sequence[Any]],
     is_view: Callable[[Any, Any], bool],
     meets_in_order: bool = False,
-) -> list[Node]:
+) -> list[BlockNode]:
     """Nodes of a block.
 
     Parameters
@@ -73,11 +73,11 @@ def block_nodes(
         Whether collectives, and calls of functions that may hold some, keep their order too.
     """
     at = {row[1]: i for i, row in enumerate(rows)}
-    nodes: list[Node] = []
+    nodes: list[BlockNode] = []
     last_fixed: int | None = None
     for i, (_, var, value, kind) in enumerate(rows):
         used = dict.fromkeys(at[v] for v in variables(value) if v in at)
-        node = Node(deps=list(used), starts=kind in _STARTS)
+        node = BlockNode(deps=list(used), starts=kind in _STARTS)
         node.leaves = any(r is None or r not in at for r in readers.get(var, ()))
         if kind == DONE and used:
             node.done_of = next(iter(used))
@@ -114,7 +114,7 @@ def _shares(var: Any, value: Any, is_view: Callable[[Any, Any], bool]) -> bool:
     return is_view(var, value)
 
 
-def peak_bytes(nodes: Sequence[Node], order: Sequence[int]) -> int:
+def peak_bytes(nodes: Sequence[BlockNode], order: Sequence[int]) -> int:
     """Most bytes of results that are alive at once, when the bindings run in an order."""
     last = [-1] * len(nodes)
     for step, i in enumerate(order):

@@ -15,7 +15,7 @@ from ...ir.rewrite import with_body
 from ...system import System
 from ..declaration import Rewrite, module_pass
 from .costs import BindingCosts
-from .dependence import Node, block_nodes, peak_bytes
+from .dependence import BlockNode, block_nodes, peak_bytes
 from .editing import Editor, FunctionStep, Scan, rewrite_of
 
 WINDOWS = (None, 512, 128, 32, 8, 2, 0)
@@ -86,7 +86,7 @@ class _Schedule(Editor):
         fn = self.fn
         return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
 
-    def _best(self, nodes: Sequence[Node], rows: Sequence[Any]) -> Sequence[int]:
+    def _best(self, nodes: Sequence[BlockNode], rows: Sequence[Any]) -> Sequence[int]:
         """The order that runs ahead most within the limit; that of the block if none does."""
         given = range(len(nodes))
         if not any(row[3] == DONE for row in rows):
@@ -110,7 +110,7 @@ class _Schedule(Editor):
         return self.costs.picoseconds(var, value, self.devices)
 
 
-def _due(nodes: Sequence[Node]) -> list[int]:
+def _due(nodes: Sequence[BlockNode]) -> list[int]:
     """Rank of each binding: its position, earlier for what only prepares a start.
 
     A start is due once the last of what it needs is made that others need too; so are the
@@ -137,7 +137,7 @@ def _due(nodes: Sequence[Node]) -> list[int]:
 
 
 def _order(
-    nodes: Sequence[Node], spent_ps: Sequence[int], due: Sequence[int], window: int | None
+    nodes: Sequence[BlockNode], spent_ps: Sequence[int], due: Sequence[int], window: int | None
 ) -> list[int]:
     """List scheduling of one compute stream and one for collectives."""
     missing = [len(node.deps) for node in nodes]

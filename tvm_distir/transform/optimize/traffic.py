@@ -32,7 +32,7 @@ from ..branches import choices
 
 
 @dataclass(frozen=True, order=True)
-class Kind:
+class TrafficKind:
     """Collectives that are counted together: op, axes (names joined by ``,``) and group size."""
 
     op: str
@@ -47,14 +47,14 @@ class Traffic:
     Attributes
     ----------
     counts, result_bytes, wire_bytes : Counter
-        By :class:`Kind`: how many, bytes of their results, bytes that a device sends by the ring
+        By :class:`TrafficKind`: how many, bytes of results, bytes that a device sends by the ring
         formulae (:func:`tvm_distir.system.wire_bytes`). Transfers between meshes count
         at the ``send``, as the size of one device's tensor.
     """
 
-    counts: Counter[Kind] = field(default_factory=Counter)
-    result_bytes: Counter[Kind] = field(default_factory=Counter)
-    wire_bytes: Counter[Kind] = field(default_factory=Counter)
+    counts: Counter[TrafficKind] = field(default_factory=Counter)
+    result_bytes: Counter[TrafficKind] = field(default_factory=Counter)
+    wire_bytes: Counter[TrafficKind] = field(default_factory=Counter)
 
     @property
     def total_count(self) -> int:
@@ -66,7 +66,7 @@ class Traffic:
         """Bytes that each device sends."""
         return sum(self.wire_bytes.values())
 
-    def add(self, kind: Kind, size_bytes: int) -> None:
+    def add(self, kind: TrafficKind, size_bytes: int) -> None:
         """Count a collective with results of ``size_bytes``."""
         self.counts[kind] += 1
         self.result_bytes[kind] += size_bytes
@@ -178,19 +178,19 @@ def _dearer(one: Traffic, other: Traffic) -> Traffic:
     return one if sizes[0] >= sizes[1] else other
 
 
-def _kinds(mod: ir.IRModule, value: ir.Call) -> Iterator[Kind]:
+def _kinds(mod: ir.IRModule, value: ir.Call) -> Iterator[TrafficKind]:
     op = collective_op(value)
     if op == "send":
         here, there = (value.attrs[key] for key in ("device_mesh", "peer_mesh"))
         pair = f"{mesh_index(mod, here)}->{mesh_index(mod, there)}"
-        yield Kind(op, pair, math.prod(mesh_shape(there)))
+        yield TrafficKind(op, pair, math.prod(mesh_shape(there)))
     elif op in COLLECTIVES:
         mesh, axes = value.attrs["device_mesh"], call_axes(value)
         size = math.prod(mesh_shape(mesh)[a] for a in axes)
         if size > 1:
             names = mesh_axes(mod)[mesh_index(mod, mesh)]
             op = "exchange" if terms_of(value) is not None else op
-            yield Kind(op, ",".join(names[a] for a in axes), size)
+            yield TrafficKind(op, ",".join(names[a] for a in axes), size)
 
 
 @dataclass(frozen=True)

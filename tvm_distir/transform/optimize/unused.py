@@ -48,7 +48,7 @@ def RemoveUnused() -> Rewrite:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptParts:
     """Positions of the parameters of a function, and of the fields of its result, that stay."""
 
     params: tuple[int, ...]
@@ -61,7 +61,7 @@ def removed(mod: ir.IRModule) -> ir.IRModule:
         members = [_without_dead(member) for member in read_module(mod)]
         order = [(m.gv, m.fn) for m in members]
         reads = _alike(order, _fields_read(members))
-        kept: dict[str, Kept] = {}
+        kept: dict[str, KeptParts] = {}
         renamed: dict[Any, Any] = {}
         bodies: dict[str, relax.Function] = {}
         for member in members:
@@ -125,7 +125,7 @@ def _has_dead(reading: Reading) -> bool:
     return False
 
 
-def _all_kept(member: Member, read: set[int] | None) -> Kept | None:
+def _all_kept(member: Member, read: set[int] | None) -> KeptParts | None:
     """What stays of a function of which everything does, else None."""
     fn, reading = member.fn, member.reading
     fields = len(fn.ret_ty.fields) if isinstance(fn.ret_ty, relax.TupleType) else 0
@@ -134,7 +134,7 @@ def _all_kept(member: Member, read: set[int] | None) -> Kept | None:
     used = {*reading.reads, *reading.result}
     if not used.issuperset(range(reading.params)):
         return None
-    return Kept(tuple(range(reading.params)), tuple(range(fields)))
+    return KeptParts(tuple(range(reading.params)), tuple(range(fields)))
 
 
 def _fields_taken(fn: relax.Function) -> list[Any]:
@@ -207,7 +207,7 @@ def _alike(
     return reads
 
 
-def _narrowed(fn: relax.Function, read: set[int] | None) -> tuple[relax.Function, Kept]:
+def _narrowed(fn: relax.Function, read: set[int] | None) -> tuple[relax.Function, KeptParts]:
     """Drop the parameters of a private function, and fields of its result, that nobody reads."""
     result, fields = _narrow_result(fn, read)
     blocks, result = let_out(fn.body.blocks, result)
@@ -219,7 +219,7 @@ def _narrowed(fn: relax.Function, read: set[int] | None) -> tuple[relax.Function
     params = tuple(i for i, p in enumerate(fn.params) if p in used)
     attrs = _attributes(fn, params, fields)
     new = with_body(fn, [fn.params[i] for i in params], blocks, result, bool(fn.is_pure), attrs)
-    return new, Kept(params, fields)
+    return new, KeptParts(params, fields)
 
 
 def _narrow_result(fn: relax.Function, read: set[int] | None) -> tuple[Any, tuple[int, ...]]:
@@ -286,7 +286,11 @@ class _Calls:
     """Rewrites the calls of functions that have changed; drops what nobody reads."""
 
     def __init__(
-        self, fn: relax.Function, name: str, kept: Mapping[str, Kept], renamed: Mapping[Any, Any]
+        self,
+        fn: relax.Function,
+        name: str,
+        kept: Mapping[str, KeptParts],
+        renamed: Mapping[Any, Any],
     ) -> None:
         self.fn, self.name, self.kept = fn, name, kept
         self.env: dict[Any, Any] = dict(renamed)

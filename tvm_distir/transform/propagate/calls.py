@@ -18,7 +18,7 @@ from ...ir.rewrite import handle, make_call
 from ...propagation.graph import PACKED_HANDLES, distributed_name
 from .operands import Operands
 from .results import CallResults
-from .values import Values
+from .values import PlacedValues
 
 CALL_TIR = ir.Op.get("relax.call_tir")
 CREATED = {"relax.zeros": 0, "relax.ones": 1}
@@ -30,7 +30,7 @@ class Calls:
 
     Parameters
     ----------
-    values : Values
+    values : PlacedValues
         Of the specialisation.
     operands : Operands
         Of it.
@@ -42,7 +42,7 @@ class Calls:
 
     def __init__(
         self,
-        values: Values,
+        values: PlacedValues,
         operands: Operands,
         results: CallResults,
         callees: Mapping[int, ir.GlobalVar],

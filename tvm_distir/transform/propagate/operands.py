@@ -15,7 +15,7 @@ from ...ir import P, R, as_dtensor, carries_value, ops, placement_of
 from ...ir.rewrite import handle
 from ...propagation.graph import CONST
 from .tuples import tuple_items
-from .values import Values
+from .values import PlacedValues
 
 
 class Operands:
@@ -23,11 +23,11 @@ class Operands:
 
     Parameters
     ----------
-    values : Values
+    values : PlacedValues
         Of the specialisation.
     """
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: PlacedValues) -> None:
         self.values = values
 
     def operand(self, k: int, i: int, old: Any, name: str | None = None, var: Any = None) -> Any:

@@ -13,7 +13,7 @@ from ...ir.rewrite import handle
 from ...propagation.graph import CONST
 from .operands import Operands
 from .tuples import rebuilt, tuple_items
-from .values import Values
+from .values import PlacedValues
 
 
 class CallResults:
@@ -21,11 +21,11 @@ class CallResults:
 
     Parameters
     ----------
-    values : Values
+    values : PlacedValues
         Of the specialisation.
     """
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: PlacedValues) -> None:
         self.values = values
 
     def raw_type(self, k: int, j: int) -> Any:
@@ -92,7 +92,7 @@ class Returned:
 
     Parameters
     ----------
-    values : Values
+    values : PlacedValues
         Of the specialisation.
     operands : Operands
         Of it.
@@ -100,7 +100,7 @@ class Returned:
         What the old function returns.
     """
 
-    def __init__(self, values: Values, operands: Operands, body: Any) -> None:
+    def __init__(self, values: PlacedValues, operands: Operands, body: Any) -> None:
         self.values, self.operands, self.body = values, operands, body
 
     def convert(self) -> None:

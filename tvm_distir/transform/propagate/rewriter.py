@@ -17,7 +17,7 @@ from .calls import Calls
 from .operands import Operands
 from .results import CallResults, Returned
 from .tuples import rebuilt
-from .values import Values, is_dataflow
+from .values import PlacedValues, is_dataflow
 
 
 class FunctionRewriter:
@@ -45,7 +45,7 @@ class FunctionRewriter:
         callees: Mapping[int, ir.GlobalVar],
     ) -> None:
         self.old = old
-        self.values = Values(mod, decision, inst)
+        self.values = PlacedValues(mod, decision, inst)
         self.operands = Operands(self.values)
         self.results = CallResults(self.values)
         self.calls = Calls(self.values, self.operands, self.results, callees)

@@ -18,7 +18,7 @@ from ...propagation.solve import Form, Route
 from .tuples import walk_fields
 
 
-class Values:
+class PlacedValues:
     """Expressions of the values of one specialisation, in every form asked for.
 
     Parameters

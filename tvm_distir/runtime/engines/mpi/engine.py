@@ -25,7 +25,7 @@ from ....native import Executed
 from ...collectives import ccl
 from ...program import (
     Bounds,
-    Entry,
+    EntryFunction,
     Inputs,
     LocalInputs,
     Port,
@@ -264,7 +264,7 @@ def _inputs(
     return LocalInputs({**taken, **missing})
 
 
-def _asked(entry: Entry, program: Runnable) -> list[Port]:
+def _asked(entry: EntryFunction, program: Runnable) -> list[Port]:
     """Inputs of an entry that do not come with the program."""
     return [port for port in entry.inputs if port.index not in program.stored]
 
@@ -281,7 +281,7 @@ def _scatter(fabric: MpiFabric, program: Runnable, local: LocalInputs) -> None:
 
 
 def _execute(
-    fabric: MpiFabric, program: Runnable, entry: Entry, inputs: Sequence[Array]
+    fabric: MpiFabric, program: Runnable, entry: EntryFunction, inputs: Sequence[Array]
 ) -> list[Array]:
     rank = fabric.rank
     if rank is None:
@@ -294,7 +294,7 @@ def _execute(
         return [to_array(t) for t in flat_tensors(result)]
 
 
-def _kept(entry: Entry, port: Port, rank: int, part: Array) -> Array:
+def _kept(entry: EntryFunction, port: Port, rank: int, part: Array) -> Array:
     """The part of a local array that is not padding."""
     return part[tuple(slice(0, b - a) for a, b in entry.bounds(port, rank))]
 
@@ -302,7 +302,7 @@ def _kept(entry: Entry, port: Port, rank: int, part: Array) -> Array:
 def _end(
     here: World,
     fabric: MpiFabric,
-    found: Sequence[Entry],
+    found: Sequence[EntryFunction],
     results: Mapping[int, Sequence[Array]],
     outputs: str,
 ) -> list[_Ended]:
@@ -333,7 +333,7 @@ def _end(
 def _collect(
     here: World,
     fabric: MpiFabric,
-    found: Sequence[Entry],
+    found: Sequence[EntryFunction],
     results: Mapping[int, list[Array]],
     ended: Sequence[_Ended],
 ) -> LocalResults:

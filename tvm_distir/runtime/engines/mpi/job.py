@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ...program import (
     AxisTable,
     Bounds,
-    Entry,
+    EntryFunction,
     LocalInputs,
     Runnable,
     ShardedArray,
@@ -59,7 +59,7 @@ class Job:
 
     Attributes
     ----------
-    entries : tuple of Entry
+    entries : tuple of EntryFunction
     axes : AxisTable
     libraries : mapping of function to file name
     inputs : mapping of parameter position to stored or sharded array
@@ -68,7 +68,7 @@ class Job:
         Modules to import first.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[EntryFunction, ...]
     axes: AxisTable
     libraries: Mapping[str, str]
     inputs: Mapping[int, Any]
@@ -123,7 +123,7 @@ def write_job(
     return job
 
 
-def _portable(found: Sequence[Entry], local: LocalInputs, folder: Path) -> dict[int, Any]:
+def _portable(found: Sequence[EntryFunction], local: LocalInputs, folder: Path) -> dict[int, Any]:
     """Inputs as another process can read them; each distinct shard is written once."""
     out: dict[int, Any] = {}
     files: dict[int, tuple[Array, SavedArray]] = {}  # holds the array: no other takes its id

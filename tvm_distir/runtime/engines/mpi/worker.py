@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ....errors import DependencyError, DistIRError
-from ...program import AxisTable, Entry, load_saved
+from ...program import AxisTable, EntryFunction, load_saved
 from .fabric import worker_failed
 from .failures import fork_worker
 from .job import COUNTS, JOB, Job, failure_file, process_file, result_file, write_whole
@@ -32,17 +32,17 @@ class _Saved:
         self.stored: Mapping[int, Any] = job.inputs
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[EntryFunction, ...]:
         return self._job.entries
 
     @property
     def axes(self) -> AxisTable:
         return self._job.axes
 
-    def library(self, entry: Entry) -> Any:
+    def library(self, entry: EntryFunction) -> Any:
         return load_saved(Path(self._job.libraries[entry.function]), entry.function)
 
-    def save(self, entry: Entry, folder: Path) -> Path:
+    def save(self, entry: EntryFunction, folder: Path) -> Path:
         return Path(self._job.libraries[entry.function])
 
 

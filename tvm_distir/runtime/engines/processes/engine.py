@@ -25,13 +25,13 @@ from ....collectives import Transfer
 from ....errors import EngineError
 from ....native import Executed
 from ...collectives import NativeFabric
-from ...program import Entry, LocalInputs, Runnable, count_executed, np_dtype
+from ...program import EntryFunction, LocalInputs, Runnable, count_executed, np_dtype
 from ..base import Engine, LocalResults
 from ..ends import NOBODY, EndWatch, raise_failure
 from ..forked import run_turn, ticks_of
 from ..threads import TIMEOUT_S
 from .library import LIBRARIES
-from .memory import Layout, Memory, Place, make_file
+from .memory import Memory, MemoryLayout, Place, make_file
 from .pool import POOL, Worker
 from .wire import Closed, Message, close_all, receive, send
 
@@ -72,7 +72,7 @@ def _side(parts: Sequence[Sequence[int]]) -> Any:
 class _Job:
     """One run: what every rank is told, and the files that go with it."""
 
-    found: Sequence[Entry]
+    found: Sequence[EntryFunction]
     fabric: _SharedFabric
     files: list[int] = field(default_factory=list)
     messages: dict[int, Message] = field(default_factory=dict)
@@ -93,7 +93,7 @@ class _Job:
 
 def _place_inputs(job: _Job, local: LocalInputs) -> tuple[dict[int, list[Any]], int]:
     """Write local arrays to memory, replicas once; places by rank, and the size in bytes."""
-    layout = Layout()
+    layout = MemoryLayout()
     known: dict[int, tuple[Place, Array]] = {}
     places: dict[int, list[Any]] = {}
     for entry in job.found:
@@ -111,7 +111,7 @@ def _place_inputs(job: _Job, local: LocalInputs) -> tuple[dict[int, list[Any]], 
 
 
 def _place_outputs(job: _Job) -> None:
-    layout = Layout()
+    layout = MemoryLayout()
     for entry in job.found:
         for rank in entry.ranks:
             job.outputs[rank] = [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tvm_ffi
 
-from ...program import Entry, Runnable
+from ...program import EntryFunction, Runnable
 
 _SIZE = 64
 
@@ -32,7 +32,7 @@ class _Kept:
         return None in mods or bool(tvm_ffi.structural_equal(*mods))
 
 
-class LibraryCache:
+class LibraryFiles:
     """Files by program and entry; the least recently used are deleted first.
 
     Parameters
@@ -47,7 +47,7 @@ class LibraryCache:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._numbers = itertools.count()
 
-    def path(self, program: Runnable, entry: Entry) -> Path:
+    def path(self, program: Runnable, entry: EntryFunction) -> Path:
         """File from which a worker loads an entry; a path is never used for another program.
 
         Raises
@@ -75,5 +75,5 @@ class LibraryCache:
         return found.path
 
 
-LIBRARIES = LibraryCache()
+LIBRARIES = LibraryFiles()
 """The libraries of all runs of this process."""

@@ -60,7 +60,7 @@ class Place:
         return cls(int(offset), tuple(int(n) for n in shape), str(dtype))
 
 
-class Layout:
+class MemoryLayout:
     """Places one array after the other."""
 
     def __init__(self) -> None:

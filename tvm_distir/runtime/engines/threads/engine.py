@@ -42,7 +42,7 @@ _LOOK_S = 0.05
 
 
 @dataclass
-class Job:
+class ThreadJob:
     """What the workers of one run share."""
 
     fabric: Watched
@@ -61,7 +61,7 @@ class Job:
 
 
 _numbers = itertools.count()
-_jobs: dict[int, Job] = {}
+_jobs: dict[int, ThreadJob] = {}
 _sessions: dict[int, Any] = {}
 
 
@@ -70,10 +70,10 @@ def make_job(
     local: LocalInputs,
     fabric: Callable[[Sequence[int], float], Watched],
     timeout_s: float,
-) -> Job:
+) -> ThreadJob:
     """What the workers need: a library each, and their inputs."""
     ranks = [r for e in program.entries for r in e.ranks]
-    job = Job(fabric(ranks, timeout_s), {}, {}, {})
+    job = ThreadJob(fabric(ranks, timeout_s), {}, {}, {})
     for entry in program.entries:
         library = program.library(entry)
         for rank in entry.ranks:
@@ -104,7 +104,7 @@ def _invoke(number: int) -> None:
         work(job, rank)
 
 
-def work(job: Job, rank: int) -> None:
+def work(job: ThreadJob, rank: int) -> None:
     """Run one rank's part on the calling thread. Lets no exception out."""
     try:
         with ccl.worker(job.fabric, rank):
@@ -119,7 +119,7 @@ def work(job: Job, rank: int) -> None:
         job.end(rank)
 
 
-def wait(job: Job, timeout_s: float) -> bool:
+def wait(job: ThreadJob, timeout_s: float) -> bool:
     """Wait for the workers of a job; False when some are given up."""
     watch = EndWatch(job.fabric, sorted(job.machine), timeout_s)
     while True:
@@ -215,7 +215,7 @@ class ThreadsEngine(Engine):
         self.collectives = count_executed(program.axes, found, job.fabric)
         return job.outputs
 
-    def _call(self, job: Job, workers: int) -> None:
+    def _call(self, job: ThreadJob, workers: int) -> None:
         with run_turn(), one_thread_each(workers):
             session = _session(workers)
             ccl.register(self._implementation)  # machines look the functions up when made

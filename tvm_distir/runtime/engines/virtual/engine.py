@@ -22,8 +22,8 @@ from ....errors import EngineError, InternalError
 from ....ir import LOCAL_OPS
 from ...program import (
     AxisTable,
-    Counter,
-    Entry,
+    CollectiveCounter,
+    EntryFunction,
     KernelCache,
     LocalInputs,
     Lowered,
@@ -71,7 +71,7 @@ class _Run:
         self.mod = relax.transform.ToNonDataflow()(mod)
         self.axes = axes
         self.kernels = kernels
-        self.counter = Counter()
+        self.counter = CollectiveCounter()
         self.cut: dict[str, Steps] = {}
         self.machines: dict[Segment, Any] = {}
         self.messages = MessageQueues()
@@ -118,14 +118,14 @@ class _Run:
         )
 
     def function(
-        self, name: str, args: Sequence[PerRank], entry: Entry
+        self, name: str, args: Sequence[PerRank], entry: EntryFunction
     ) -> Generator[None, None, PerRank]:
         """Run a function on all ranks of an entry; yields while others must go on first."""
         steps = self.steps(name)
         return (yield from self.execute(steps, dict(zip(steps.params, args)), entry))
 
     def execute(
-        self, function: Steps, env: dict[relax.Var, PerRank], entry: Entry
+        self, function: Steps, env: dict[relax.Var, PerRank], entry: EntryFunction
     ) -> Generator[None, None, PerRank]:
         """Run the steps of a function, or of a branch, with its variables in ``env``."""
         count = len(entry.ranks)
@@ -151,7 +151,7 @@ class _Run:
                 env.pop(var, None)
         return self.evaluate(function.result, env, count)
 
-    def branch(self, step: IfStep, env: Mapping[relax.Var, PerRank], entry: Entry) -> Steps:
+    def branch(self, step: IfStep, env: Mapping[relax.Var, PerRank], entry: EntryFunction) -> Steps:
         """The branch all ranks take."""
         values = self.evaluate(step.condition, env, len(entry.ranks))
         taken = [bool(to_array(v)) for v in values]
@@ -177,7 +177,7 @@ class _Run:
         env.update(zip(step.outputs, columns))
 
     def collective(
-        self, step: CollectiveStep, env: Mapping[relax.Var, PerRank], entry: Entry
+        self, step: CollectiveStep, env: Mapping[relax.Var, PerRank], entry: EntryFunction
     ) -> Generator[None, None, PerRank]:
         call, ranks = step.collective, entry.ranks
         groups = {rank: self.group_of(call, rank, entry, step.place) for rank in ranks}
@@ -206,7 +206,7 @@ class _Run:
         return [shared[id(results[rank])] for rank in ranks]
 
     @staticmethod
-    def group_of(call: Collective, rank: int, entry: Entry, place: str) -> tuple[int, ...]:
+    def group_of(call: Collective, rank: int, entry: EntryFunction, place: str) -> tuple[int, ...]:
         """Group of a rank."""
         for group in call.groups:
             if rank in group:
@@ -219,7 +219,7 @@ class _Run:
         )
 
     def meet(
-        self, call: Collective, operands: Mapping[int, Array], entry: Entry, place: str
+        self, call: Collective, operands: Mapping[int, Array], entry: EntryFunction, place: str
     ) -> Generator[None, None, Mapping[int, Array]]:
         """Results of a collective with ranks of other entries; yields until they are there."""
         shared = self.rendezvous.join(call, operands, place)
@@ -228,22 +228,24 @@ class _Run:
         self.go_on(entry)
         return shared.results
 
-    def wait(self, entry: Entry, place: str) -> Generator[None, None, None]:
+    def wait(self, entry: EntryFunction, place: str) -> Generator[None, None, None]:
         """Let the other entries go on."""
         self.waiting[entry.function] = f"ranks {list(entry.ranks)} in {place}"
         yield
 
-    def go_on(self, entry: Entry) -> None:
+    def go_on(self, entry: EntryFunction) -> None:
         """Note that an entry waits no longer."""
         self.waiting.pop(entry.function, None)
         self.progress += 1
 
-    def send(self, step: TransferStep, env: Mapping[relax.Var, PerRank], entry: Entry) -> PerRank:
+    def send(
+        self, step: TransferStep, env: Mapping[relax.Var, PerRank], entry: EntryFunction
+    ) -> PerRank:
         values = self.evaluate(step.operand, env, len(entry.ranks))
         self.messages.post(step.transfer, {r: to_array(v) for r, v in zip(entry.ranks, values)})
         return values
 
-    def receive(self, step: TransferStep, entry: Entry) -> Generator[None, None, PerRank]:
+    def receive(self, step: TransferStep, entry: EntryFunction) -> Generator[None, None, PerRank]:
         transfer = step.transfer
         while not self.messages.is_there(transfer, entry.ranks):
             yield from self.wait(entry, step.place)
@@ -303,7 +305,7 @@ class VirtualEngine(Engine):
         }
 
 
-def _columns(entry: Entry, local: LocalInputs) -> list[PerRank]:
+def _columns(entry: EntryFunction, local: LocalInputs) -> list[PerRank]:
     """Inputs one by one, each as a tensor per rank; replicas share theirs."""
     made: dict[int, tuple[Array, Any]] = {}  # holds the array, so that no other takes its id
     columns: list[PerRank] = [[] for _ in entry.inputs]
