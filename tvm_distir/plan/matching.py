@@ -51,6 +51,8 @@ class FunctionTargets:
 
 def plain_name(name: str) -> str:
     """Name as TVMScript prints it: what is no letter, digit or underscore becomes one."""
+    if name.isascii() and name.isidentifier():
+        return name
     return re.sub(r"\W", "_", name)
 
 

@@ -79,10 +79,10 @@ def all_bindings(expr: Any) -> Iterator[Any]:
     """All bindings of a function body in program order, those of branches included."""
     if not isinstance(expr, relax.SeqExpr):
         return
-    for block in expr.blocks:
-        for binding in block.bindings:
-            value = getattr(binding, "value", None)
-            if isinstance(value, relax.If):
+    for block in expr.blocks[:]:
+        for binding in block.bindings[:]:
+            value = binding.value
+            if type(value) is relax.If:
                 yield from all_bindings(value.true_branch)
                 yield from all_bindings(value.false_branch)
             yield binding

@@ -23,7 +23,7 @@ along some axes only is annotated twice: where it lies, and, stationary, along t
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +44,15 @@ from ...ir import (
     param_names,
     placement_of,
 )
-from ...ir.rewrite import all_bindings
+from ...ir.rewrite import (
+    BlockWriter,
+    all_bindings,
+    make_var,
+    merged_blocks,
+    rebuild,
+    substitute,
+    typed,
+)
 from ...plan import FunctionTargets, Plan, PlanRule, plain_name, resolve
 from ..declaration import Rewrite, module_pass
 
@@ -100,7 +108,7 @@ def _refuse_dtensors(mod: ir.IRModule) -> None:
         if not isinstance(fn, relax.Function):
             continue
         for var in [*fn.params, *(b.var for b in all_bindings(fn.body))]:
-            if isinstance(var.ty, relax.distributed.DTensorType):
+            if type(var.ty) is relax.distributed.DTensorType:
                 raise LevelError(
                     "DIST0451",
                     "the module holds DTensors: it is annotated and propagated already",
@@ -120,7 +128,7 @@ def _all_meshes(mod: ir.IRModule, plan: Plan) -> tuple[list[Any], list[str], lis
         names.append(spec.name)
         axes.append(list(spec.axis_names))
     taken = [mesh_key(mesh) for mesh in found]
-    used = _used_meshes(mod)
+    used = _used_meshes(mod) if own else []
     for mesh, name, row in zip(own, mesh_names(mod), mesh_axes(mod)):
         if mesh_key(mesh) in used and mesh_key(mesh) not in taken:
             taken.append(mesh_key(mesh))
@@ -150,12 +158,10 @@ def _fresh(name: str, taken: Collection[str]) -> str:
     return f"{name}_{number}"
 
 
-@relax.expr_functor.mutator
-class _Annotator(relax.PyExprMutator):  # type: ignore[misc]
+class _Annotator:
     """Annotates one function."""
 
     def __init__(self, targets: FunctionTargets, device_meshes: dict[str, Any]) -> None:
-        super().__init__()
         self.targets = targets
         self.device_meshes = device_meshes
         self.waiting: list[tuple[Any, str, PlanRule]] = []
@@ -163,23 +169,23 @@ class _Annotator(relax.PyExprMutator):  # type: ignore[misc]
         self.taken: set[str] = set()
         self.stationary: list[str] = []
         self.open_axes: dict[str, list[int]] = {}
-        self.in_dataflow = False
+        self.writer = BlockWriter(relax.BlockBuilder(), False)
+        self.env: dict[Any, Any] = {}  # what is annotated, by what it was
+        self.made: dict[Any, Any] = {}  # annotations, by mesh and labels
 
     def annotate(self, fn: relax.Function) -> relax.Function:
         """Return the annotated function; the given one is unchanged."""
         bound = [b.var for b in all_bindings(fn.body)]
         self.taken = {plain_name(str(v.name)) for v in [*fn.params, *bound]}
-        names = param_names(fn)
+        names, params = param_names(fn), fn.params[:]
         self.waiting = [
-            (fn.params[i], names[i], self.targets.params[i]) for i in sorted(self.targets.params)
+            (params[i], names[i], self.targets.params[i]) for i in sorted(self.targets.params)
         ]
         blocks = list(fn.body.blocks)
         if not blocks:
             blocks = [relax.BindingBlock([])]
         self.escaping = _vars_in(relax.SeqExpr(blocks[1:], fn.body.body))
-        self.builder_.begin_scope(fn.params)
-        body = self.visit_expr(relax.SeqExpr(blocks, fn.body.body))
-        self.builder_.end_scope()
+        body = self._sequence(blocks, fn.body.body)
         attrs = dict(fn.attrs or {})
         if self.stationary:
             attrs[STATIONARY_ATTR] = [*attrs.get(STATIONARY_ATTR, []), *self.stationary]
@@ -188,52 +194,62 @@ class _Annotator(relax.PyExprMutator):  # type: ignore[misc]
         attributes = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
         return relax.Function(fn.params, body, fn.ret_ty, fn.is_pure, attributes)
 
-    def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
-        """Annotate the parameters first, when this is the first block."""
-        self.builder_._begin_dataflow_block()
-        self.in_dataflow = True
-        self._annotate_params()
-        for binding in block.bindings:
-            self.visit_binding(binding)
-        return self.builder_._end_block()
+    def _sequence(self, blocks: Sequence[Any], result: Any) -> relax.SeqExpr:
+        """Annotate a body; the parameters first, where this is the first block of all."""
+        around, written = self.writer, []
+        for block in blocks:
+            self.writer = BlockWriter(around.builder, isinstance(block, relax.DataflowBlock))
+            self._annotate_params()
+            for binding in block.bindings[:]:
+                self._binding(binding)
+            written.append(self.writer.block())
+        self.writer = around
+        result = substitute(result, self.env)
+        return typed(relax.SeqExpr(merged_blocks(written), result), result.ty)
 
-    def visit_binding_block_(self, block: relax.BindingBlock) -> relax.BindingBlock:
-        """Annotate the parameters first, when this is the first block."""
-        self.builder_._begin_binding_block()
-        self.in_dataflow = False
-        self._annotate_params()
-        for binding in block.bindings:
-            self.visit_binding(binding)
-        return self.builder_._end_block()
-
-    def visit_var_binding_(self, binding: relax.VarBinding) -> None:
+    def _binding(self, binding: Any) -> None:
         """Annotate the arguments of a call, and the value after it is bound."""
-        rules = self.targets.args.get(binding.var)
-        if rules is None:
-            super().visit_var_binding_(binding)
-        else:
-            call = binding.value
-            args = [self.visit_expr(arg) for arg in call.args]
+        var, value = binding.var, binding.value
+        rules = self.targets.args.get(var)
+        new = self._value(value)
+        if isinstance(binding, relax.MatchCast):
+            same = new is value
+            self.writer.bindings.append(binding if same else relax.MatchCast(var, new, binding.ty))
+            return
+        if rules is not None:
+            args = new.args[:]
             for i in sorted(rules):
                 name = str(getattr(args[i], "name", "constant")).removesuffix(SUFFIX)
-                args[i] = self._placed(args[i], name, rules[i], self.in_dataflow)
-            made = ir.Call(call.op, args, call.attrs, call.ty_args)
-            self.builder_.emit_normalized(
-                relax.VarBinding(binding.var, self.builder_.normalize(made))
-            )
-        rule = self.targets.values.get(binding.var)
+                args[i] = self._placed(args[i], name, rules[i], self.writer.dataflow)
+            new = rebuild(new, new.op, args, new.ty)
+        if new is value:
+            self.writer.bindings.append(binding)
+        else:
+            self.writer.bind(var, new)
+        rule = self.targets.values.get(var)
         if rule is not None:
-            local = isinstance(binding.var, relax.DataflowVar)
-            value = self.visit_expr(binding.var)
-            placed = self._placed(value, str(binding.var.name), rule, local)
-            self.set_var_remap(binding.var, placed)
+            local = isinstance(var, relax.DataflowVar)
+            self.env[var] = self._placed(var, str(var.name), rule, local)
+
+    def _value(self, value: Any) -> Any:
+        """What is bound, reading what is annotated."""
+        kind = type(value)
+        if kind is relax.If:
+            sides = (self._inner(value.true_branch), self._inner(value.false_branch))
+            return typed(relax.If(substitute(value.cond, self.env), *sides), value.ty)
+        if kind is relax.Function:
+            body = self._inner(value.body)
+            return relax.Function(value.params, body, value.ret_ty, value.is_pure, value.attrs)
+        return substitute(value, self.env)
+
+    def _inner(self, body: relax.SeqExpr) -> relax.SeqExpr:
+        return self._sequence(body.blocks[:], body.body)
 
     def _annotate_params(self) -> None:
         waiting, self.waiting = self.waiting, []
         for param, name, rule in waiting:
-            local = self.in_dataflow and param not in self.escaping
-            placed = self._placed(param, name, rule, local)
-            self.set_var_remap(param, placed)
+            local = self.writer.dataflow and param not in self.escaping
+            self.env[param] = self._placed(param, name, rule, local)
 
     def _placed(self, value: Any, name: str, rule: PlanRule, local: bool) -> Any:
         """Annotate ``value``, twice where it is stationary along some axes only."""
@@ -247,13 +263,13 @@ class _Annotator(relax.PyExprMutator):  # type: ignore[misc]
         """Bind the annotation of ``value`` and give back its variable."""
         unique = _fresh(plain_name(name) + SUFFIX, self.taken)
         self.taken.add(unique)
-        made = self.builder_.normalize(
-            relax.op.distributed.annotate_sharding(
-                value, self.device_meshes[rule.mesh], placement_of(rule.closed_labels)
-            )
-        )
-        var = (relax.DataflowVar if local else relax.Var)(unique, made.ty)
-        self.builder_.emit_normalized(relax.VarBinding(var, made))
+        key = (rule.mesh, rule.closed_labels)
+        if key not in self.made:
+            mesh, placement = self.device_meshes[rule.mesh], placement_of(rule.closed_labels)
+            self.made[key] = relax.op.distributed.annotate_sharding(value, mesh, placement)
+        made = rebuild(self.made[key], self.made[key].op, [value], value.ty)
+        var = make_var(unique, value.ty, local)
+        self.writer.bind(var, made)
         if rule.stationary:
             self.stationary.append(unique)
         if rule.open_axes:
