@@ -33,7 +33,7 @@ from tvm_distir import strategy
 from tvm_distir.ops.dims import size_bytes
 from tvm_distir.plan import data_positions
 from tvm_distir.simulation.result import Result
-from tvm_distir.strategy.tensor_parallel import bounds_of
+from tvm_distir.strategy.tensor_parallelism import bounds_of
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 TENSOR = (

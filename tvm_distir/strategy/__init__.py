@@ -4,38 +4,6 @@
 
 from __future__ import annotations
 
-from .compose import compose, make_plan, merge
-from .data_parallel import data_parallel
-from .expert_parallel import expert_parallel
-from .megatron import megatron
-from .registry import (
-    StrategyInfo,
-    StrategySpec,
-    find_strategy,
-    parse,
-    plan_maker,
-    strategy_names,
-)
-from .spatial_parallel import spatial_parallel
-from .tensor_parallel import tensor_parallel
-from .training import with_updates
-from .zero import zero
+import lazy_loader
 
-__all__ = [
-    "StrategyInfo",
-    "StrategySpec",
-    "compose",
-    "data_parallel",
-    "expert_parallel",
-    "find_strategy",
-    "make_plan",
-    "megatron",
-    "merge",
-    "parse",
-    "plan_maker",
-    "spatial_parallel",
-    "strategy_names",
-    "tensor_parallel",
-    "with_updates",
-    "zero",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -31,18 +31,19 @@ _MARK = "__tvm_distir_strategy__"
 STRATEGIES = Registry(
     "tvm_distir.strategies",
     {
-        name: f"{_HERE}.{name}:{name}"
-        for name in (
-            "data_parallel",
-            "zero",
-            "tensor_parallel",
-            "expert_parallel",
-            "spatial_parallel",
-            "megatron",
-        )
+        name: f"{_HERE}.{file}:{name}"
+        for name, file in {
+            "data_parallel": "data_parallelism",
+            "zero": "zero_redundancy",
+            "tensor_parallel": "tensor_parallelism",
+            "expert_parallel": "expert_parallelism",
+            "spatial_parallel": "spatial_parallelism",
+            "megatron": "megatron_lm",
+        }.items()
     },
 )
-"""Ours are each a function in a file of the same name."""
+"""Ours, each with its file. A file is not named as its function is: as an attribute of the package
+it would take the function's place."""
 
 
 @dataclass(frozen=True)

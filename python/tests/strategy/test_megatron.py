@@ -20,7 +20,7 @@ from tvm_distir.frontend import zoo
 from tvm_distir.ir import COLLECTIVES, is_private, shard_slices
 from tvm_distir.ir import R as WHOLE
 from tvm_distir.plan import Plan, labels_text, match_name
-from tvm_distir.strategy.megatron import role_of
+from tvm_distir.strategy.transformer_weights import role_of
 from tvm_distir.transform import AnnotateSharding, LegalizeRedistribute, PropagateSharding
 
 

@@ -23,7 +23,7 @@ from tvm_distir.propagation import Costs
 from tvm_distir.propagation.explore import Explorer
 from tvm_distir.propagation.solve import exact
 from tvm_distir.simulation.result import Result
-from tvm_distir.strategy.tensor_parallel import Bounds, bounds_of, search
+from tvm_distir.strategy.tensor_parallelism import Bounds, bounds_of, search
 
 GPT = {"layers": 2, "hidden": 96, "heads": 4, "seq": 16, "batch": 4, "vocab": 512}
 ZOO = {

@@ -17,7 +17,7 @@ from tvm import ir, relax
 from ..errors import PlanError
 from ..ir import R
 from ..plan import MeshSpec, Plan, PlanRule, data_positions
-from .data_parallel import BATCH_DIM, batched_inputs
+from .data_parallelism import BATCH_DIM, batched_inputs
 from .facts import (
     MeshLike,
     Parameter,

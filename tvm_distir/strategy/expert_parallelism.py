@@ -18,7 +18,7 @@ from ..ir import R, value_types
 from ..ops import rule_of
 from ..plan import MeshSpec, Plan, data_positions
 from .consumers import Consumers, Use
-from .data_parallel import BATCH_DIM, batched_inputs
+from .data_parallelism import BATCH_DIM, batched_inputs
 from .facts import (
     MeshLike,
     Parameter,

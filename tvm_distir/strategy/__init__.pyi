@@ -1,0 +1,19 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .composition import compose as compose
+from .composition import make_plan as make_plan
+from .composition import merge as merge
+from .data_parallelism import data_parallel as data_parallel
+from .expert_parallelism import expert_parallel as expert_parallel
+from .megatron_lm import megatron as megatron
+from .registry import StrategyInfo as StrategyInfo
+from .registry import StrategySpec as StrategySpec
+from .registry import find_strategy as find_strategy
+from .registry import parse as parse
+from .registry import plan_maker as plan_maker
+from .registry import strategy_names as strategy_names
+from .spatial_parallelism import spatial_parallel as spatial_parallel
+from .tensor_parallelism import tensor_parallel as tensor_parallel
+from .training import with_updates as with_updates
+from .zero_redundancy import zero as zero
