@@ -1,0 +1,115 @@
+#!/usr/bin/env python3
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Write the tables of passes and strategies in the docs from what is registered.
+
+A table stands between ``<!-- table:NAME:start -->`` and ``<!-- table:NAME:end -->``::
+
+    .venv/bin/python scripts/update_docs_tables.py           # rewrite the tables
+    .venv/bin/python scripts/update_docs_tables.py --check   # exit 1 where one is out of date
+
+Names, levels, options, defaults and summaries are those of ``tvm-distir opt --help-passes`` and
+``--help-strategies``, without what other packages offer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from tvm_distir.plugins import Option
+from tvm_distir.strategy import find_strategy, strategy_names
+from tvm_distir.transform import find_pass, pass_names
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = ("docs/passes.md", "docs/strategies.md")
+
+_SLOT = re.compile(r"(?<=<!-- table:)(\w+)(:start -->\n)(.*?)(?=<!-- table:\1:end -->)", re.DOTALL)
+
+
+def passes_table() -> str:
+    """A row per pass: its name, factory, levels and options, and what it does."""
+    found = ((name, find_pass(name)) for name in pass_names())
+    rows = [
+        (
+            f"`{name}`",
+            f"`{info.factory.__name__}`",
+            ", ".join(info.takes),
+            info.gives or "the same",
+            _options(info.options),
+            info.summary,
+        )
+        for name, info in found
+        if _is_ours(info.factory)
+    ]
+    return _table(
+        ("`opt -p`", "factory", "from level", "to level", "options", "what it does"), rows
+    )
+
+
+def strategies_table() -> str:
+    """A row per strategy: its name and options, and what it makes."""
+    found = ((name, find_strategy(name)) for name in strategy_names())
+    rows = [
+        (f"`{name}`", _options(info.options), info.summary)
+        for name, info in found
+        if _is_ours(info.function)
+    ]
+    return _table(("strategy", "options", "what it makes"), rows)
+
+
+TABLES = {"passes": passes_table, "strategies": strategies_table}
+
+
+def _is_ours(made: object) -> bool:
+    return str(getattr(made, "__module__", "")).partition(".")[0] == "tvm_distir"
+
+
+def _options(options: Mapping[str, Option]) -> str:
+    """Each with its default, or its type where it must be given, and what it says."""
+    shown = []
+    for option in options.values():
+        default = option.default_text
+        text = f"`{option.name}={default}`" if default else f"`{option.name}`, {option.kind.word}"
+        shown.append(f"{text}: {option.help}" if option.help else text)
+    return "<br>".join(shown)
+
+
+def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    head = list(header)
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(
+        f"| {' | '.join(c.replace('|', chr(92) + '|') for c in one)} |\n" for one in lines
+    )
+
+
+def regenerate(text: str) -> str:
+    """A page with its tables written anew (KeyError for one that is not known)."""
+    return _SLOT.sub(lambda match: f"{match[1]}{match[2]}{TABLES[match[1]]()}", text)
+
+
+def main() -> int:
+    """Rewrite or check the tables of all files."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if stale")
+    check = parser.parse_args().check
+    stale = []
+    for name in FILES:
+        path = ROOT / name
+        old = path.read_text(encoding="utf-8")
+        new = regenerate(old)
+        if old == new:
+            continue
+        stale.append(name)
+        if not check:
+            path.write_text(new, encoding="utf-8")
+    for name in stale:
+        print(f"{name}: {'out of date' if check else 'rewritten'}", file=sys.stderr)
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
