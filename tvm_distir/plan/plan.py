@@ -40,9 +40,14 @@ class Plan:
         object.__setattr__(self, "rules", tuple(self.rules))
         faults = faults_of_plan()
         _check_meshes(self.meshes, faults)
+        good: set[tuple[str, int]] = set()  # meshes and lengths of placements
         for number, rule in enumerate(self.rules):
+            kind = (rule.mesh, len(rule.placement))
+            if kind in good:
+                continue
             with faults.gathered():
                 check_rule(rule, self.meshes, f"rules/{number} ({rule.title})")
+                good.add(kind)
         faults.raise_all()
 
     def unused_axes(self) -> tuple[tuple[MeshSpec, str], ...]:

@@ -172,6 +172,9 @@ class PlanRule:
     moving: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        extras = (self.index, self.arg) != (None, None) or self.moving
+        if self.kind in ("param", "value") and self.name and not extras:
+            return  # nothing to be wrong: strategies make thousands of these
         faults = faults_of_plan("rule")
 
         def wrong(what: str, place: str, remedy: str) -> None:

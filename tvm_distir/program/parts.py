@@ -140,7 +140,9 @@ class Op(NamedTuple):
     @property
     def callees(self) -> tuple[str, ...]:
         """Functions that it calls, or may call."""
-        return tuple(name for name in (self.callee, self.otherwise) if name)
+        if not self.callee:  # most ops, and this is asked of each of them again and again
+            return (self.otherwise,) if self.otherwise else ()
+        return (self.callee, self.otherwise) if self.otherwise else (self.callee,)
 
 
 COMMON_KEYS = (

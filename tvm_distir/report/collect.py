@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .. import simulation as sim
@@ -101,10 +102,27 @@ def _lane(lane: sim.Lane) -> ReportLane:
     return ReportLane(
         mesh=lane.mesh,
         devices=tuple(lane.devices),
-        events=tuple(_event(one) for one in lane.events()),
+        events=_Events(lane),
         memory=tuple(lane.memory),
         events_total=lane.events_total,
     )
+
+
+class _Events(Sequence[ReportEvent]):
+    """The events of a lane, made when they are first read: text and JSON show none."""
+
+    def __init__(self, lane: sim.Lane) -> None:
+        self._lane = lane
+
+    @functools.cached_property
+    def _made(self) -> tuple[ReportEvent, ...]:
+        return tuple(_event(one) for one in self._lane.events())
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._made[place]
 
 
 def _event(event: sim.Event) -> ReportEvent:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,7 +46,7 @@ class ReportLane:
 
     mesh: str
     devices: tuple[int, ...]
-    events: tuple[ReportEvent, ...]
+    events: Sequence[ReportEvent]
     memory: tuple[tuple[float, int], ...]
     events_total: int = 0
 

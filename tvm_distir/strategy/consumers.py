@@ -16,6 +16,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..ir import static_shape, tensor_type
+from ..ir.rewrite import VARIABLES
 from .training import forward_bindings
 
 _SAME = ("relax.astype", "relax.dist.annotate_sharding", "relax.dist.redistribute")
@@ -223,15 +224,15 @@ def _op_name(value: Any) -> str:
 def _index(fn: relax.Function) -> dict[Any, list[tuple[Any, Any, int]]]:
     readers: dict[Any, list[tuple[Any, Any, int]]] = {}
     for binding in forward_bindings(fn):
-        value = getattr(binding, "value", None)
-        if isinstance(value, relax.Var):
+        value = binding.value
+        if type(value) in VARIABLES:
             readers.setdefault(value, []).append((binding.var, value, -1))
         elif isinstance(value, ir.Call):
-            for position, arg in enumerate(value.args):
-                leaves = list(arg.fields) if isinstance(arg, relax.Tuple) else [arg]
-                at = -1 if isinstance(arg, relax.Tuple) else position
-                for leaf in leaves:
-                    if isinstance(leaf, relax.Var):
+            for position, arg in enumerate(value.args[:]):
+                is_tuple = type(arg) is relax.Tuple
+                at = -1 if is_tuple else position
+                for leaf in arg.fields[:] if is_tuple else [arg]:
+                    if type(leaf) in VARIABLES:
                         readers.setdefault(leaf, []).append((binding.var, value, at))
         elif isinstance(value, relax.TupleGetItem):
             readers.setdefault(value.tuple_value, []).append((binding.var, value, -1))

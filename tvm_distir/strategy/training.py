@@ -9,14 +9,14 @@ states lie as their weights do.
 from __future__ import annotations
 
 import glob
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tvm import ir, relax
 
 from ..ir import TRAINING_ATTR, param_names
-from ..ir.rewrite import all_bindings
+from ..ir.rewrite import all_bindings, variables
 from ..plan import Plan, PlanRule, match_name, plain_name
 
 
@@ -53,7 +53,7 @@ def forward_bindings(fn: relax.Function) -> list[Any]:
     for binding in reversed(bindings):
         if binding.var in needed:
             kept.append(binding)
-            needed.update(_variables(binding.value))
+            needed.update(variables(binding.value))
     return kept[::-1]
 
 
@@ -63,19 +63,6 @@ def _resolved(result: Any, bindings: Sequence[Any]) -> Any:
     while isinstance(result, relax.Var) and isinstance(found.get(result), relax.Var | relax.Tuple):
         result = found[result]
     return result
-
-
-def _variables(expr: Any) -> Iterator[Any]:
-    if isinstance(expr, relax.Var):
-        yield expr
-    elif isinstance(expr, ir.Call):
-        for arg in expr.args:
-            yield from _variables(arg)
-    elif isinstance(expr, relax.Tuple):
-        for field in expr.fields:
-            yield from _variables(field)
-    elif isinstance(expr, relax.TupleGetItem):
-        yield from _variables(expr.tuple_value)
 
 
 class _Finder:

@@ -37,6 +37,7 @@ from tvm.relax.op.grad import take_backward
 
 from ...errors import ModelError
 from ...ir import static_shape
+from .constants import scalar
 
 Gradient = Callable[[Any, ir.Call, Any, relax.BlockBuilder], list[Any]]
 
@@ -56,7 +57,7 @@ def register_gradient(*names: str) -> Callable[[Gradient], Gradient]:
 
 
 def _const(value: float, like: Any) -> Any:
-    return relax.const(value, str(like.ty.dtype))
+    return scalar(value, str(like.ty.dtype))
 
 
 def shape_of(expr: Any) -> tuple[Any, ...]:

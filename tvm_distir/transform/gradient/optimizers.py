@@ -12,6 +12,7 @@ from tvm import relax
 from tvm.relax.op import add, astype, divide, multiply, power, sqrt, subtract
 
 from ...errors import ModelError, nearest
+from .constants import scalar
 
 STEP = "step"
 """Name of the parameter that counts the steps done, int64 ()."""
@@ -51,7 +52,7 @@ class Optimizer(Protocol):
 
 
 def _scaled(builder: relax.BlockBuilder, factor: float, value: Any) -> Any:
-    return builder.emit(multiply(relax.const(factor, str(value.ty.dtype)), value))
+    return builder.emit(multiply(scalar(factor, str(value.ty.dtype)), value))
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,8 @@ class Adam:
 
     def begin(self, builder: relax.BlockBuilder, step: Any) -> tuple[Any, ...]:
         """What the moments fall short by so far: ``1 - beta^step`` of either."""
-        one = relax.const(1.0, "float32")
-        left = [builder.emit(power(relax.const(b, "float32"), step)) for b in self._betas]
+        one = scalar(1.0, "float32")
+        left = [builder.emit(power(scalar(b, "float32"), step)) for b in self._betas]
         return tuple(builder.emit(subtract(one, part)) for part in left)
 
     @property
@@ -144,7 +145,7 @@ class Adam:
             builder.emit(divide(moment, share))
             for moment, share in zip(moments, shares, strict=True)
         )
-        small = relax.const(self.epsilon, dtype)
+        small = scalar(self.epsilon, dtype)
         below = builder.emit(add(builder.emit(sqrt(second)), small))
         move = _scaled(builder, self.rate, builder.emit(divide(first, below)))
         if self.decay:

@@ -9,7 +9,7 @@ registers nothing with TVM.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import tvm.relax.op._op_gradient  # noqa: F401  (registers TVM's gradients)
@@ -18,7 +18,7 @@ from tvm.relax.op import add, ones, zeros
 
 from ...errors import ModelError
 from ...ir import tensor_type
-from ...ir.rewrite import substitute
+from ...ir.rewrite import substitute, variables
 from . import convolutions  # noqa: F401 (registers its gradients)
 from .gradients import GRADIENTS, Gradient
 
@@ -32,20 +32,6 @@ _NO_GRADIENT = "relax.grad.no_grad"
 _VIEWS = ("relax.astype", "relax.permute_dims", "relax.reshape")
 
 
-def _variables(expr: Any) -> Iterator[Any]:
-    """Variables that an expression in normal form reads."""
-    if isinstance(expr, ir.Var):
-        yield expr
-    elif isinstance(expr, ir.Call):
-        for arg in expr.args:
-            yield from _variables(arg)
-    elif isinstance(expr, relax.Tuple):
-        for field in expr.fields:
-            yield from _variables(field)
-    elif isinstance(expr, relax.TupleGetItem):
-        yield from _variables(expr.tuple_value)
-
-
 def _differentiable(ty: Any) -> bool:
     if isinstance(ty, relax.TupleType):
         return any(_differentiable(field) for field in ty.fields)
@@ -57,7 +43,7 @@ def active(bindings: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
     """Variables of a float type that depend on the wanted ones."""
     found = set(wanted)
     for binding in bindings:
-        if _differentiable(binding.var.ty) and any(v in found for v in _variables(binding.value)):
+        if _differentiable(binding.var.ty) and any(v in found for v in variables(binding.value)):
             found.add(binding.var)
     return found
 
@@ -115,9 +101,9 @@ class Reread:
 
     def __call__(self, call: ir.Call) -> ir.Call:
         """Return the call with its parameters, and views of them, read anew."""
-        if not any(v in self.params or v in self._views for v in _variables(call)):
+        if not any(v in self.params or v in self._views for v in variables(call)):
             return call
-        env = {v: self._variable(v) for v in _variables(call)}
+        env = {v: self._variable(v) for v in variables(call)}
         return cast(ir.Call, substitute(call, env))
 
 
@@ -141,7 +127,7 @@ class _Reverse:
         """Add a gradient to those of an operand."""
         if isinstance(target, relax.Tuple):
             for i, field in enumerate(target.fields):
-                if any(v in self.live for v in _variables(field)):
+                if any(v in self.live for v in variables(field)):
                     self.give(field, _item(gradient, i))
         elif isinstance(target, relax.TupleGetItem):
             if target.tuple_value in self.live:
@@ -180,7 +166,7 @@ class _Reverse:
         parts = self._rule(value)(var, again, gradient, self.builder)
         for arg, part in zip(value.args, parts, strict=False):
             marked = isinstance(part, ir.Call) and str(part.op.name) == _NO_GRADIENT
-            if part is not None and not marked and any(v in self.live for v in _variables(arg)):
+            if part is not None and not marked and any(v in self.live for v in variables(arg)):
                 self.give(arg, part)
 
     def _rule(self, call: ir.Call) -> Gradient:
