@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from importlib import metadata
 
-from ..errors import PropagationError
+from ..errors import DependencyError, PropagationError
+from ..plugins import all_offers
 from .families import FAMILIES
 from .padding import NO_PADDING, Padding
 from .registration import Examples, LocalForm, Registration, RuleWriter, second_rule
@@ -79,15 +79,12 @@ def register_sharding_rule(
 @functools.lru_cache(maxsize=1)
 def load_entry_points() -> None:
     """Import the rules that other packages offer, once."""
-    for entry in sorted(metadata.entry_points(group=ENTRY_POINT_GROUP), key=lambda e: e.name):
+    for offer in all_offers(ENTRY_POINT_GROUP):
         try:
-            entry.load()
-        except Exception as error:
+            offer.load()
+        except DependencyError as error:
             raise PropagationError(
-                "DIST0404",
-                f"the plugin's rules cannot be loaded: {error}",
-                place=f"entry point {entry.name} ({entry.value})",
-                remedy="Repair or uninstall that plugin.",
+                "DIST0404", f"sharding rules: {error.what}", place=error.place, remedy=error.remedy
             ) from error
 
 

@@ -16,4 +16,5 @@ from .options import Option as Option
 from .options import options_of as options_of
 from .registry import Offer as Offer
 from .registry import Registry as Registry
+from .registry import all_offers as all_offers
 from .registry import offers as offers

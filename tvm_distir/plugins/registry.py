@@ -57,28 +57,35 @@ class Offer:
         )
 
 
+def all_offers(group: str) -> tuple[Offer, ...]:
+    """Entry points of a group, in order of their names; several packages may offer one name."""
+    return _offers(group, tuple(sys.path))
+
+
 def offers(group: str) -> tuple[Offer, ...]:
-    """Entry points of a group, in order of their names.
+    """Entry points of a group, each name once, in order.
 
     Raises
     ------
     DependencyError
         DIST0114 where two packages offer one name.
     """
-    return _offers(group, tuple(sys.path))
+    found: dict[str, Offer] = {}
+    for offer in all_offers(group):
+        other = found.setdefault(offer.name, offer)
+        if other.target != offer.target:
+            raise offer.fault(f"{other.package} offers this name in {group} too")
+    return tuple(found.values())
 
 
 @functools.lru_cache(maxsize=8)
 def _offers(group: str, path: tuple[str, ...]) -> tuple[Offer, ...]:
     """Read the metadata of all installed packages: it lies on ``path``, which is searched once."""
-    found: dict[str, Offer] = {}
+    found = []
     for entry in metadata.entry_points(group=group):
         package = str(entry.dist.name) if entry.dist is not None else "an installed package"
-        offer = Offer(entry.name, entry.value, package)
-        other = found.setdefault(entry.name, offer)
-        if other.target != offer.target:
-            raise offer.fault(f"{other.package} offers this name in {group} too")
-    return tuple(found[name] for name in sorted(found))
+        found.append(Offer(entry.name, entry.value, package))
+    return tuple(sorted(found, key=lambda offer: offer.name))
 
 
 def _attribute(target: str) -> Any:

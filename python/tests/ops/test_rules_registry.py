@@ -222,15 +222,14 @@ def rows(call):
 """
 
 
-def test_an_entry_point_of_another_package_gives_rules(clean_registry, monkeypatch, tmp_path):
-    (tmp_path / "rules_of_a_plugin.py").write_text(PLUGIN)
-    monkeypatch.syspath_prepend(tmp_path)
-    entry = registry.metadata.EntryPoint("mine", "rules_of_a_plugin", registry.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [entry])
+def test_an_entry_point_of_another_package_gives_rules(clean_registry, install):
     call = op.unique(var(6))
     result = relax.TensorType([6], "float32")
     with pytest.raises(PropagationError, match=r"DIST0401 relax\.unique.*depends on the values"):
         rule_of(call, None, result)
+    install(
+        "rules_of_a_plugin", PLUGIN, f"[{registry.ENTRY_POINT_GROUP}]\nmine = rules_of_a_plugin\n"
+    )
     registry.load_entry_points.cache_clear()
     try:
         assert texts(rule_of(call, None, result)) == ["S(0) -> S(0)"]
@@ -238,9 +237,8 @@ def test_an_entry_point_of_another_package_gives_rules(clean_registry, monkeypat
         registry.load_entry_points.cache_clear()
 
 
-def test_an_entry_point_that_cannot_be_loaded_is_named(monkeypatch):
-    broken = registry.metadata.EntryPoint("mine", "no_such_module_here", registry.ENTRY_POINT_GROUP)
-    monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [broken])
+def test_an_entry_point_that_cannot_be_loaded_is_named(install):
+    install("broken", "", f"[{registry.ENTRY_POINT_GROUP}]\nmine = no_such_module_here\n")
     registry.load_entry_points.cache_clear()
     try:
         with pytest.raises(PropagationError, match=r"DIST0404.*mine.*no_such_module_here"):
