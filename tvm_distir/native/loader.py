@@ -76,6 +76,8 @@ def library_path() -> Path:
 def load_library() -> Any:
     """Load the library once per path and check that its interface is the expected one.
 
+    It is looked for once for each value of :data:`LIBRARY_VARIABLE`.
+
     Returns
     -------
     module : tvm_ffi.Module
@@ -86,6 +88,12 @@ def load_library() -> Any:
     DependencyError
         DIST0110 when it is missing, broken, or of another version.
     """
+    return _found(os.environ.get(LIBRARY_VARIABLE))
+
+
+@functools.cache
+def _found(named: str | None) -> Any:
+    """The library, while the environment variable has this value."""
     return _load(library_path())
 
 
