@@ -9,32 +9,27 @@
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/error.h>
-#include <tvm/ffi/extra/structural_equal.h>
-#include <tvm/ffi/extra/structural_hash.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/object.h>
 #include <tvm/ffi/reflection/accessor.h>
 
 #include <cstdint>
 #include <map>
-#include <string_view>
+#include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "ffi/numbers.h"
+
 namespace tvm_distir {
 namespace {
 
-using tvm::ffi::Any;
+using tvm::ffi::AnyView;
 using tvm::ffi::Array;
-using tvm::ffi::Object;
+using tvm::ffi::Function;
 using tvm::ffi::ObjectRef;
 using tvm::ffi::Shape;
-using tvm::ffi::StructuralEqual;
-using tvm::ffi::StructuralHash;
-using tvm::ffi::reflection::FieldGetter;
-
-using Ints = std::vector<int64_t>;
 
 constexpr int64_t kNone = -1;
 
@@ -54,13 +49,6 @@ enum Kind : int64_t {
 
 // What a part of the description of a binding stands for.
 enum Part : int64_t { kVariablePart, kTuplePart, kConstantPart, kLiteralPart };
-
-int32_t TypeIndex(std::string_view key) {
-  const TVMFFIByteArray name = {key.data(), key.size()};
-  int32_t index = 0;
-  TVM_FFI_CHECK_SAFE_CALL(TVMFFITypeKeyToIndex(&name, &index));
-  return index;
-}
 
 // Getters of the fields read here, found once.
 struct Fields {
@@ -87,41 +75,16 @@ struct Fields {
   }
 };
 
-const Object* Node(const Any& value) { return value.as<Object>(); }
-
-// Numbers values so that two have the same number exactly when they are structurally equal.
-class Classes {
- public:
-  int64_t Of(const Any& value) {
-    const Object* node = Node(value);
-    const auto seen = by_node_.find(node);
-    if (node != nullptr && seen != by_node_.end()) return seen->second;
-    auto& bucket = by_hash_[StructuralHash::Hash(value)];
-    int64_t number = kNone;
-    for (const auto& [known, its_number] : bucket) {
-      if (StructuralEqual::Equal(known, value)) number = its_number;
-    }
-    if (number == kNone) {
-      number = next_++;
-      bucket.emplace_back(value, number);
-    }
-    if (node != nullptr) by_node_.emplace(node, number);
-    return number;
-  }
-
- private:
-  std::unordered_map<const Object*, int64_t> by_node_;  // of nodes that the functions keep alive
-  std::unordered_map<uint64_t, std::vector<std::pair<Any, int64_t>>> by_hash_;
-  int64_t next_ = 0;
-};
-
-// What the functions of a module share.
+// What the functions of a module share. A class with a function in it is of this module only.
 struct Shared {
-  Classes classes;
-  std::map<Ints, int64_t> alike;
+  Numbers& numbers;
+  std::map<Ints, int64_t> own;
 
-  int64_t Alike(Ints key) {
-    return alike.emplace(std::move(key), static_cast<int64_t>(alike.size())).first->second;
+  int64_t Alike(Ints key, bool is_own) {
+    if (!is_own) return numbers.Alike(std::move(key));
+    const auto found = own.find(key);
+    if (found != own.end()) return found->second;
+    return own.emplace(std::move(key), numbers.Next()).first->second;
   }
 };
 
@@ -171,11 +134,12 @@ class Reader {
   void AddVariable(const Any& variable) {
     numbers_.emplace(Node(variable), static_cast<int64_t>(variables_.size()));
     variables_.push_back(variable);
-    types_.push_back(shared_.classes.Of(fields_.type(Node(variable))));
+    types_.push_back(shared_.numbers.Of(fields_.type(Node(variable))));
   }
 
   void AddValue(const Any& value, bool is_cast) {
     const Object* node = Node(value);
+    is_own_ = false;
     const int64_t kind = is_cast ? kCast : KindOf(node);
     Ints key{kind, types_.back()};
     bool is_plain = node != nullptr && kind != kIf && kind != kFunction;
@@ -188,7 +152,7 @@ class Reader {
       is_plain = AddArgument(value, &key);
     }
     kinds_.push_back(kind);
-    like_.push_back(is_plain && kind != kCast ? shared_.Alike(std::move(key)) : kNone);
+    like_.push_back(is_plain && kind != kCast ? shared_.Alike(std::move(key), is_own_) : kNone);
     begin_.push_back(static_cast<int64_t>(reads_.size()));
   }
 
@@ -210,9 +174,10 @@ class Reader {
 
   bool AddCall(const Object* call, Ints* key) {
     const Any op = fields_.op(call);
+    is_own_ = (*key)[0] != kOpCall;  // ops are never let go, other callees are
     key->push_back(reinterpret_cast<int64_t>(Node(op)));
-    key->push_back(shared_.classes.Of(fields_.attrs(call)));
-    key->push_back(shared_.classes.Of(fields_.type_args(call)));
+    key->push_back(shared_.numbers.Of(fields_.attrs(call)));
+    key->push_back(shared_.numbers.Of(fields_.type_args(call)));
     bool is_plain = true;
     for (const Any& arg : fields_.args(call).cast<Array<Any>>()) {
       is_plain = AddArgument(arg, key) && is_plain;
@@ -224,7 +189,7 @@ class Reader {
   bool AddArgument(const Any& arg, Ints* key) {
     const Object* node = Node(arg);
     if (node == nullptr) {
-      key->insert(key->end(), {kLiteralPart, shared_.classes.Of(arg)});
+      key->insert(key->end(), {kLiteralPart, shared_.numbers.Of(arg)});
       return true;
     }
     const int32_t type = node->type_index();
@@ -246,18 +211,19 @@ class Reader {
       return false;
     }
     if (type == fields_.constant) {
-      key->insert(key->end(), {kConstantPart, shared_.classes.Of(fields_.type(node))});
+      key->insert(key->end(), {kConstantPart, shared_.numbers.Of(fields_.type(node))});
       reads_.push_back(kNone);
       return true;
     }
     if (type == fields_.global) {
+      is_own_ = true;
       key->insert(key->end(), {kLiteralPart, kNone, reinterpret_cast<int64_t>(node)});
       return true;
     }
     const bool is_open = type == fields_.variable || type == fields_.hidden ||
                          type == fields_.call || type == fields_.branch ||
                          type == fields_.function;
-    if (!is_open) key->insert(key->end(), {kLiteralPart, shared_.classes.Of(arg)});
+    if (!is_open) key->insert(key->end(), {kLiteralPart, shared_.numbers.Of(arg)});
     return !is_open;
   }
 
@@ -266,17 +232,32 @@ class Reader {
   std::vector<Any> bindings_, variables_, values_;
   Ints kinds_, like_, reads_, types_;
   Ints begin_{0};
+  bool is_own_ = false;  // whether the value read mentions what is of its module only
   std::unordered_map<const Object*, int64_t> numbers_;
 };
 
 Array<Any> Read(const Array<ObjectRef>& functions) {
-  Shared shared;
+  static std::mutex mutex;  // calls from Python let other threads run
+  static Numbers& numbers = *new Numbers;  // never destroyed: TVM may be gone by then
+  const std::lock_guard<std::mutex> lock(mutex);
+  numbers.Trim();
+  Shared shared{numbers, {}};
   Array<Any> found;
   for (const ObjectRef& function : functions) found.push_back(Reader(&shared).Run(function));
   return found;
 }
 
+// Hands the elements of an array to a function as its arguments: Python gets many at once so in a
+// third of the time that it takes to ask for one after the other.
+void Spread(const Array<Any>& array, const Function& take) {
+  const std::vector<AnyView> arguments(array.begin(), array.end());
+  Any nothing;
+  take.CallPacked(arguments.data(), static_cast<int32_t>(arguments.size()), &nothing);
+}
+
 }  // namespace
 }  // namespace tvm_distir
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(spread, tvm_distir::Spread);
 
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(read_functions, tvm_distir::Read);

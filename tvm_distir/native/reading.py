@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ..ir import relax_functions
-from ..ir.rewrite import bindings_of, callees_first, check_body
+from ..ir.rewrite import bindings_of, callees_first, check_body, handle
 from .loader import load_library
 
 #: What a binding binds, the values of :attr:`Reading.kinds`.
@@ -29,9 +29,11 @@ class Reading(NamedTuple):
     kinds : sequence of int
         Per binding, :data:`OP_CALL` and so on.
     like : sequence of int
-        Per binding, a number that it shares with those bindings of the functions read together
-        that are the same but for the variables of equal types that they read and for the data
-        of constants; -1 where that cannot be told (an ``If``, a cast, what is not plain).
+        Per binding, a number that it shares with those bindings that are the same but for the
+        variables of equal types that they read and for the data of constants: with those of all
+        functions that this process reads, where no function of the module is mentioned, else of
+        those read together. No number is given twice; what has not been met for long may get
+        another one. -1 where that cannot be told (an ``If``, a cast, what is not plain).
     begin : sequence of int
         Binding i reads ``reads[begin[i]:begin[i + 1]]``; what an ``If`` or a function inside
         reads is not told.
@@ -82,9 +84,34 @@ def read_functions(functions: Sequence[Any]) -> list[Reading]:
         In normal form.
     """
     return [
-        Reading(*(part[:] for part in found[:3]), *(tuple(part) for part in found[3:]))
+        Reading(*map(_elements, found[:3]), *map(tuple, found[3:]))
         for found in load_library()["read_functions"](list(functions))
     ]
+
+
+def _elements(array: Any) -> list[Any]:
+    """What a long array holds."""
+    found: list[Any] = []
+
+    def take(*elements: Any) -> None:
+        found.extend(elements)
+
+    load_library()["spread"](array, take)
+    return found
+
+
+class Readings:
+    """Reads functions, each once while this lives."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Any, Reading]] = {}  # by handle; the function is kept alive
+
+    def of(self, functions: Sequence[Any]) -> list[Reading]:
+        """Readings of functions, see :func:`read_functions`."""
+        new = [fn for fn in functions if handle(fn) not in self._known]
+        for fn, reading in zip(new, read_functions(new) if new else (), strict=True):
+            self._known[handle(fn)] = fn, reading
+        return [self._known[handle(fn)][1] for fn in functions]
 
 
 class Member(NamedTuple):
@@ -100,7 +127,7 @@ class Member(NamedTuple):
         return str(self.gv.name_hint)
 
 
-def read_module(mod: Any, ordered: bool = True) -> list[Member]:
+def read_module(mod: Any, ordered: bool = True, readings: Readings | None = None) -> list[Member]:
     """Read the Relax functions of a module together.
 
     Parameters
@@ -108,6 +135,8 @@ def read_module(mod: Any, ordered: bool = True) -> list[Member]:
     mod : IRModule
     ordered : bool
         Every callee before its callers; else in the order of their names.
+    readings : Readings, optional
+        What has been read already.
 
     Raises
     ------
@@ -118,15 +147,15 @@ def read_module(mod: Any, ordered: bool = True) -> list[Member]:
     functions = relax_functions(mod)
     for gv, fn in functions:
         check_body(fn, str(gv.name_hint))
-    found = read_functions([fn for _, fn in functions])
-    readings = {str(gv.name_hint): one for (gv, _), one in zip(functions, found, strict=True)}
+    found = (readings or Readings()).of([fn for _, fn in functions])
+    by_name = {str(gv.name_hint): one for (gv, _), one in zip(functions, found, strict=True)}
     for gv, fn in functions:
         name = str(gv.name_hint)
-        if not readings[name].plain:
+        if not by_name[name].plain:
             list(bindings_of(fn, name))  # says which binding has no distributed form
     if ordered:
-        functions = callees_first(mod, {name: one.callees for name, one in readings.items()})
-    return [Member(gv, fn, readings[str(gv.name_hint)]) for gv, fn in functions]
+        functions = callees_first(mod, {name: one.callees for name, one in by_name.items()})
+    return [Member(gv, fn, by_name[str(gv.name_hint)]) for gv, fn in functions]
 
 
 def unlike_calls(members: Sequence[Member]) -> Iterator[Any]:

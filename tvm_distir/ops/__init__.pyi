@@ -15,6 +15,7 @@ from .factor import Work as Work
 from .inference import register_inference as register_inference
 from .kernels import Kernel as Kernel
 from .kernels import kernel_of as kernel_of
+from .learned import learned as learned
 from .lookup import rule_of as rule_of
 from .lookup import work_of as work_of
 from .match import describe_factor as describe_factor

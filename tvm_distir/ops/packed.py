@@ -25,7 +25,7 @@ from ..errors import PropagationError
 from ..ir import flat_types, static_shape, tensor_type, value_types
 from .dims import size_bytes
 from .factor import Factor, Rule, Work
-from .registry import load_entry_points
+from .registry import load_entry_points, note_change
 
 CACHE = "vm.builtin.attention_kv_cache_"
 _DISTRIBUTED = "vm.builtin.distributed."
@@ -115,6 +115,7 @@ def register_packed_rule(
                     remedy="Pass override=True to replace it.",
                 )
             _writers[name] = writer
+        note_change()
         return writer
 
     return keep

@@ -25,6 +25,12 @@ def generation() -> int:
     return _generation
 
 
+def note_change() -> None:
+    """Say that rules have changed."""
+    global _generation
+    _generation += 1
+
+
 def register_sharding_rule(
     *names: str,
     local: LocalForm | None = None,
@@ -64,13 +70,12 @@ def register_sharding_rule(
     """
 
     def keep(writer: RuleWriter) -> RuleWriter:
-        global _generation
         for name in names:
             if name in _known and not override:
                 raise second_rule(name)
         for name in names:
             _known[name] = Registration(writer, local, padding, examples)
-        _generation += 1
+        note_change()
         return writer
 
     return keep

@@ -100,6 +100,32 @@ def test_classes_are_those_of_all_functions_read_together():
     assert one.like[0] == other.like[1] != other.like[0]
 
 
+def test_classes_are_those_of_all_modules():
+    call = lambda x, y, z: op.add(x, y)  # noqa: E731
+    (one,), (other,) = read_functions([function(call)]), read_functions([function(call)])
+    assert one.like == other.like
+    assert one.types == other.types
+
+
+def test_a_class_that_mentions_a_function_is_of_its_module():
+    """Two functions of a name may do different things, and callees are told apart by address."""
+
+    def calls():
+        builder = relax.BlockBuilder()
+        inner = builder.add_func(function(lambda x, y, z: op.add(x, y)), "inner")
+        shapes = {"x": (4, 4), "y": (4, 4), "z": (4, 2)}
+        params = [relax.Var(n, relax.TensorType(s, "float32")) for n, s in shapes.items()]
+        with builder.function("main", params):
+            first, second = (builder.emit(relax.Call(inner, params)) for _ in range(2))
+            builder.emit_func_output(builder.emit(op.add(first, second)))
+        return read_functions([builder.get()["main"]])[0].like
+
+    one, other = calls(), calls()
+    assert one[0] == one[1]
+    assert one[0] not in other
+    assert one[2] == other[2]
+
+
 def test_a_branch_is_refused_by_name():
     builder = relax.BlockBuilder()
     x = relax.Var("x", relax.TensorType((4,), "float32"))

@@ -201,6 +201,7 @@ def test_a_shard_that_is_not_the_placements_is_an_error(monkeypatch):
     mod = h.distributed(specs, call, h.mesh_of(2), [factor])
     said = dataclasses.replace(registry._known["relax.broadcast_to"], local=SAME_OP)
     monkeypatch.setitem(registry._known, "relax.broadcast_to", said)
+    registry.note_change()
     with pytest.raises(LoweringError) as caught:
         h.lower(mod)
     assert caught.value.code == "DIST0505"

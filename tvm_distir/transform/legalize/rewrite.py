@@ -38,6 +38,7 @@ from ...ops import (
     call_form,
     carried,
     is_packed_call,
+    learned,
     rule_of,
     sums,
     within,
@@ -48,7 +49,7 @@ from .values import REDUCE, USE, WRAP, Values
 
 
 class Classes:
-    """What bindings that are alike have in common, in all functions of a module.
+    """What bindings that are alike have in common, in all functions of all modules.
 
     Parameters
     ----------
@@ -58,9 +59,9 @@ class Classes:
 
     def __init__(self, mod: ir.IRModule) -> None:
         self.mod = mod
-        self.forms: dict[int, CallForm] = {}
-        self._dist_ops: dict[int, str | None] = {}
-        self._stays: dict[int, bool] = {}
+        self.forms: dict[int, CallForm] = learned("forms")
+        self._dist_ops: dict[int, str | None] = learned("R.dist ops")
+        self._stays: dict[int, bool] = learned("stays")
 
     def dist_op(self, like: int, kind: int, value: Any) -> str | None:
         """Name of the ``R.dist`` op that a binding of a class calls."""

@@ -59,7 +59,7 @@ class LocalFunction:
     def __init__(self, values: Values, fn: relax.Function, reading: Reading, entry: bool) -> None:
         self.values, self.fn, self.reading, self.entry = values, fn, reading, entry
         self.bindings = Bindings(values)
-        self.templates = values.context.templates[values.number]
+        self.templates = values.context.templates_on(values.number)
         self.params: list[Any] = []
         self.param_leaves: list[tuple[int, str, Any]] = []
         self.outputs: list[Output] = []
@@ -215,11 +215,11 @@ class LocalFunction:
         var, value = reading.variables[place], reading.values[number]
         key = (like, *[states[n] if n >= 0 else -1 for n in used])
         # A tuple over several meshes may let a variable out of its block under another name.
-        template = None if values.tuples else self.templates.known.get(key)
+        template = None if values.tuples else self.templates.find(key)
         written = values.writer.bindings
         if template is not None:
             constants = self._constants(value, like) if -1 in used else ()
-            new = template.value([self._locals[n] for n in used], constants)
+            new = template.value(value, [self._locals[n] for n in used], constants)
             local = make_var(var.name, template.ty, type(var) is relax.DataflowVar)
             written.append(make_binding(local, new))
             values.env[var] = local

@@ -8,14 +8,21 @@ Two bindings are alike when they are the same but for the variables they read
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import tvm_ffi
 from tvm import ir, relax
 
+from ...ir import PREFIX, dist_op_name, flat_types, tensor_type
 from ...ir.rewrite import VARIABLES, make_call, typed
-from ...ops import Terms
+from ...ops import Terms, learned
+
+_numbers = itertools.count()
+SAME = "those of the value"
+OWN = (ir.GlobalVar, ir.GenericConst)
 
 Key = tuple[int | None, ...]
 """Class of a binding, then the number of the state of each variable that it reads."""
@@ -47,8 +54,12 @@ class Template:
 
     Attributes
     ----------
-    like : Call, TupleGetItem or Tuple
-        The value that was bound.
+    op, attrs, ty_args
+        Of a call; None for other values. A collective with the attributes of the value bound at
+        level 4 has :data:`SAME` for them: they mention a mesh, and that of one module cannot
+        stand in another.
+    index : int
+        Of a field that is taken; -1 for other values.
     parts : tuple
         What stands in the place of its arguments: an int for a variable by its position among
         those that the binding reads, :class:`Constant`, :class:`Fields`, else the very argument.
@@ -60,17 +71,44 @@ class Template:
         Of that state.
     """
 
-    like: Any
+    op: Any
+    attrs: Any
+    ty_args: Any
+    index: int
     parts: tuple[Any, ...]
     ty: Any
     state: State
     number: int
 
-    def value(self, operands: Sequence[Any], constants: Sequence[Any]) -> Any:
+    @staticmethod
+    def of(new: Any, old: Any, parts: tuple[Any, ...], state: State, number: int) -> Template:
+        """Template of a value, a Call, TupleGetItem or Tuple, which it does not keep."""
+        if type(new) is ir.Call:
+            same = dist_op_name(new) is not None and type(old) is ir.Call
+            same = same and tvm_ffi.structural_equal(new.attrs, old.attrs)
+            call = (new.op, SAME if same else new.attrs, new.ty_args)
+            return Template(*call, -1, parts, new.ty, state, number)
+        index = int(new.index) if type(new) is relax.TupleGetItem else -1
+        return Template(None, None, None, index, parts, new.ty, state, number)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it holds what is of its module: a function, a mesh, a constant's data."""
+        op = self.op
+        if type(op) is ir.GlobalVar or any(type(x) in OWN for x in _flat(self.parts)):
+            return True
+        if op is not None and self.attrs is not SAME and str(op.name).startswith(PREFIX):
+            return True
+        tensors = filter(None, map(tensor_type, flat_types(self.ty)))
+        return any(ty.vdevice is not None for ty in tensors)
+
+    def value(self, old: Any, operands: Sequence[Any], constants: Sequence[Any]) -> Any:
         """Write the value once more.
 
         Parameters
         ----------
+        old : expression
+            The value at level 4.
         operands : sequence of Var
             Local forms of the variables that the binding reads, in order.
         constants : sequence of expressions
@@ -80,12 +118,20 @@ class Template:
             operands[part] if type(part) is int else _filled(part, operands, constants)
             for part in self.parts
         ]
-        like = self.like
-        if type(like) is ir.Call:
-            return make_call(like.op, args, like.attrs, like.ty_args, self.ty)
-        if type(like) is relax.TupleGetItem:
-            return typed(relax.TupleGetItem(args[0], like.index), self.ty)
+        if self.op is not None:
+            attrs = old.attrs if self.attrs is SAME else self.attrs
+            return make_call(self.op, args, attrs, self.ty_args, self.ty)
+        if self.index >= 0:
+            return typed(relax.TupleGetItem(args[0], self.index), self.ty)
         return typed(relax.Tuple(args), self.ty)
+
+
+def _flat(parts: Sequence[Any]) -> Iterator[Any]:
+    for part in parts:
+        if type(part) is Fields:
+            yield from _flat(part.parts)
+        else:
+            yield part
 
 
 def _filled(part: Any, operands: Sequence[Any], constants: Sequence[Any]) -> Any:
@@ -109,22 +155,30 @@ def constants_of(value: Any) -> Iterator[Any]:
 
 
 class Templates:
-    """Templates for one mesh, of all functions of a module.
+    """Templates for one mesh.
 
-    Attributes
+    Keys are the class of the binding and the numbers of the states of what it reads; a constant
+    has the number -1.
+
+    Parameters
     ----------
-    known : dict
-        By the class of the binding and the numbers of the states of what it reads; a constant
-        has the number -1.
+    shared : dict
+        Those of all modules, on meshes of the same devices.
     """
 
-    def __init__(self) -> None:
-        self.known: dict[Key, Template] = {}
-        self._states: dict[State, int] = {}
+    def __init__(self, shared: dict[Key, Template]) -> None:
+        self.shared = shared
+        self._states: dict[State, int] = learned("states")
+        self._own: dict[Key, Template] = {}
+
+    def find(self, key: Key) -> Template | None:
+        """The template of a key, if there is one."""
+        return self.shared.get(key) or self._own.get(key)
 
     def number(self, state: State) -> int:
         """Number of a state."""
-        return self._states.setdefault(state, len(self._states))
+        found = self._states.get(state)
+        return self._states.setdefault(state, next(_numbers)) if found is None else found
 
     def keep(self, key: Key, old: Any, new: Any, operands: Sequence[Any], state: State) -> None:
         """Keep what a binding became.
@@ -145,7 +199,8 @@ class Templates:
             return
         parts = _Parts(operands).of(old, new)
         if parts is not None:
-            self.known[key] = Template(new, parts, new.ty, state, self.number(state))
+            found = Template.of(new, old, parts, state, self.number(state))
+            (self._own if found.is_own else self.shared)[key] = found
 
 
 class _Parts:

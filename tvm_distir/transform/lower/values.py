@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from tvm.relax.distributed import DTensorType
 from ...errors import LevelError, LoweringError
 from ...ir import Labels, R, flat_types, labels_of, mesh_key, mesh_shape, static_shape
 from ...ir.rewrite import VARIABLES, BlockWriter, handle, place_of, substitute, typed
-from ...ops import CallForm, Terms
+from ...ops import CallForm, Terms, learned
 from ...ops.local import BlockMemo, Shard, shard
 from .collectives import sliced
 from .templates import State, Templates
@@ -48,8 +47,14 @@ class Context:
     callees: dict[Any, Any]
     known: list[tuple[int, int]] = field(default_factory=list)
     prim_funcs: dict[Any, Any] = field(default_factory=dict)
-    forms: dict[int, CallForm] = field(default_factory=dict)
-    templates: dict[int, Templates] = field(default_factory=lambda: defaultdict(Templates))
+    forms: dict[int, CallForm] = field(default_factory=lambda: learned("forms"))
+    templates: dict[int, Templates] = field(default_factory=dict)
+
+    def templates_on(self, number: int) -> Templates:
+        """Local forms for a mesh."""
+        if number not in self.templates:
+            self.templates[number] = Templates(learned(("local forms", self.keys[number])))
+        return self.templates[number]
 
     def mesh_number(self, mesh: Any) -> int:
         """Position of a mesh in the module."""

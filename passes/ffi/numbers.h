@@ -1,0 +1,119 @@
+// Licensed under the Apache License, Version 2.0; see LICENSE.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Numbers what is alike in the modules of a process.
+
+#ifndef TVM_DISTIR_FFI_NUMBERS_H_
+#define TVM_DISTIR_FFI_NUMBERS_H_
+
+#include <tvm/ffi/any.h>
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/extra/structural_equal.h>
+#include <tvm/ffi/extra/structural_hash.h>
+#include <tvm/ffi/object.h>
+#include <tvm/ffi/reflection/accessor.h>
+
+#include <cstdint>
+#include <map>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace tvm_distir {
+
+using tvm::ffi::Any;
+using tvm::ffi::Object;
+using tvm::ffi::reflection::FieldGetter;
+
+using Ints = std::vector<int64_t>;
+
+inline int32_t TypeIndex(std::string_view key) {
+  const TVMFFIByteArray name = {key.data(), key.size()};
+  int32_t index = 0;
+  TVM_FFI_CHECK_SAFE_CALL(TVMFFITypeKeyToIndex(&name, &index));
+  return index;
+}
+
+inline const Object* Node(const Any& value) { return value.as<Object>(); }
+
+// Begins the description of a type; those of bindings begin with their kind.
+enum TypeKind : int64_t { kTupleType = -2, kPlacedType = -3 };
+
+// Numbers of what is alike, the same in all modules of a process, so that what was learnt of one
+// module serves the next. A number is never given twice: what is forgotten gets a new one.
+class Numbers {
+ public:
+  // Forgets all where much has piled up; not while a module is read.
+  void Trim() {
+    if (kept_.size() + alike_.size() <= kMost) return;
+    by_node_.clear();
+    by_hash_.clear();
+    kept_.clear();
+    alike_.clear();
+  }
+
+  // Two values have the same number exactly when they are structurally equal.
+  int64_t Of(const Any& value) {
+    const Object* node = Node(value);
+    if (node == nullptr) return Compared(value);
+    const auto seen = by_node_.find(node);
+    if (seen != by_node_.end()) return seen->second;
+    const int64_t number = OfNode(value, node);
+    by_node_.emplace(node, number);
+    kept_.push_back(value);  // so that no other node takes its place
+    return number;
+  }
+
+  int64_t Alike(Ints key) {
+    const auto [at, is_new] = alike_.emplace(std::move(key), next_);
+    next_ += is_new;
+    return at->second;
+  }
+
+  int64_t Next() { return next_++; }
+
+ private:
+  static constexpr size_t kMost = size_t{1} << 16;
+
+  // Types are told apart by their parts, most of which types share.
+  int64_t OfNode(const Any& value, const Object* node) {
+    const int32_t type = node->type_index();
+    if (type == tuple_type_) {
+      Ints key{kTupleType};
+      for (const Any& field : tuple_fields_(node).cast<tvm::ffi::Array<Any>>()) {
+        key.push_back(Of(field));
+      }
+      return Alike(std::move(key));
+    }
+    if (type == placed_type_) {
+      return Alike({kPlacedType, Of(tensor_(node)), Of(mesh_(node)), Of(placement_(node))});
+    }
+    return Compared(value);
+  }
+
+  int64_t Compared(const Any& value) {
+    auto& bucket = by_hash_[tvm::ffi::StructuralHash::Hash(value)];
+    for (const auto& [known, number] : bucket) {
+      if (tvm::ffi::StructuralEqual::Equal(known, value)) return number;
+    }
+    bucket.emplace_back(value, next_);
+    return next_++;
+  }
+
+  FieldGetter tuple_fields_{"ir.TupleType", "fields"};
+  FieldGetter tensor_{"relax.DTensorType", "tensor_ty"};
+  FieldGetter mesh_{"relax.DTensorType", "device_mesh"};
+  FieldGetter placement_{"relax.DTensorType", "placement"};
+  int32_t tuple_type_ = TypeIndex("ir.TupleType"), placed_type_ = TypeIndex("relax.DTensorType");
+  std::unordered_map<const Object*, int64_t> by_node_;
+  std::unordered_map<uint64_t, std::vector<std::pair<Any, int64_t>>> by_hash_;
+  std::vector<Any> kept_;
+  std::map<Ints, int64_t> alike_;
+  int64_t next_ = 0;
+};
+
+}  // namespace tvm_distir
+
+#endif  // TVM_DISTIR_FFI_NUMBERS_H_
