@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,15 +18,9 @@ from .calls import bindings_of
 
 def has_dtensor(fn: relax.Function) -> bool:
     """Whether a parameter, a bound variable or the result of a function is a DTensor."""
-    for ty in (*(param.ty for param in fn.params[:]), fn.ret_ty):
-        if any(type(t) is DTensorType for t in flat_types(ty)):
-            return True
-    return any(
-        type(t) is DTensorType
-        for block in fn.body.blocks[:]
-        for binding in block.bindings[:]
-        for t in flat_types(binding.var.ty)
-    )
+    bound = (binding.var.ty for block in fn.body.blocks for binding in block.bindings)
+    types = itertools.chain([fn.ret_ty], (param.ty for param in fn.params), bound)
+    return any(type(t) is DTensorType for ty in types for t in flat_types(ty))
 
 
 def callees_of(fn: relax.Function, name: str) -> list[Any]:

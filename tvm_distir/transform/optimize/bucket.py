@@ -14,8 +14,9 @@ from ...ir import REDUCTIONS, call_axes, known_shape, mesh_key
 from ...ir.rewrite import BlockWriter, is_pure, variables, with_body
 from ...redistribution import local_bytes
 from ..declaration import Rewrite, module_pass
-from .editing import Editor, FunctionStep, Scan, rewrite_of
+from .editing import Editor, FunctionStep, rewrite_of
 from .packing import one_for_all
+from .scan import Scan
 
 BUCKET_BYTES = 25 * 2**20
 """As much as PyTorch's DistributedDataParallel puts into one bucket."""

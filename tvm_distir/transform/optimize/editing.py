@@ -7,14 +7,13 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from ...analysis import PartialState
-from ...ir import PREFIX, call_axes, dist_op_name, mesh_key, relax_functions
+from ...ir import PREFIX, call_axes, mesh_key, relax_functions
 from ...ir.rewrite import (
     BlockWriter,
     has_dtensor,
@@ -28,84 +27,10 @@ from ...ir.rewrite import (
     with_body,
     with_branches,
 )
-from ...native import CAST, FUNCTION, IF, OP_CALL, read_functions
+from ...native import Readings
 from ..branches import branch_results, sink_collectives
 from ..declaration import Rewrite
-
-Row = tuple[Any, Any, Any, "str | None"]
-"""A binding, its variable, its value, and the name of the ``R.dist`` op that this is, if it is."""
-
-
-@dataclass(frozen=True)
-class Scan:
-    """A function read once, for all passes that leave it as it is.
-
-    Attributes
-    ----------
-    blocks : list of list of Row
-    readers : dict
-        Per variable the variables bound to what reads it, None for the function's result; one
-        entry per mention.
-    counts : dict
-        How often each variable is read.
-    values : dict
-        What each variable is bound to.
-    kinds : frozenset of str
-        The ``R.dist`` ops it holds, those of branches not counted.
-    straight : bool
-        Whether it has no casts or functions inside.
-    branches : bool
-        Whether it has an ``If``.
-    """
-
-    blocks: list[list[Row]]
-    readers: dict[Any, list[Any]]
-    counts: dict[Any, int]
-    values: dict[Any, Any]
-    kinds: frozenset[str]
-    straight: bool
-    branches: bool
-
-    @staticmethod
-    def of(fn: relax.Function) -> Scan:
-        """Read a function."""
-        (reading,) = read_functions([fn])
-        readers: dict[Any, list[Any]] = {}
-        names: dict[int, str | None] = {}
-        rows: list[Row] = []
-        for number, like in enumerate(reading.like):
-            var, value = reading.variables[reading.params + number], reading.values[number]
-            if reading.kinds[number] != OP_CALL:
-                name = None
-            elif like in names:
-                name = names[like]
-            else:
-                name = dist_op_name(value)
-                if like >= 0:
-                    names[like] = name
-            rows.append((reading.bindings[number], var, value, name))
-            if reading.kinds[number] in (IF, FUNCTION):
-                read = list(variables(value))
-            else:
-                read = [reading.variables[n] for n in reading.used(number) if n >= 0]
-            for used in read:
-                readers.setdefault(used, []).append(var)
-        for n in reading.result:
-            if n >= 0:
-                readers.setdefault(reading.variables[n], []).append(None)
-        blocks, end = [], 0
-        for block in fn.body.blocks[:]:
-            first, end = end, end + len(block.bindings)
-            blocks.append(rows[first:end])
-        return Scan(
-            blocks,
-            readers,
-            {var: len(found) for var, found in readers.items()},
-            {row[1]: row[2] for row in rows},
-            frozenset(row[3] for row in rows if row[3] is not None),
-            not {CAST, FUNCTION}.intersection(reading.kinds),
-            IF in reading.kinds,
-        )
+from .scan import Scan
 
 
 class FunctionStep:
@@ -152,26 +77,34 @@ def rewrite_of(steps: Sequence[FunctionStep], level: int = 4) -> Rewrite:
     return lambda mod: stepped(mod, steps, level)
 
 
-def stepped(mod: ir.IRModule, steps: Sequence[FunctionStep], level: int) -> ir.IRModule:
+def stepped(
+    mod: ir.IRModule,
+    steps: Sequence[FunctionStep],
+    level: int,
+    readings: Readings | None = None,
+) -> ir.IRModule:
     """Apply steps to the functions of a module of a level.
 
     At level 4 the branches of an ``If`` are functions (:mod:`tvm_distir.ir.branches`). What a
-    step has moved to the boundary of one goes inside, and the steps run again.
+    step has moved to the boundary of one goes inside, and the steps run again. ``readings``
+    then holds those of the functions.
     """
+    readings = Readings() if readings is None else readings
     while True:
-        new = _stepped(mod, steps, level)
+        new = _stepped(mod, steps, level, readings)
         mod = sink_collectives(new) if level == 4 else new
         if mod is new:
             return mod
 
 
-def _stepped(mod: ir.IRModule, steps: Sequence[FunctionStep], level: int) -> ir.IRModule:
+def _stepped(
+    mod: ir.IRModule, steps: Sequence[FunctionStep], level: int, readings: Readings
+) -> ir.IRModule:
     functions = dict(mod.functions.items())
     changed = False
-    for gv, fn in relax_functions(mod):
-        if level == 4 and not has_dtensor(fn):
-            continue
-        scan = Scan.of(fn)
+    members = [(gv, fn) for gv, fn in relax_functions(mod) if level != 4 or has_dtensor(fn)]
+    for (gv, fn), reading in zip(members, readings.of([fn for _, fn in members]), strict=True):
+        scan = Scan(fn, reading)
         for step in steps:
             new = step.apply(mod, str(gv.name_hint), fn, scan)
             if new is not fn:

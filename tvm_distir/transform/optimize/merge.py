@@ -16,7 +16,8 @@ from ...ir.rewrite import rebuild, substitute
 from ...ops import call_form, carried, rule_of, sums
 from ...redistribution import local_bytes
 from ..declaration import Rewrite, module_pass
-from .editing import Editor, FunctionStep, Scan, is_plain_op, operands_of, rewrite_of
+from .editing import Editor, FunctionStep, is_plain_op, operands_of, rewrite_of
+from .scan import Scan
 
 
 @module_pass("legalized")

@@ -29,7 +29,8 @@ from ...ops import Factor, call_form, rule_of
 from ...redistribution import local_bytes
 from ..branches import is_choice
 from ..declaration import Rewrite, module_pass
-from .editing import Editor, FunctionStep, Scan, axes_dim, is_plain_op, operands_of, rewrite_of
+from .editing import Editor, FunctionStep, axes_dim, is_plain_op, operands_of, rewrite_of
+from .scan import Scan
 
 
 @module_pass("legalized")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from tvm import ir
 
 from ...errors import UsageError, nearest
+from ...native import Readings
 from ..declaration import Rewrite, module_pass
 from .editing import FunctionStep, stepped
 from .fuse import FUSE
@@ -59,7 +60,8 @@ def OptimizeCollectives(*, without: Sequence[str] = ()) -> Rewrite:
     steps = [step for name, step in STEPS.items() if name not in without]
 
     def optimize_collectives(mod: ir.IRModule) -> ir.IRModule:
-        mod = stepped(mod, steps, level=4)
-        return mod if "unused" in without else removed(mod)
+        readings = Readings()
+        mod = stepped(mod, steps, 4, readings)
+        return mod if "unused" in without else removed(mod, readings)
 
     return optimize_collectives

@@ -16,7 +16,8 @@ from ...system import System
 from ..declaration import Rewrite, module_pass
 from .costs import BindingCosts
 from .dependence import BlockNode, block_nodes, peak_bytes
-from .editing import Editor, FunctionStep, Scan, rewrite_of
+from .editing import Editor, FunctionStep, rewrite_of
+from .scan import Scan
 
 WINDOWS = (None, 512, 128, 32, 8, 2, 0)
 """How far ahead of the first binding that is due another may run; tried in order."""

@@ -10,7 +10,8 @@ from tvm import ir, relax
 
 from ...ir import IMPURE, call_axes, dist_op_name, ops
 from ..declaration import Rewrite, module_pass
-from .editing import Editor, FunctionStep, Scan, axes_dim, rewrite_of, signature
+from .editing import Editor, FunctionStep, axes_dim, rewrite_of, signature
+from .scan import Scan
 
 #: Pairs of collectives along one axis and dim of which the second undoes the first.
 INVERSES = {"local_slice": "all_gather", "all_gather": "local_slice"}

@@ -18,7 +18,6 @@ from ...ir import (
     is_private,
 )
 from ...ir.rewrite import (
-    is_pure,
     let_out,
     pruned,
     rebuild,
@@ -28,8 +27,9 @@ from ...ir.rewrite import (
     variables,
     with_body,
 )
-from ...native import FUNCTION_CALL, ITEM, TUPLE, Member, Reading, read_functions, read_module
+from ...native import FUNCTION_CALL, ITEM, Member, Readings, read_module
 from ..declaration import Rewrite, module_pass
+from .dead import without_dead
 
 
 @module_pass("legalized")
@@ -55,10 +55,11 @@ class KeptParts:
     fields: tuple[int, ...]
 
 
-def removed(mod: ir.IRModule) -> ir.IRModule:
-    """Apply :func:`RemoveUnused`."""
+def removed(mod: ir.IRModule, readings: Readings | None = None) -> ir.IRModule:
+    """Apply :func:`RemoveUnused`; ``readings`` are those of its functions, as far as there are."""
+    readings = Readings() if readings is None else readings
     while True:
-        members = [_without_dead(member) for member in read_module(mod)]
+        members = [without_dead(m, readings) for m in read_module(mod, readings=readings)]
         order = [(m.gv, m.fn) for m in members]
         reads = _alike(order, _fields_read(members))
         kept: dict[str, KeptParts] = {}
@@ -92,39 +93,6 @@ def removed(mod: ir.IRModule) -> ir.IRModule:
             return mod
 
 
-def _without_dead(member: Member) -> Member:
-    """A function without the bindings that nobody reads: they may read fields of results."""
-    fn = member.fn
-    if not _has_dead(member.reading):
-        return member
-    blocks, _ = pruned(_fields_taken(fn), fn.body.body)
-    count = sum(len(block.bindings) for block in blocks)
-    if count == sum(len(block.bindings) for block in fn.body.blocks):
-        return member
-    new = with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
-    return Member(member.gv, new, read_functions([new])[0])
-
-
-def _has_dead(reading: Reading) -> bool:
-    """Whether some binding may be dead: unread, or a tuple of which fields are taken."""
-    first = reading.params
-    read = {*reading.reads, *reading.result}
-    pure: dict[int, bool] = {}
-    for number, (kind, like) in enumerate(zip(reading.kinds, reading.like)):
-        if kind == ITEM and like >= 0:
-            source = reading.used(number)[0] - first
-            if source >= 0 and reading.kinds[source] == TUPLE:
-                item = reading.values[source].fields[int(reading.values[number].index)]
-                if type(item) is ir.Var:  # not one that its block hides
-                    return True
-        if first + number not in read:
-            if like not in pure or like < 0:
-                pure[like] = is_pure(reading.values[number])
-            if pure[like]:
-                return True
-    return False
-
-
 def _all_kept(member: Member, read: set[int] | None) -> KeptParts | None:
     """What stays of a function of which everything does, else None."""
     fn, reading = member.fn, member.reading
@@ -135,25 +103,6 @@ def _all_kept(member: Member, read: set[int] | None) -> KeptParts | None:
     if not used.issuperset(range(reading.params)):
         return None
     return KeptParts(tuple(range(reading.params)), tuple(range(fields)))
-
-
-def _fields_taken(fn: relax.Function) -> list[Any]:
-    """Blocks in which a field of a tuple that was just made is taken from what it was made of."""
-    made: dict[Any, Any] = {}
-    blocks = []
-    for block in fn.body.blocks:
-        bindings = []
-        for b in block.bindings:
-            value = b.value
-            if isinstance(value, relax.Tuple):
-                made[b.var] = value
-            elif isinstance(value, relax.TupleGetItem) and value.tuple_value in made:
-                item = made[value.tuple_value].fields[int(value.index)]
-                if isinstance(item, ir.Var) and not isinstance(item, relax.DataflowVar):
-                    b = relax.VarBinding(b.var, item)
-            bindings.append(b)
-        blocks.append(type(block)(bindings))
-    return blocks
 
 
 def _size(fn: relax.Function) -> tuple[int, int]:
