@@ -11,17 +11,13 @@ sides, and the search goes on inside.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy.typing as npt
-from tvm import ir, relax
-from tvm.relax.distributed import DTensorType
+from tvm import ir
 
-from ..analysis import PartialState
-from ..ir import dist_op_name, flat_types
 from ..ir.rewrite import op_name, variables
 from ..runtime.engines import Engine, Reference
 from ..runtime.program import ShardedArray, read_part
@@ -33,11 +29,11 @@ from ..transform import (
     PropagateSharding,
 )
 from .compare import TOLERANCES, compare_output, peak
-from .traced import Traced, callee_name, leaf_paths, type_key
+from .pairing import Pair, pairs_of
+from .traced import Traced, callee_name
 from .twin import widened, widened_inputs
 
 Array = npt.NDArray[Any]
-Leaf = tuple[int, tuple[int, ...]]
 
 PROBES = 12
 """Values returned by one pair of runs."""
@@ -108,14 +104,6 @@ class Bisection:
 
 
 @dataclass(frozen=True)
-class _Pair:
-    """A value of the distributed module, and the one of the original that it must equal."""
-
-    leaf: Leaf
-    original: Leaf
-
-
-@dataclass(frozen=True)
 class _Differs:
     rank: int
     max_abs_diff: float
@@ -127,7 +115,7 @@ class _Both:
 
     def __init__(self, search: Bisection, original: Traced, distributed: Traced) -> None:
         self.search, self.original, self.distributed = search, original, distributed
-        self.pairs = _pairs(original, distributed)
+        self.pairs = pairs_of(original, distributed)
 
     def opened(self, number: int) -> _Both | None:
         """With the call at a step of the distributed module opened; None where it cannot be."""
@@ -139,7 +127,7 @@ class _Both:
             return None
         return _Both(self.search, self.original.opened(there), self.distributed.opened(number))
 
-    def differing(self, pairs: Sequence[_Pair]) -> list[_Differs | None]:
+    def differing(self, pairs: Sequence[Pair]) -> list[_Differs | None]:
         """Run both, returning these values; how each differs."""
         wide = self.search.wide
         plain = self.original.returning([p.original for p in pairs])
@@ -171,80 +159,15 @@ def _lowered(mod: ir.IRModule) -> ir.IRModule:
     return mod
 
 
-def _is_form(value: Any) -> bool:
-    """Whether a binding only changes how its operand lies."""
-    return isinstance(value, ir.Call) and (
-        dist_op_name(value) == "partial"
-        or str(getattr(value.op, "name", "")).endswith("dist.redistribute")
-    )
-
-
-def _pairs(original: Traced, distributed: Traced) -> list[_Pair]:
-    """Complete values of the distributed module, in order, with those of the original.
-
-    Values of one name go together in the order they are bound, when their types agree. What a
-    redistribute gives equals its operand.
-    """
-    waiting: dict[tuple[str, str], deque[int]] = defaultdict(deque)
-    for number, step in enumerate(original.steps):
-        waiting[_family(step.function), str(step.var.name)].append(number)
-    found: dict[Any, Leaf | int] = {}
-    state = _partial(distributed)
-    pairs = []
-    for number, step in enumerate(distributed.steps):
-        at = _match(step, found, waiting, original)
-        if at is None:
-            continue
-        found[step.var] = at
-        partial = state.get(step.var, [])
-        for i, path in enumerate(leaf_paths(step.var.ty)):
-            if (i < len(partial) and partial[i]) or not _placed(step.var.ty, i):
-                continue
-            pairs.append(_Pair((number, path), (at, path)))
-    return pairs
-
-
-def _match(step: Any, found: Any, waiting: Any, original: Traced) -> int | None:
-    if _is_form(step.value):
-        known: int | None = found.get(step.value.args[0])
-        return known
-    queue = waiting.get((_family(step.function), str(step.var.name)))
-    if not queue or type_key(original.steps[queue[0]].var.ty) != type_key(step.var.ty):
-        return None
-    at: int = queue.popleft()
-    return at
-
-
-def _family(function: str) -> str:
-    """Name of a function without the number of its specialisation: ``f`` of ``f_1``."""
-    head, _, number = function.rpartition("_")
-    return head if head and number.isdigit() else function
-
-
-def _placed(ty: Any, number: int) -> bool:
-    return isinstance(flat_types(ty)[number], DTensorType)
-
-
-def _partial(distributed: Traced) -> dict[Any, Any]:
-    """Mesh axes along which the tensors of each variable are unfinished sums."""
-    main = distributed.mod["main"]
-    bindings = [relax.VarBinding(s.var, s.value) for s in distributed.steps]
-    body = relax.SeqExpr([relax.BindingBlock(bindings)], main.body.body)
-    fn = relax.Function(list(main.params), body, main.ret_ty, bool(main.is_pure), main.attrs)
-    state = PartialState(distributed.mod, "main", fn, legalized=False)
-    state.check()
-    return state.state
-
-
 def _spread(count: int) -> list[int]:
     """Up to :data:`PROBES` positions of ``count``, the last one always among them."""
     probes = min(PROBES, count)
     return sorted({(i + 1) * count // probes - 1 for i in range(probes)})
 
 
-def _first(both: _Both, pairs: Sequence[_Pair]) -> tuple[_Pair, _Differs] | None:
+def _first(both: _Both, pairs: Sequence[Pair]) -> tuple[Pair, _Differs] | None:
     """The first of some values that differs; None when the last ones looked at do not."""
-    found: tuple[_Pair, _Differs] | None = None
+    found: tuple[Pair, _Differs] | None = None
     while pairs:
         spread = _spread(len(pairs))
         differing = both.differing([pairs[i] for i in spread])
@@ -259,7 +182,7 @@ def _first(both: _Both, pairs: Sequence[_Pair]) -> tuple[_Pair, _Differs] | None
     return found
 
 
-def _operands(both: _Both, pair: _Pair) -> list[_Pair]:
+def _operands(both: _Both, pair: Pair) -> list[Pair]:
     """What the binding of a value reads, without its other names."""
     step = both.distributed.steps[pair.leaf[0]]
     read = set(variables(step.value))
@@ -267,7 +190,7 @@ def _operands(both: _Both, pair: _Pair) -> list[_Pair]:
     return [p for p in both.pairs if p.leaf[0] in numbers]
 
 
-def _culprit(both: _Both, pair: _Pair, how: _Differs) -> tuple[_Pair, _Differs]:
+def _culprit(both: _Both, pair: Pair, how: _Differs) -> tuple[Pair, _Differs]:
     """The earliest value among what a differing one reads, directly or not, that differs."""
     while True:
         operands = _operands(both, pair)
@@ -277,7 +200,7 @@ def _culprit(both: _Both, pair: _Pair, how: _Differs) -> tuple[_Pair, _Differs]:
         pair, how = earlier
 
 
-def _first_of(both: _Both, pairs: Sequence[_Pair]) -> tuple[_Pair, _Differs] | None:
+def _first_of(both: _Both, pairs: Sequence[Pair]) -> tuple[Pair, _Differs] | None:
     if not pairs:
         return None
     differing = both.differing(pairs)
@@ -301,7 +224,7 @@ def first_difference(search: Bisection) -> Fault | None:
     level_3 = PropagateSharding()(AnnotateSharding(search.plan)(search.mod))
     both = _Both(search, Traced.of(search.plain), Traced.of(level_3))
     fault: Fault | None = None
-    pairs: Sequence[_Pair] = both.pairs
+    pairs: Sequence[Pair] = both.pairs
     for _ in range(MOST_CALLS):
         found = _first(both, pairs)
         if found is None:

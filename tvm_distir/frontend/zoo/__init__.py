@@ -23,7 +23,7 @@ from .configs import (
 )
 from .moe_model import MoeConfig
 from .resnet_model import ResnetConfig
-from .unet_model import UnetConfig
+from .unet_config import UnetConfig
 from .vit_model import VitConfig
 
 __all__ = [

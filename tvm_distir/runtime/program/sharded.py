@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ...errors import EngineError
-from .layout import Bounds, EntryFunction, check_local, check_results
+from .joining import check_local, check_results
+from .layout import Bounds, EntryFunction
 
 Array = npt.NDArray[Any]
 

@@ -1,0 +1,242 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What is computed of a function's inputs: bounds of indices, fan-in, roles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import ir, relax
+
+from ..ir import known_shape
+
+# Gains beside 1 / sqrt(fan_in): a rectifier halves the variance (He et al. 2015); what is added to
+# a residual stream is kept small, so that depth neither blows values up nor lets them vanish;
+# where two branches join, neither is.
+_RELU_GAIN = math.sqrt(2.0)
+_RESIDUAL_GAIN = 0.5
+_JOINT_GAIN = 1.0
+# Ops whose operand 0 (or the listed ones) comes out with the same values.
+_VIEWS: dict[str, tuple[int, ...]] = {
+    "relax.astype": (0,),
+    "relax.broadcast_to": (0,),
+    "relax.dist.annotate_sharding": (0,),
+    "relax.dist.redistribute": (0,),
+    "relax.expand_dims": (0,),
+    "relax.flatten": (0,),
+    "relax.permute_dims": (0,),
+    "relax.reshape": (0,),
+    "relax.split": (0,),
+    "relax.squeeze": (0,),
+    "relax.strided_slice": (0,),
+    "relax.where": (1, 2),
+}
+_RECTIFIERS = tuple(
+    f"relax.nn.{name}" for name in ("gelu", "gelu_tanh", "leakyrelu", "prelu", "relu", "silu")
+)
+# Ops that scale or shift a weighted sum by something smaller.
+_AFFINE = ("relax.add", "relax.divide", "relax.multiply", "relax.subtract")
+# Operands with a fixed role. A role of `_HINTS` counts only for what is known to be a weight.
+_ROLES: dict[str, dict[int, str]] = {
+    "relax.nn.batch_norm": {1: "scale", 2: "bias", 3: "mean", 4: "variance"},
+    "relax.nn.group_norm": {1: "scale", 2: "bias"},
+    "relax.nn.instance_norm": {1: "scale", 2: "bias"},
+    "relax.nn.layer_norm": {1: "scale", 2: "bias"},
+    "relax.nn.rms_norm": {1: "scale"},
+    "relax.nn.prelu": {1: "scale"},
+}
+_HINTS: dict[str, str] = {
+    "relax.add": "bias",
+    "relax.subtract": "bias",
+    "relax.multiply": "scale",
+    "relax.divide": "scale",
+    "relax.rsqrt": "variance",
+    "relax.sqrt": "variance",
+}
+
+
+Roots = dict[relax.Var, tuple[int, ...]]
+"""For values: indices of the parameters that they are views, or weighted sums, of."""
+
+
+@dataclass(frozen=True)
+class InputUse:
+    """What one consumer says of a value: a role, a gain (0: none), or the range of indices."""
+
+    role: str = ""
+    fan_in: int = 0
+    gain: float = 0.0
+    high: int = 0
+    firm: bool = True
+
+
+class UseWalker:
+    """Collects the uses of parameters, private functions once each."""
+
+    def __init__(self, mod: ir.IRModule) -> None:
+        self.functions = {gv.name_hint: fn for gv, fn in mod.functions.items()}
+        self.done: dict[str, list[list[InputUse]]] = {}
+        self.open: list[str] = []
+
+    def uses_of(self, fn: relax.Function) -> list[list[InputUse]]:
+        """Return the uses of each parameter of a function."""
+        uses: list[list[InputUse]] = [[] for _ in fn.params]
+        roots: Roots = {p: (i,) for i, p in enumerate(fn.params)}
+        self._sequence(fn.body, roots, {}, uses)
+        return uses
+
+    def _sequence(self, body: Any, roots: Roots, sums: Roots, uses: list[list[InputUse]]) -> None:
+        """Walk bindings. ``sums``: the weights of which a value is the weighted sum."""
+        for block in getattr(body, "blocks", []):
+            for binding in block.bindings:
+                value = getattr(binding, "value", None)
+                if isinstance(value, relax.If):
+                    self._sequence(value.true_branch, roots, sums, uses)
+                    self._sequence(value.false_branch, roots, sums, uses)
+                    continue
+                found = self._same_values(value, roots)
+                if found:
+                    roots[binding.var] = found
+                weighted = self._weights_of_sum(value, roots, sums)
+                if weighted:
+                    sums[binding.var] = weighted
+                if isinstance(value, ir.Call):
+                    self._call(value, roots, uses)
+                    _note_gains(value, sums, uses)
+
+    def _weights_of_sum(self, value: Any, roots: Roots, sums: Roots) -> tuple[int, ...]:
+        """Return the weights of a matmul or convolution that a value is, up to scale and shift."""
+        if isinstance(value, relax.Var):
+            return sums.get(value, ())
+        if isinstance(value, relax.TupleGetItem):
+            return self._weights_of_sum(value.tuple_value, roots, sums)
+        if not isinstance(value, ir.Call) or not isinstance(value.op, ir.Op):
+            return ()
+        name = value.op.name
+        if name == "relax.matmul" or name.startswith("relax.nn.conv"):
+            return _known(value.args[1], roots)
+        if name in _VIEWS or name == "relax.nn.batch_norm":
+            return _known(value.args[0], sums)
+        if name in _AFFINE:
+            first, second = value.args
+            if _numel(second) < _numel(first):
+                return _known(first, sums)
+            return _known(second, sums) if _numel(first) < _numel(second) else ()
+        return ()
+
+    def _same_values(self, value: Any, roots: Roots) -> tuple[int, ...]:
+        """Return the parameters whose values, reordered, repeated or cast, a binding holds."""
+        if isinstance(value, relax.Var):
+            return roots.get(value, ())
+        if isinstance(value, relax.TupleGetItem):
+            return self._same_values(value.tuple_value, roots)
+        if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
+            operands = [value.args[i] for i in _VIEWS.get(value.op.name, ())]
+            found = {r for x in operands if isinstance(x, relax.Var) for r in roots.get(x, ())}
+            return tuple(sorted(found))
+        return ()
+
+    def _call(self, call: Any, roots: Roots, uses: list[list[InputUse]]) -> None:
+        if isinstance(call.op, ir.GlobalVar):
+            callee = self._private(call.op.name_hint)
+            told = callee if callee is not None else [[] for _ in call.args]
+        else:
+            told = [_uses_in(call, index) for index in range(len(call.args))]
+        for arg, found in zip(call.args, told, strict=False):
+            leaves = arg.fields if isinstance(arg, relax.Tuple) else [arg]
+            for position, leaf in enumerate(leaves):
+                for root in roots.get(leaf, ()) if isinstance(leaf, relax.Var) else ():
+                    uses[root].extend(_of_leaf(call, position, found))
+
+    def _private(self, name: str) -> list[list[InputUse]] | None:
+        """Return the uses of a callee's parameters; None for a kernel or a recursive call."""
+        fn = self.functions.get(name)
+        if not isinstance(fn, relax.Function) or name in self.open:
+            return None
+        if name not in self.done:
+            self.open.append(name)
+            self.done[name] = self.uses_of(fn)
+            self.open.pop()
+        return self.done[name]
+
+
+def _known(expr: Any, facts: Roots) -> tuple[int, ...]:
+    return facts.get(expr, ()) if isinstance(expr, relax.Var) else ()
+
+
+def _numel(expr: Any) -> int:
+    return math.prod(_shape(expr))
+
+
+def _note_gains(call: Any, sums: Roots, uses: list[list[InputUse]]) -> None:
+    """Note the gains of weights whose sums are rectified, or added to a value of their size."""
+    if not isinstance(call.op, ir.Op):
+        return
+    if call.op.name in _RECTIFIERS:
+        for root in _known(call.args[0], sums):
+            uses[root].append(InputUse(gain=_RELU_GAIN))
+    if call.op.name == "relax.add" and _shape(call.args[0]) == _shape(call.args[1]):
+        weighted = [_known(arg, sums) for arg in call.args]
+        gain = _JOINT_GAIN if all(weighted) else _RESIDUAL_GAIN
+        for root in [*weighted[0], *weighted[1]]:
+            uses[root].append(InputUse(gain=gain))
+
+
+def _of_leaf(call: Any, position: int, found: Iterable[InputUse]) -> list[InputUse]:
+    """Give the uses of a tuple argument's leaf: index_tensor bounds each index by its own dim."""
+    if isinstance(call.op, ir.Op) and call.op.name == "relax.index_tensor":
+        shape = _shape(call.args[0])
+        return [replace(use, high=shape[position]) if use.high else use for use in found]
+    return list(found)
+
+
+def _uses_in(call: Any, index: int) -> list[InputUse]:
+    """Return what an op's call says of its operand ``index``."""
+    name = call.op.name if isinstance(call.op, ir.Op) else ""
+    bound = _index_bound(name, call, index)
+    if bound:
+        return [InputUse(high=bound)]
+    if name in _ROLES:
+        role = _ROLES[name].get(index)
+        return [InputUse(role)] if role else []
+    if name in _HINTS:
+        return [InputUse(_HINTS[name], firm=False)]
+    shape = _shape(call.args[index])
+    if name == "relax.take" and index == 0 and shape:
+        return [InputUse("weight", fan_in=shape[-1])]
+    if name == "relax.matmul" and shape:
+        terms = shape[-1] if index == 0 or len(shape) == 1 else shape[-2]
+        return [InputUse("weight", fan_in=terms, firm=index == 1)]
+    if name.startswith("relax.nn.conv") and index == 1 and shape:
+        outputs = shape[str(call.attrs.kernel_layout).index("O")]
+        groups = int(call.attrs.groups) if name.endswith("_transpose") else 1
+        terms = math.prod(shape) // max(outputs, 1) // groups
+        return [InputUse("weight", fan_in=terms)]
+    return []
+
+
+def _index_bound(name: str, call: Any, index: int) -> int:
+    """Rows that the indices in operand ``index`` may name; 0 when it holds no indices."""
+    data = _shape(call.args[0]) if call.args else ()
+    if name in ("relax.take", "relax.gather_elements", "relax.scatter_elements") and index == 1:
+        axis = call.attrs.axis
+        return math.prod(data) if axis is None else data[int(axis)]
+    if name in ("relax.index_tensor", "relax.gather_nd", "relax.scatter_nd") and index == 1:
+        return min(data, default=0)
+    if name == "relax.one_hot" and index == 0:
+        return int(call.attrs.depth)
+    if name in ("relax.nn.nll_loss", "relax.grad.nll_loss_backward"):
+        offset = int(name == "relax.grad.nll_loss_backward")
+        classes = _shape(call.args[offset])
+        if index == offset + 1 and classes:
+            return classes[1] if len(classes) > 1 else classes[0]
+    return 0
+
+
+def _shape(expr: Any) -> tuple[int, ...]:
+    """Return the static shape of an operand, () when unknown."""
+    shape = known_shape(expr.ty) if getattr(expr, "ty", None) is not None else None
+    return shape or ()
