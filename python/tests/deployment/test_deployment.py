@@ -21,7 +21,7 @@ from tvm_distir.errors import DependencyError, EngineError
 from tvm_distir.plan import Plan
 from tvm_distir.runtime import engine
 from tvm_distir.runtime.program.inputs import input_ports
-from tvm_distir.runtime.program.layout import same_bits
+from tvm_distir.runtime.program.joining import same_bits
 from tvm_distir.runtime.program.lowered import Lowered
 
 ENGINES = ["virtual", "threads", "processes", "mpi"]

@@ -17,7 +17,7 @@ import tvm_ffi
 import tvm_distir as td
 from tvm_distir._disco import repair_disco
 from tvm_distir.frontend import from_tvmscript
-from tvm_distir.runtime.program.layout import same_bits
+from tvm_distir.runtime.program.joining import same_bits
 
 SOURCE = """
 from tvm.script import ir as I, relax as R

@@ -15,7 +15,7 @@ import pytest
 import tvm_distir as td
 from tvm_distir.deployment import safetensors
 from tvm_distir.errors import EngineError
-from tvm_distir.runtime.program.layout import same_bits
+from tvm_distir.runtime.program.joining import same_bits
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int64", "uint8", "bool", "float8_e4m3fn"]
 

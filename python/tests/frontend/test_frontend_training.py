@@ -14,7 +14,7 @@ from tvm import relax
 import tvm_distir as td
 from tvm_distir.errors import ModelError
 from tvm_distir.transform import InlinePrivateFunctions
-from tvm_distir.transform.gradient import gradients
+from tvm_distir.transform.gradient import registry
 from tvm_distir.transform.gradient.reverse import reverse
 from tvm_distir.verification import draw_inputs
 
@@ -212,7 +212,7 @@ def test_every_own_gradient_is_proved():
     proved = {f"relax.{folder}{n}" for n in CALLS for folder in ("", "nn.", "image.")}
     same_code = {"relax.flatten", "relax.nn.batch_flatten"}
     refused = {"relax.nn.dropout"}
-    assert not set(gradients.GRADIENTS) - proved - same_code - refused
+    assert not set(registry.GRADIENTS) - proved - same_code - refused
 
 
 def test_resnet_against_tvms_gradient():

@@ -18,7 +18,7 @@ from tvm_distir.collectives import meaning as collectives
 from tvm_distir.collectives import rooted
 from tvm_distir.ir import REDUCE_OPS
 from tvm_distir.native import ccl as native
-from tvm_distir.runtime.program.layout import same_bits
+from tvm_distir.runtime.program.joining import same_bits
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 INTS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]

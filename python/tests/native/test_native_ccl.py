@@ -20,7 +20,7 @@ from tvm_distir.errors import DistIRError, EngineError
 from tvm_distir.ir import COLLECTIVES, REDUCE_OPS
 from tvm_distir.native import ccl as native
 from tvm_distir.runtime.collectives.ccl import ARGS
-from tvm_distir.runtime.program.layout import same_bits
+from tvm_distir.runtime.program.joining import same_bits
 
 STAGED_BYTES = 16384
 

@@ -13,7 +13,7 @@ from tvm.relax import op as R_
 
 from tvm_distir.native import INFINITE, Problem, Tables
 from tvm_distir.plan import Plan
-from tvm_distir.propagation import driver, propagate
+from tvm_distir.propagation import axis_solver, propagate
 from tvm_distir.propagation.solve import exact
 from tvm_distir.propagation.solve.exact import minimise
 from tvm_distir.transform import AnnotateSharding
@@ -151,7 +151,7 @@ def test_propagation_through_the_integer_program_costs_the_same(monkeypatch):
     plain = propagate(annotated())
     calls = []
     real = exact.integer_optimum
-    monkeypatch.setattr(driver, "TABLE_LIMIT", 4)
+    monkeypatch.setattr(axis_solver, "TABLE_LIMIT", 4)
     monkeypatch.setattr(exact, "ROUNDS", 1)
     monkeypatch.setattr(exact, "integer_optimum", lambda *a: calls.append(1) or real(*a))
     found = propagate(annotated())

@@ -22,7 +22,9 @@ from tvm_distir.ir import REDUCE_OPS
 from tvm_distir.runtime.collectives.fabric import Aborted
 from tvm_distir.runtime.engines.mpi import world as mpi_world
 from tvm_distir.runtime.engines.mpi.fabric import MpiFabric
-from tvm_distir.runtime.program.layout import np_dtype, same_bits
+from tvm_distir.runtime.engines.mpi.shared_memory import mapped_segments
+from tvm_distir.runtime.program.joining import same_bits
+from tvm_distir.runtime.program.layout import np_dtype
 
 DTYPES = ("float32", "bfloat16", "float16", "bool", "float64", "int8", "int32", "int64", "uint8")
 SIZES = ((4, 6), (8, 1100))  # with their header, and after it
@@ -114,7 +116,7 @@ def messages() -> None:
 def fault(kind: str) -> None:
     """Let rank 2 of 4 go wrong in a collective of all; the others wait for it."""
     world = mpi_world.world(1.5 if kind == "absent" else TIMEOUT_S)
-    print("maps", *mpi_world.mapped_segments(), flush=True)
+    print("maps", *mapped_segments(), flush=True)
     fabric = MpiFabric(world, range(world.size))
     group = (tuple(range(world.size)),)
     call, x = Collective("all_reduce", group, (("op", "sum"),)), np.ones((4, 4), "float32")

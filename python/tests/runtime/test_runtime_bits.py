@@ -16,7 +16,7 @@ from test_runtime_mpi import needs_mpi
 from tvm_distir.runtime import ThreadsEngine, VirtualEngine
 from tvm_distir.runtime.engines.mpi.engine import MpiEngine
 from tvm_distir.runtime.engines.processes.engine import ProcessesEngine
-from tvm_distir.runtime.program.layout import same_bits
+from tvm_distir.runtime.program.joining import same_bits
 
 ENGINES = {
     "threads": ThreadsEngine,

@@ -19,7 +19,7 @@ from tvm_distir.ir import ops
 from tvm_distir.runtime import Reference, ThreadsEngine, VirtualEngine
 from tvm_distir.runtime.engines.mpi.engine import MpiEngine
 from tvm_distir.runtime.engines.processes.engine import ProcessesEngine
-from tvm_distir.runtime.program.layout import same_bits
+from tvm_distir.runtime.program.joining import same_bits
 
 sys.path.append(str(Path(__file__).parents[1] / "transform"))
 

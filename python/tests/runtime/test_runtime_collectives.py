@@ -17,7 +17,8 @@ from tvm_distir.collectives import meaning as cc
 from tvm_distir.collectives.tiles import transfer_tiles
 from tvm_distir.ir import REDUCE_OPS, mesh_devices, mesh_shape, parse_placement
 from tvm_distir.runtime.program.inputs import LocalInputs
-from tvm_distir.runtime.program.layout import EntryFunction, Port, gather_outputs, same_bits
+from tvm_distir.runtime.program.joining import gather_outputs, same_bits
+from tvm_distir.runtime.program.layout import EntryFunction, Port
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "int32", "int64", "uint8", "bool"]
 NUMPY = {"sum": np.sum, "prod": np.prod, "min": np.min, "max": np.max}

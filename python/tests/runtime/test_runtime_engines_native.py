@@ -14,7 +14,7 @@ from tvm_distir.errors import DependencyError, EngineError
 from tvm_distir.native import LIBRARY_VARIABLE
 from tvm_distir.runtime import ThreadsEngine, VirtualEngine
 from tvm_distir.runtime.program.groups import axes_of_groups
-from tvm_distir.runtime.program.layout import same_bits
+from tvm_distir.runtime.program.joining import same_bits
 
 
 def several_collectives():

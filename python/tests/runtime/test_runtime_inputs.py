@@ -11,7 +11,7 @@ from tvm import relax
 
 import tvm_distir as td
 from tvm_distir.errors import EngineError
-from tvm_distir.runtime.program.layout import same_bits
+from tvm_distir.runtime.program.joining import same_bits
 
 ENGINES = ["virtual", "threads", "processes"]
 

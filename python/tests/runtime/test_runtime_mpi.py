@@ -20,7 +20,7 @@ from tvm_distir.errors import DependencyError, EngineError
 from tvm_distir.runtime import VirtualEngine
 from tvm_distir.runtime.engines.mpi import launch as mpi_launch
 from tvm_distir.runtime.engines.mpi.engine import MpiEngine
-from tvm_distir.runtime.program.layout import same_bits
+from tvm_distir.runtime.program.joining import same_bits
 
 PROGRAMS = Path(__file__).with_name("mpi_programs.py")
 NO_MPI = "no MPI: mpi4py and mpiexec (the extra mpi) are not installed"

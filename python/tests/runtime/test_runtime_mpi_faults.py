@@ -24,7 +24,7 @@ from tvm_distir.errors import DistIRError, EngineError
 from tvm_distir.runtime.engines.mpi.engine import MpiEngine
 from tvm_distir.runtime.engines.mpi.failures import raise_failure
 from tvm_distir.runtime.engines.mpi.job import LOG, failure_file, process_file
-from tvm_distir.runtime.engines.mpi.world import SEGMENT, mapped_segments
+from tvm_distir.runtime.engines.mpi.shared_memory import SEGMENT, mapped_segments
 
 pytestmark = needs_mpi
 SAYS = {

@@ -24,7 +24,7 @@ from tvm_distir.runtime.engines.processes.engine import ProcessesEngine
 from tvm_distir.runtime.engines.processes.memory import Memory, MemoryLayout, make_file
 from tvm_distir.runtime.engines.processes.pool import POOL
 from tvm_distir.runtime.program import Lowered
-from tvm_distir.runtime.program.layout import same_bits
+from tvm_distir.runtime.program.joining import same_bits
 
 R = np.random.default_rng
 

@@ -21,7 +21,7 @@ from tvm import relax
 import tvm_distir as td
 from tvm_distir.errors import EngineError
 from tvm_distir.runtime import ThreadsEngine, VirtualEngine
-from tvm_distir.runtime.program.layout import same_bits
+from tvm_distir.runtime.program.joining import same_bits
 
 R = np.random.default_rng
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8", "bool"]

@@ -20,7 +20,7 @@ from tvm_distir.ir import device_mesh
 from tvm_distir.program import Program
 from tvm_distir.runtime import engine
 from tvm_distir.runtime.program.dist_io import entries
-from tvm_distir.runtime.program.layout import gather_outputs
+from tvm_distir.runtime.program.joining import gather_outputs
 from tvm_distir.transform import (
     AnnotateSharding,
     LegalizeRedistribute,

@@ -15,7 +15,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.op import expand_dims, reshape, strided_slice
 
-from .gradients import refuse, register_gradient, shape_of
+from .registry import refuse, register_gradient, shape_of
 
 SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 """Spatial dims of the plain layouts, by their number."""

@@ -1,15 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of ops for which TVM has none, or one that costs more than it must.
-
-A gradient is a function ``(result, call, gradient of the result, builder)`` to one expression
-per argument; None where there is none.
-"""
+"""Gradients of ops for which TVM has none, or one that costs more than it must."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 from tvm import ir, relax
@@ -17,15 +12,12 @@ from tvm.relax.op import (
     add,
     astype,
     broadcast_to,
-    collapse_sum_to,
     einsum,
     exp,
     matmul,
-    mean,
     multiply,
     permute_dims,
     reshape,
-    rsqrt,
     scatter_elements,
     subtract,
     tanh,
@@ -35,53 +27,7 @@ from tvm.relax.op import erf as erf_op
 from tvm.relax.op import sum as sum_op
 from tvm.relax.op.grad import take_backward
 
-from ...errors import ModelError
-from ...ir import static_shape
-from .constants import scalar
-
-Gradient = Callable[[Any, ir.Call, Any, relax.BlockBuilder], list[Any]]
-
-GRADIENTS: dict[str, Gradient] = {}
-"""By op name."""
-
-
-def register_gradient(*names: str) -> Callable[[Gradient], Gradient]:
-    """Register the gradient of some ops, named without ``relax.``."""
-
-    def keep(function: Gradient) -> Gradient:
-        for name in names:
-            GRADIENTS[f"relax.{name}"] = function
-        return function
-
-    return keep
-
-
-def _const(value: float, like: Any) -> Any:
-    return scalar(value, str(like.ty.dtype))
-
-
-def shape_of(expr: Any) -> tuple[Any, ...]:
-    """Shape of a tensor; ``()`` where it is not known."""
-    return static_shape(expr.ty) or ()
-
-
-def refuse(call: ir.Call, what: str) -> ModelError:
-    """Error about an op whose gradient is not known."""
-    return ModelError(
-        "DIST0350",
-        what,
-        place=str(call.op.name),
-        remedy="Write the model without it, or train by hand-written gradients.",
-    )
-
-
-def _fitted(builder: relax.BlockBuilder, gradient: Any, like: Any) -> Any:
-    """Sum a gradient over the dims along which its value was broadcast."""
-    gradient = builder.normalize(gradient)
-    if shape_of(gradient) == shape_of(like):
-        return gradient
-    return collapse_sum_to(builder.emit(gradient), like.ty.shape)
-
+from .registry import constant_like, fitted, refuse, register_gradient, shape_of
 
 # -- contractions
 
@@ -107,31 +53,33 @@ def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
 def _rsqrt(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """``-y^3 / 2``."""
     cube = multiply(y, builder.emit(multiply(y, y)))
-    return [multiply(grad, builder.emit(multiply(_const(-0.5, y), builder.emit(cube))))]
+    return [multiply(grad, builder.emit(multiply(constant_like(-0.5, y), builder.emit(cube))))]
 
 
 @register_gradient("square")
 def _square(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     x = call.args[0]
-    return [multiply(grad, builder.emit(multiply(_const(2.0, x), x)))]
+    return [multiply(grad, builder.emit(multiply(constant_like(2.0, x), x)))]
 
 
 @register_gradient("erf")
 def _erf(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """``2 / sqrt(pi) exp(-x^2)``."""
     x = call.args[0]
-    bell = builder.emit(exp(builder.emit(multiply(_const(-1.0, x), builder.emit(x * x)))))
-    return [multiply(grad, builder.emit(multiply(_const(2 / math.sqrt(math.pi), x), bell)))]
+    bell = builder.emit(exp(builder.emit(multiply(constant_like(-1.0, x), builder.emit(x * x)))))
+    return [multiply(grad, builder.emit(multiply(constant_like(2 / math.sqrt(math.pi), x), bell)))]
 
 
 @register_gradient("nn.gelu")
 def _gelu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """``Phi(x) + x phi(x)``, the normal distribution and its density."""
     x = call.args[0]
-    root = builder.emit(erf_op(builder.emit(multiply(_const(math.sqrt(0.5), x), x))))
-    below = builder.emit(multiply(_const(0.5, x), builder.emit(add(_const(1.0, x), root))))
-    bell = builder.emit(exp(builder.emit(multiply(_const(-0.5, x), builder.emit(x * x)))))
-    density = builder.emit(multiply(_const(1 / math.sqrt(2 * math.pi), x), bell))
+    root = builder.emit(erf_op(builder.emit(multiply(constant_like(math.sqrt(0.5), x), x))))
+    below = builder.emit(
+        multiply(constant_like(0.5, x), builder.emit(add(constant_like(1.0, x), root)))
+    )
+    bell = builder.emit(exp(builder.emit(multiply(constant_like(-0.5, x), builder.emit(x * x)))))
+    density = builder.emit(multiply(constant_like(1 / math.sqrt(2 * math.pi), x), bell))
     return [multiply(grad, builder.emit(add(below, builder.emit(multiply(x, density)))))]
 
 
@@ -143,14 +91,14 @@ def _gelu_tanh(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
     """
     x = call.args[0]
     k, c = math.sqrt(2 / math.pi), 0.044715
-    half, one = _const(0.5, x), _const(1.0, x)
+    half, one = constant_like(0.5, x), constant_like(1.0, x)
     squared = builder.emit(multiply(x, x))
-    inner = builder.emit(add(one, builder.emit(multiply(_const(c, x), squared))))
+    inner = builder.emit(add(one, builder.emit(multiply(constant_like(c, x), squared))))
     inner = builder.emit(multiply(x, inner))
-    t = builder.emit(tanh(builder.emit(multiply(_const(k, x), inner))))
+    t = builder.emit(tanh(builder.emit(multiply(constant_like(k, x), inner))))
     outer = builder.emit(multiply(half, builder.emit(add(one, t))))
-    slope = builder.emit(add(one, builder.emit(multiply(_const(3 * c, x), squared))))
-    slope = builder.emit(multiply(_const(0.5 * k, x), slope))
+    slope = builder.emit(add(one, builder.emit(multiply(constant_like(3 * c, x), squared))))
+    slope = builder.emit(multiply(constant_like(0.5 * k, x), slope))
     bell = builder.emit(subtract(one, builder.emit(multiply(t, t))))
     bent = builder.emit(multiply(x, builder.emit(multiply(bell, slope))))
     return [multiply(grad, builder.emit(add(outer, bent)))]
@@ -236,101 +184,6 @@ def _take(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
     return [take_backward(grad, empty, index, axis), None]
 
 
-# -- norms
-
-
-def _normed(x: Any, axes: list[int], epsilon: float, builder: relax.BlockBuilder) -> Any:
-    """``(x - mean) * r`` and ``r = 1 / sqrt(variance + epsilon)``, over some axes."""
-    centre = builder.emit(mean(x, axes, keepdims=True))
-    shifted = builder.emit(subtract(x, centre))
-    spread = builder.emit(mean(builder.emit(multiply(shifted, shifted)), axes, keepdims=True))
-    scale = builder.emit(rsqrt(builder.emit(add(spread, _const(epsilon, x)))))
-    return builder.emit(multiply(shifted, scale)), scale
-
-
-def _through_norm(
-    normed: Any, scale: Any, grad: Any, axes: list[int], centred: bool, builder: relax.BlockBuilder
-) -> Any:
-    """``r (g - mean(g) - xh mean(g xh))``; the first mean only where the norm is centred."""
-    along = builder.emit(mean(builder.emit(multiply(grad, normed)), axes, keepdims=True))
-    rest = builder.emit(subtract(grad, builder.emit(multiply(normed, along))))
-    if centred:
-        rest = builder.emit(subtract(rest, builder.emit(mean(grad, axes, keepdims=True))))
-    return multiply(scale, rest)
-
-
-@register_gradient("nn.layer_norm")
-def _layer_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """TVM's kernel scales and shifts whatever the attributes say."""
-    x, gamma, beta = call.args
-    axes = [int(a) % len(shape_of(x)) for a in call.attrs.axes]
-    normed, scale = _normed(x, axes, float(call.attrs.epsilon), builder)
-    inner = builder.emit(multiply(grad, gamma))
-    through = _through_norm(normed, scale, inner, axes, True, builder)
-    by_gamma = _fitted(builder, multiply(grad, normed), gamma)
-    return [through, by_gamma, _fitted(builder, grad, beta)]
-
-
-@register_gradient("nn.rms_norm")
-def _rms_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    x, gamma = call.args
-    axes = [int(a) % len(shape_of(x)) for a in call.attrs.axes]
-    squares = builder.emit(mean(builder.emit(multiply(x, x)), axes, keepdims=True))
-    scale = builder.emit(rsqrt(builder.emit(add(squares, _const(float(call.attrs.epsilon), x)))))
-    normed = builder.emit(multiply(x, scale))
-    inner = builder.emit(multiply(grad, gamma))
-    through = _through_norm(normed, scale, inner, axes, False, builder)
-    return [through, _fitted(builder, multiply(grad, normed), gamma)]
-
-
-@register_gradient("nn.group_norm", "nn.instance_norm")
-def _group_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Channels of a group, and the dims in ``axes``, are normalized together."""
-    x, gamma = call.args[:2]
-    shape = list(shape_of(x))
-    channel = int(call.attrs.channel_axis) % len(shape)
-    axes = [int(a) % len(shape) for a in call.attrs.axes]
-    single = str(call.op.name) == "relax.nn.instance_norm"
-    groups = shape[channel] if single else int(call.attrs.num_groups)
-    split = [*shape[:channel], groups, shape[channel] // groups, *shape[channel + 1 :]]
-    over = sorted([channel + 1, *(a if a < channel else a + 1 for a in axes)])
-    per_channel = [n if d == channel else 1 for d, n in enumerate(shape)]
-    others = [d for d in range(len(shape)) if d != channel]
-    parted = builder.emit(reshape(x, split))
-    normed, scale = _normed(parted, over, float(call.attrs.epsilon), builder)
-    inner = builder.emit(multiply(grad, builder.emit(reshape(gamma, per_channel))))
-    inner = builder.emit(reshape(inner, split))
-    through = builder.emit(_through_norm(normed, scale, inner, over, True, builder))
-    flat = builder.emit(reshape(normed, shape))
-    by_gamma = sum_op(builder.emit(multiply(grad, flat)), others)
-    return [reshape(through, shape), by_gamma, sum_op(grad, others)]
-
-
-@register_gradient("nn.batch_norm")
-def _batch_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of the normalised data of a training batch; the running statistics have no gradient."""
-    x, gamma = call.args[:2]
-    shape = shape_of(x)
-    channel = int(call.attrs.axis) % len(shape)
-    others = [d for d in range(len(shape)) if d != channel]
-    per_channel = [n if d == channel else 1 for d, n in enumerate(shape)]
-    data = builder.emit(relax.TupleGetItem(grad, 0))
-    normed, scale = _normed(x, others, float(call.attrs.epsilon), builder)
-    inner = data
-    if call.attrs.scale:
-        inner = builder.emit(multiply(data, builder.emit(reshape(gamma, per_channel))))
-    through = _through_norm(normed, scale, inner, others, True, builder)
-    by_gamma = sum_op(builder.emit(multiply(data, normed)), others)
-    by_beta = sum_op(data, others)
-    return [
-        through,
-        by_gamma if call.attrs.scale else None,
-        by_beta if call.attrs.center else None,
-        None,
-        None,
-    ]
-
-
 # -- pools, attention
 
 
@@ -342,7 +195,7 @@ def _global_pool(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
     if any(int(n) != 1 for n in call.attrs.output_size or ()):
         raise refuse(call, "the gradient of an adaptive pool to more than one pixel is not known")
     pixels = math.prod(int(shape[layout.index(c)]) for c in "HW")
-    share = builder.emit(multiply(grad, _const(1 / pixels, x)))
+    share = builder.emit(multiply(grad, constant_like(1 / pixels, x)))
     return [broadcast_to(share, x.ty.shape)]
 
 
@@ -381,7 +234,7 @@ def _attention(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
         return builder.emit(permute_dims(tensor, [0, 1, 3, 2]))
 
     q, k, v, g = (heads_first(t) for t in (query, key, value, grad))
-    scores = builder.emit(multiply(builder.emit(matmul(q, flipped(k))), _const(scale, q)))
+    scores = builder.emit(multiply(builder.emit(matmul(q, flipped(k))), constant_like(scale, q)))
     if bias is not None:
         scores = builder.emit(add(scores, bias))
     probs = builder.emit(relax.op.nn.softmax(scores, -1))
@@ -389,8 +242,8 @@ def _attention(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) ->
     by_probs = builder.emit(matmul(g, flipped(v)))
     along = builder.emit(sum_op(builder.emit(multiply(by_probs, probs)), -1, keepdims=True))
     by_scores = builder.emit(multiply(builder.emit(subtract(by_probs, along)), probs))
-    scaled = builder.emit(multiply(by_scores, _const(scale, q)))
+    scaled = builder.emit(multiply(by_scores, constant_like(scale, q)))
     by_query = builder.emit(matmul(scaled, k))
     by_key = builder.emit(matmul(flipped(scaled), q))
     found = [permute_dims(t, [0, 2, 1, 3]) for t in (by_query, by_key, by_value)]
-    return found if bias is None else [*found, _fitted(builder, by_scores, bias)]
+    return found if bias is None else [*found, fitted(builder, by_scores, bias)]

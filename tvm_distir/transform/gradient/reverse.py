@@ -19,8 +19,8 @@ from tvm.relax.op import add, ones, zeros
 from ...errors import ModelError
 from ...ir import tensor_type
 from ...ir.rewrite import substitute, variables
-from . import convolutions  # noqa: F401 (registers its gradients)
-from .gradients import GRADIENTS, Gradient
+from . import convolutions, gradients, norms  # noqa: F401 (they register theirs)
+from .registry import GRADIENTS, Gradient
 
 GRAD_SUFFIX = "_grad"
 """Ends the names of the values that are gradients."""

@@ -14,7 +14,6 @@ wait for each other; so each sees what the other called.
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,9 @@ from ....errors import DistIRError, EngineError
 from ....ir import LOCAL_OPS
 from ....native import Executed
 from ...collectives import Aborted, Route, Transfers, call_words
-from .world import COLLECTIVE, EAGER_BYTES, MESSAGES, Deadline, World, as_bytes
+from .messages import Messages
+from .polling import Deadline
+from .world import COLLECTIVE, EAGER_BYTES, MESSAGES, World, as_bytes
 
 Array = npt.NDArray[Any]
 _EMPTY = np.empty(0, np.uint8)
@@ -57,6 +58,7 @@ class MpiFabric(Transfers):
         self._headers: dict[tuple[Any, ...], bytes] = {}
         self.failure: tuple[int, BaseException] | None = None
         self.is_origin = False
+        self.messages = Messages(world, self.rank, self.check)
 
     @property
     def rank(self) -> int | None:
@@ -192,50 +194,19 @@ class MpiFabric(Transfers):
         while missing:
             before = len(missing)
             for peer in list(missing):
-                message = self._next(self._process[peer], COLLECTIVE, lambda: _waits(call, missing))
+                message = self.messages.next(
+                    self._process[peer], COLLECTIVE, lambda: _waits(call, missing)
+                )
                 if message is None:
                     continue
                 missing.remove(peer)
                 self._compare(rank, head, peer, message[0], group)
                 out = as_bytes(got[peer]) if peer in got else _EMPTY
-                requests += self._take_data(self._process[peer], COLLECTIVE, message, out)
+                requests += self.messages.take_data(self._process[peer], COLLECTIVE, message, out)
             if len(missing) == before:
                 self._world.turn(deadline, self.check, lambda: _waits(call, missing))
         self._world.finish(requests, self.check, lambda: _waits(call, group))
         return got
-
-    def _next(
-        self, process: int, tag: int, what: Callable[[], str]
-    ) -> tuple[bytes, npt.NDArray[np.uint8], int] | None:
-        """The next message of a process, None while there is none.
-
-        Raises
-        ------
-        EngineError
-            DIST0610 when none can come, because its rank has run to its end.
-        """
-        message = self._world.poll(process, tag)
-        if message is None and self._world.has_ended(process):
-            message = self._world.poll(process, tag)
-            if message is None:
-                raise EngineError(
-                    "DIST0610",
-                    f"rank {self.rank} waits in {what()}; process {process} has ended",
-                    place="ranks",
-                    remedy="Every rank of a group must call its collectives, each send needs a "
-                    "receive.",
-                )
-        return message
-
-    def _take_data(
-        self, process: int, tag: int, message: tuple[bytes, Any, int], out: npt.NDArray[np.uint8]
-    ) -> list[Any]:
-        """Copy data that came with its header, or begin to receive it."""
-        _, data, rest = message
-        if rest:
-            return self._world.receive_rest(process, tag, out)
-        out[:] = data
-        return []
 
     def _header(self, call: Collective, x: Array) -> bytes:
         key = (call, x.shape, x.dtype)
@@ -269,33 +240,14 @@ class MpiFabric(Transfers):
             self._own.setdefault(route, deque()).append(message)
             return
         transfer, part = message
-        self.post_array(self._process[destination], MESSAGES + tag, transfer, part)
+        self.messages.post_array(self._process[destination], MESSAGES + tag, transfer, part)
 
     def _take(self, route: Route, what: str) -> tuple[Transfer, Array]:
         tag, source, destination = route
         if source == destination:
             return self._own[route].popleft()
         process = self._process[source]
-        return self.take_array(process, MESSAGES + tag, f"{what} from rank {source}")
-
-    def post_array(self, process: int, tag: int, meaning: Any, array: Array) -> None:
-        """Send an array and what it means to a process; does not wait."""
-        head = pickle.dumps((meaning, array.shape, array.dtype))
-        self._world.post(process, tag, head, as_bytes(array))
-
-    def take_array(self, process: int, tag: int, what: str) -> tuple[Any, Array]:
-        """Wait for the next array of a process."""
-        deadline = Deadline(self._world.timeout_s)
-        message = self._next(process, tag, lambda: what)
-        while message is None:
-            self._world.turn(deadline, self.check, lambda: what)
-            message = self._next(process, tag, lambda: what)
-        meaning, shape, dtype = pickle.loads(message[0])
-        out = np.empty(shape, dtype)
-        self._world.finish(
-            self._take_data(process, tag, message, as_bytes(out)), self.check, lambda: what
-        )
-        return meaning, out
+        return self.messages.take_array(process, MESSAGES + tag, f"{what} from rank {source}")
 
 
 _METHODS: dict[str, Callable[..., Array]] = {

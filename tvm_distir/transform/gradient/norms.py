@@ -1,0 +1,114 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of normalisations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import (
+    add,
+    mean,
+    multiply,
+    reshape,
+    rsqrt,
+    subtract,
+)
+from tvm.relax.op import sum as sum_op
+
+from .registry import constant_like, fitted, register_gradient, shape_of
+
+
+def _normed(x: Any, axes: list[int], epsilon: float, builder: relax.BlockBuilder) -> Any:
+    """``(x - mean) * r`` and ``r = 1 / sqrt(variance + epsilon)``, over some axes."""
+    centre = builder.emit(mean(x, axes, keepdims=True))
+    shifted = builder.emit(subtract(x, centre))
+    spread = builder.emit(mean(builder.emit(multiply(shifted, shifted)), axes, keepdims=True))
+    scale = builder.emit(rsqrt(builder.emit(add(spread, constant_like(epsilon, x)))))
+    return builder.emit(multiply(shifted, scale)), scale
+
+
+def _through_norm(
+    normed: Any, scale: Any, grad: Any, axes: list[int], centred: bool, builder: relax.BlockBuilder
+) -> Any:
+    """``r (g - mean(g) - xh mean(g xh))``; the first mean only where the norm is centred."""
+    along = builder.emit(mean(builder.emit(multiply(grad, normed)), axes, keepdims=True))
+    rest = builder.emit(subtract(grad, builder.emit(multiply(normed, along))))
+    if centred:
+        rest = builder.emit(subtract(rest, builder.emit(mean(grad, axes, keepdims=True))))
+    return multiply(scale, rest)
+
+
+@register_gradient("nn.layer_norm")
+def _layer_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """TVM's kernel scales and shifts whatever the attributes say."""
+    x, gamma, beta = call.args
+    axes = [int(a) % len(shape_of(x)) for a in call.attrs.axes]
+    normed, scale = _normed(x, axes, float(call.attrs.epsilon), builder)
+    inner = builder.emit(multiply(grad, gamma))
+    through = _through_norm(normed, scale, inner, axes, True, builder)
+    by_gamma = fitted(builder, multiply(grad, normed), gamma)
+    return [through, by_gamma, fitted(builder, grad, beta)]
+
+
+@register_gradient("nn.rms_norm")
+def _rms_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    x, gamma = call.args
+    axes = [int(a) % len(shape_of(x)) for a in call.attrs.axes]
+    squares = builder.emit(mean(builder.emit(multiply(x, x)), axes, keepdims=True))
+    scale = builder.emit(
+        rsqrt(builder.emit(add(squares, constant_like(float(call.attrs.epsilon), x))))
+    )
+    normed = builder.emit(multiply(x, scale))
+    inner = builder.emit(multiply(grad, gamma))
+    through = _through_norm(normed, scale, inner, axes, False, builder)
+    return [through, fitted(builder, multiply(grad, normed), gamma)]
+
+
+@register_gradient("nn.group_norm", "nn.instance_norm")
+def _group_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Channels of a group, and the dims in ``axes``, are normalized together."""
+    x, gamma = call.args[:2]
+    shape = list(shape_of(x))
+    channel = int(call.attrs.channel_axis) % len(shape)
+    axes = [int(a) % len(shape) for a in call.attrs.axes]
+    single = str(call.op.name) == "relax.nn.instance_norm"
+    groups = shape[channel] if single else int(call.attrs.num_groups)
+    split = [*shape[:channel], groups, shape[channel] // groups, *shape[channel + 1 :]]
+    over = sorted([channel + 1, *(a if a < channel else a + 1 for a in axes)])
+    per_channel = [n if d == channel else 1 for d, n in enumerate(shape)]
+    others = [d for d in range(len(shape)) if d != channel]
+    parted = builder.emit(reshape(x, split))
+    normed, scale = _normed(parted, over, float(call.attrs.epsilon), builder)
+    inner = builder.emit(multiply(grad, builder.emit(reshape(gamma, per_channel))))
+    inner = builder.emit(reshape(inner, split))
+    through = builder.emit(_through_norm(normed, scale, inner, over, True, builder))
+    flat = builder.emit(reshape(normed, shape))
+    by_gamma = sum_op(builder.emit(multiply(grad, flat)), others)
+    return [reshape(through, shape), by_gamma, sum_op(grad, others)]
+
+
+@register_gradient("nn.batch_norm")
+def _batch_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Of the normalised data of a training batch; the running statistics have no gradient."""
+    x, gamma = call.args[:2]
+    shape = shape_of(x)
+    channel = int(call.attrs.axis) % len(shape)
+    others = [d for d in range(len(shape)) if d != channel]
+    per_channel = [n if d == channel else 1 for d, n in enumerate(shape)]
+    data = builder.emit(relax.TupleGetItem(grad, 0))
+    normed, scale = _normed(x, others, float(call.attrs.epsilon), builder)
+    inner = data
+    if call.attrs.scale:
+        inner = builder.emit(multiply(data, builder.emit(reshape(gamma, per_channel))))
+    through = _through_norm(normed, scale, inner, others, True, builder)
+    by_gamma = sum_op(builder.emit(multiply(data, normed)), others)
+    by_beta = sum_op(data, others)
+    return [
+        through,
+        by_gamma if call.attrs.scale else None,
+        by_beta if call.attrs.center else None,
+        None,
+        None,
+    ]
