@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import tvm_ffi
 from tvm import ir, relax
+from tvm.ir import Op
 
 from ...ir import PREFIX, dist_op_name, flat_types, tensor_type
 from ...ir.rewrite import VARIABLES, make_call, typed
@@ -95,10 +96,13 @@ class Template:
     def is_own(self) -> bool:
         """Whether it holds what is of its module: a function, a mesh, a constant's data."""
         op = self.op
-        if type(op) is ir.GlobalVar or any(type(x) in OWN for x in _flat(self.parts)):
+        if any(type(x) in OWN for x in _flat(self.parts)):
             return True
-        if op is not None and self.attrs is not SAME and str(op.name).startswith(PREFIX):
-            return True
+        if op is not None:
+            if type(op) is not Op:
+                return True
+            if self.attrs is not SAME and str(op.name).startswith(PREFIX):
+                return True
         tensors = filter(None, map(tensor_type, flat_types(self.ty)))
         return any(ty.vdevice is not None for ty in tensors)
 
