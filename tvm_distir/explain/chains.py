@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..ir import P
-from ..ops import describe_factor
 from ..propagation import Instance
-from ..propagation.graph import Node
 from .findings import ChainStep
 from .instances import Caller, InstanceIndex
+from .steps import StepWriter
 
 Stack = tuple[Caller, ...]
 """Calls a search went into: it comes out of them where it went in."""
@@ -58,6 +57,7 @@ class Chains:
 
     def __init__(self, index: InstanceIndex, axis: int) -> None:
         self.index, self.a = index, axis
+        self.steps = StepWriter(index)
         self.axis = index.decision.axes[axis]
 
     def to(self, inst: Instance, value: int, dim: int, stack: Stack = ()) -> Chain | None:
@@ -111,7 +111,7 @@ class Chains:
                 continue
             found = self.to(inst, w, d, stack)
             if found is not None and (best is None or len(found.steps) < len(best.steps) - 1):
-                step = self._op_step(inst, node, number, (w, d), (v, None))
+                step = self.steps.through_op(inst, node, number, (w, d), (v, None))
                 best = replace(found, steps=(*found.steps, step))
         return best
 
@@ -135,7 +135,7 @@ class Chains:
             if found is None:
                 return None
             caller, kc, w = found
-            steps.append(self._call_step(caller, kc, (caller, w), (inst, value), None))
+            steps.append(self.steps.through_call(caller, kc, (caller, w), (inst, value), None))
             inst, value = caller, w
 
     def _carried(self, here: Sum) -> Iterator[tuple[Sum, ChainStep]]:
@@ -147,18 +147,21 @@ class Chains:
         if node.kind in ("op", "pin"):
             for i, w in enumerate(node.operands):
                 if w >= 0 and inst.choice[self.a][k].needs[i] == P:
-                    yield (inst, w, stack), self._op_step(inst, node, None, (w, None), (v, None))
+                    yield (
+                        (inst, w, stack),
+                        self.steps.through_op(inst, node, None, (w, None), (v, None)),
+                    )
         elif node.kind == "call":
             kid = inst.kids[k]
             w = kid.graph.result_value(j)
             if w >= 0:
-                step = self._call_step(inst, k, (kid, w), (inst, v), None)
+                step = self.steps.through_call(inst, k, (kid, w), (inst, v), None)
                 yield (kid, w, (*stack, (inst, k))), step
         elif node.kind == "param":
             for caller, kc in stack[-1:] or self.index.callers.get(inst.number, []):
                 w = caller.graph.nodes[kc].operands[g.params.index(k)]
                 if w >= 0:
-                    step = self._call_step(caller, kc, (caller, w), (inst, v), None)
+                    step = self.steps.through_call(caller, kc, (caller, w), (inst, v), None)
                     yield (caller, w, stack[:-1]), step
 
     # breadth first ---------------------------------------------------------------------
@@ -208,14 +211,14 @@ class Chains:
                 for w in (*node.operands, *node.results):
                     if w >= 0 and w != v and (not followed or self._pinned_as(inst, k, d)):
                         near = (inst, w, d, stack)
-                        yield near, self._op_step(inst, node, None, (w, d), (v, d))
+                        yield near, self.steps.through_op(inst, node, None, (w, d), (v, d))
         if g.nodes[maker].kind == "param":
             position = g.params.index(maker)
             for caller, kc in self._callers(inst, stack, followed):
                 w = caller.graph.nodes[kc].operands[position]
                 if w >= 0 and (not followed or self._form(inst, v) == d):
                     near = (caller, w, d, stack[:-1])
-                    yield near, self._call_step(caller, kc, (caller, w), (inst, v), d)
+                    yield near, self.steps.through_call(caller, kc, (caller, w), (inst, v), d)
         for k, _ in g.uses[v]:
             if g.nodes[k].kind == "ret":
                 position = g.rets.index(k)
@@ -223,7 +226,7 @@ class Chains:
                     w = caller.graph.nodes[kc].results[position]
                     if not followed or self._form(caller, w) == d:
                         near = (caller, w, d, stack[:-1])
-                        yield near, self._call_step(caller, kc, (caller, w), (inst, v), d)
+                        yield near, self.steps.through_call(caller, kc, (caller, w), (inst, v), d)
 
     def _callers(self, inst: Instance, stack: Stack, followed: bool) -> Sequence[Caller]:
         if stack:
@@ -261,7 +264,7 @@ class Chains:
             for w, e in tied:
                 if (w, e) != (v, d):
                     near = (inst, w, e, stack)
-                    yield near, self._op_step(inst, node, number, (w, e), (v, d))
+                    yield near, self.steps.through_op(inst, node, number, (w, e), (v, d))
 
     def _into_call(self, spot: Spot, k: int, followed: bool) -> Iterator[tuple[Spot, ChainStep]]:
         inst, v, d, stack = spot
@@ -270,61 +273,8 @@ class Chains:
         inner += [kid.graph.result_value(j) for j, w in enumerate(node.results) if w == v]
         for w in inner:
             if w >= 0 and (not followed or self._form(kid, w) == d):
-                step = self._call_step(inst, k, (kid, w), (inst, v), d)
+                step = self.steps.through_call(inst, k, (kid, w), (inst, v), d)
                 yield (kid, w, d, (*stack, (inst, k))), step
-
-    # steps -----------------------------------------------------------------------------
-
-    def _op_step(
-        self,
-        inst: Instance,
-        node: Node,
-        factor: int | None,
-        source: tuple[int, int | None],
-        target: tuple[int, int | None],
-    ) -> ChainStep:
-        kind, words = "map", ""
-        op = node.kind
-        if node.rule is not None:
-            op = node.rule.op.removeprefix("relax.")
-            kind = "linear"
-            if factor is not None:
-                kind = node.rule.factors[factor].kind
-                words = describe_factor(node.rule.factors[factor])
-        elif node.kind == "pin":
-            op = "annotate_sharding"
-        values = inst.graph.values
-        variable = values[node.results[0]].name if node.results else node.label
-        return ChainStep(
-            f"{self.index.name(inst)}/{variable}",
-            op,
-            kind,
-            words,
-            self.index.place(inst, source[0]),
-            source[1],
-            self.index.place(inst, target[0]),
-            target[1],
-        )
-
-    def _call_step(
-        self,
-        caller: Instance,
-        k: int,
-        source: tuple[Instance, int],
-        target: tuple[Instance, int],
-        dim: int | None,
-    ) -> ChainStep:
-        kid = caller.kids[k]
-        return ChainStep(
-            f"{self.index.name(caller)}/{caller.graph.nodes[k].label}",
-            f"call {self.index.name(kid)}",
-            "call",
-            "",
-            self.index.place(*source),
-            dim,
-            self.index.place(*target),
-            dim,
-        )
 
 
 def _key(spot: Any) -> tuple[Any, ...]:

@@ -1,7 +1,7 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
-from .extract import is_annotation as is_annotation
+from .annotations import is_annotation as is_annotation
 from .graph import CONST as CONST
 from .graph import LAYOUT_OPS as LAYOUT_OPS
 from .graph import Axis as Axis

@@ -11,27 +11,17 @@ from typing import Any
 from tvm import ir, relax
 
 from ...errors import InternalError, PropagationError
-from ...ir import OPEN_AXES_ATTR, STATIONARY_ATTR, is_private, tensor_type, value_types
+from ...ir import is_private, tensor_type, value_types
 from ...ir.rewrite import argument, handle
 from ...native import survey
 from ...ops import Rule, rule_of
+from .annotations import ANNOTATE, NO_ANNOTATION, Annotations, is_annotation
 from .graph import CONST, FlatValue, Graph, Node
 from .packed import PACKED_HANDLES, cache_rule
 from .types import Annotation, ModuleTypes, Tensor, leaf_types
 
-ANNOTATE = ir.Op.get("relax.dist.annotate_sharding")
-
 OPAQUE_BYTES = 1 << 14
 """Per element that an object holds: it cannot be moved, so that what it holds decides."""
-
-
-def is_annotation(expr: Any) -> bool:
-    """Whether an expression is an ``annotate_sharding`` call."""
-    return type(expr) is ir.Call and bool(ANNOTATE.same_as(expr.op))
-
-
-NO_ANNOTATION = Annotation(None, -1, False)
-"""What is asked of a parameter without an annotation."""
 
 
 def extract(facts: ModuleTypes, name: str) -> Graph:
@@ -51,21 +41,17 @@ class _Function:
     def __init__(self, facts: ModuleTypes, name: str) -> None:
         self.facts, self.fn = facts, facts.mod[name]
         self.g = Graph(name, name, public=not is_private(self.fn))
-        opened = self._attr(OPEN_AXES_ATTR) or {}
-        self.open = {str(k): {int(a) for a in v} for k, v in opened.items()}
+        self.annotations = Annotations(facts, self.fn, name)
         self.read: set[int] = set()
         self.bindings = self._bindings()
         self.params = self.fn.params[:]
-        self.survey = survey(self.fn, ANNOTATE, self._attr(STATIONARY_ATTR) or [])
+        self.survey = survey(self.fn, ANNOTATE, self.annotations.stationary)
         self.of_class: dict[int, tuple[Tensor, Any]] = {}
         self.of_calls: dict[int, tuple[Rule, str]] = {}
         self.handles: list[int] = []
         # a private function's caller decides how an argument comes in: there the annotation is
         # a node of its own
         self.param_pins = self._annotated_params() if self.g.public else {}
-
-    def _attr(self, name: str) -> Any:
-        return self.fn.attrs[name] if self.fn.attrs and name in self.fn.attrs else None
 
     def _error(self, code: str, label: str, what: str, remedy: str) -> PropagationError:
         return PropagationError(code, what, place=f"{self.g.name}/{label}", remedy=remedy)
@@ -287,37 +273,11 @@ class _Function:
     def _pin(self, number: int, values: Sequence[int]) -> Annotation:
         """What an annotation, a binding, asks of a value, or of all values of a tuple."""
         var, call = self.bindings[number]
-        attrs, shape = call.attrs, ()
+        shape: tuple[Any, ...] = ()
         if len(values) == 1:
             value = self.g.values[values[0]]
             shape = () if value.ty is None else value.shape
-        mesh, placement, stationary = attrs.device_mesh, attrs.placement, self.survey.named[number]
-        key = (handle(mesh), handle(placement), shape, stationary)
-        pin = self.facts.pins.get(key)
-        if pin is None:
-            labels, at = self._labels(var.name, mesh, placement, shape)
-            pin = self.facts.pins[key] = Annotation(labels, at, bool(stationary))
-        opened = self.open.get(var.name) if self.open else None
-        if opened and pin.labels is not None:
-            return pin._replace(
-                labels=tuple([None if a in opened else x for a, x in enumerate(pin.labels)])
-            )
-        return pin
-
-    def _labels(
-        self, name: str, mesh: Any, placement: Any, shape: Sequence[Any]
-    ) -> tuple[tuple[int, ...], int]:
-        """Labels that an annotation asks for, and the number of its mesh."""
-        number = self.facts.mesh_number(mesh)
-        if number is None:
-            raise self._error(
-                "DIST0415",
-                name,
-                "the annotation's mesh is not among the module's meshes",
-                'Add it: mod.update_global_info("mesh", meshes).',
-            )
-        place = f"{self.g.name}/{name} (annotate_sharding)"
-        return self.facts.labels(placement, shape, number, place), number
+        return self.annotations.of(var, call, shape, self.survey.named[number])
 
     def _annotation(self, number: int, var: Any, call: ir.Call) -> None:
         source = self._flat(argument(call, 0), var.name)
