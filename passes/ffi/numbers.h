@@ -15,7 +15,6 @@
 #include <tvm/ffi/reflection/accessor.h>
 
 #include <cstdint>
-#include <map>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -37,6 +36,17 @@ inline int32_t TypeIndex(std::string_view key) {
 }
 
 inline const Object* Node(const Any& value) { return value.as<Object>(); }
+
+struct HashInts {
+  size_t operator()(const Ints& values) const {
+    uint64_t hash = values.size();
+    for (const int64_t value : values) {
+      hash = (hash ^ static_cast<uint64_t>(value)) * 0x9E3779B97F4A7C15u;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+};
 
 // Begins the description of a type; those of bindings begin with their kind.
 enum TypeKind : int64_t { kTupleType = -2, kPlacedType = -3 };
@@ -66,10 +76,17 @@ class Numbers {
     return number;
   }
 
-  int64_t Alike(Ints key) {
-    const auto [at, is_new] = alike_.emplace(std::move(key), next_);
-    next_ += is_new;
-    return at->second;
+  int64_t Alike(const Ints& key) {
+    const auto known = alike_.find(key);
+    if (known != alike_.end()) return known->second;
+    alike_.emplace(key, next_);
+    return next_++;
+  }
+
+  // Makes room for so many nodes more.
+  void Reserve(size_t more) {
+    by_node_.reserve(by_node_.size() + more);
+    kept_.reserve(kept_.size() + more);
   }
 
   int64_t Next() { return next_++; }
@@ -85,7 +102,7 @@ class Numbers {
       for (const Any& field : tuple_fields_(node).cast<tvm::ffi::Array<Any>>()) {
         key.push_back(Of(field));
       }
-      return Alike(std::move(key));
+      return Alike(key);
     }
     if (type == placed_type_) {
       return Alike({kPlacedType, Of(tensor_(node)), Of(mesh_(node)), Of(placement_(node))});
@@ -110,7 +127,7 @@ class Numbers {
   std::unordered_map<const Object*, int64_t> by_node_;
   std::unordered_map<uint64_t, std::vector<std::pair<Any, int64_t>>> by_hash_;
   std::vector<Any> kept_;
-  std::map<Ints, int64_t> alike_;
+  std::unordered_map<Ints, int64_t, HashInts> alike_;
   int64_t next_ = 0;
 };
 

@@ -14,7 +14,6 @@
 #include <tvm/ffi/reflection/accessor.h>
 
 #include <cstdint>
-#include <map>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -78,13 +77,13 @@ struct Fields {
 // What the functions of a module share. A class with a function in it is of this module only.
 struct Shared {
   Numbers& numbers;
-  std::map<Ints, int64_t> own;
+  std::unordered_map<Ints, int64_t, HashInts> own;
 
-  int64_t Alike(Ints key, bool is_own) {
-    if (!is_own) return numbers.Alike(std::move(key));
+  int64_t Alike(const Ints& key, bool is_own) {
+    if (!is_own) return numbers.Alike(key);
     const auto found = own.find(key);
     if (found != own.end()) return found->second;
-    return own.emplace(std::move(key), numbers.Next()).first->second;
+    return own.emplace(key, numbers.Next()).first->second;
   }
 };
 
@@ -96,12 +95,19 @@ class Reader {
     if (function->type_index() != fields_.function) {
       TVM_FFI_THROW(TypeError) << "a relax.Function is needed, not a " << function->GetTypeKey();
     }
-    for (const Any& param : fields_.params(function).cast<Array<Any>>()) AddVariable(param);
+    const Array<Any> params = fields_.params(function).cast<Array<Any>>();
     const Any body = fields_.body(function);
     if (Node(body) == nullptr || Node(body)->type_index() != fields_.sequence) {
       TVM_FFI_THROW(TypeError) << "the body of the function is no sequence of bindings";
     }
-    for (const Any& block : fields_.blocks(Node(body)).cast<Array<Any>>()) {
+    const Array<Any> blocks = fields_.blocks(Node(body)).cast<Array<Any>>();
+    size_t count = 0;
+    for (const Any& block : blocks) {
+      count += fields_.bindings(Node(block)).cast<Array<Any>>().size();
+    }
+    Reserve(params.size(), count);
+    for (const Any& param : params) AddVariable(param);
+    for (const Any& block : blocks) {
       for (const Any& binding : fields_.bindings(Node(block)).cast<Array<Any>>()) {
         const bool is_cast = Node(binding)->type_index() == fields_.cast;
         const Any value = (is_cast ? fields_.cast_value : fields_.value)(Node(binding));
@@ -129,6 +135,16 @@ class Reader {
   }
 
  private:
+  void Reserve(size_t params, size_t bindings) {
+    numbers_.reserve(params + bindings);
+    variables_.reserve(params + bindings);
+    types_.reserve(params + bindings);
+    for (std::vector<Any>* list : {&bindings_, &values_}) list->reserve(bindings);
+    for (Ints* list : {&kinds_, &like_, &begin_}) list->reserve(bindings + 1);
+    reads_.reserve(3 * bindings);
+    shared_.numbers.Reserve(params + 2 * bindings);
+  }
+
   static Shape ToShape(const Ints& values) { return Shape(values.begin(), values.end()); }
 
   void AddVariable(const Any& variable) {
@@ -141,7 +157,8 @@ class Reader {
     const Object* node = Node(value);
     is_own_ = false;
     const int64_t kind = is_cast ? kCast : KindOf(node);
-    Ints key{kind, types_.back()};
+    Ints& key = key_;
+    key.assign({kind, types_.back()});
     bool is_plain = node != nullptr && kind != kIf && kind != kFunction;
     if (kind == kOpCall || kind == kFunctionCall || kind == kOtherCall) {
       is_plain = AddCall(node, &key);
@@ -152,7 +169,7 @@ class Reader {
       is_plain = AddArgument(value, &key);
     }
     kinds_.push_back(kind);
-    like_.push_back(is_plain && kind != kCast ? shared_.Alike(std::move(key), is_own_) : kNone);
+    like_.push_back(is_plain && kind != kCast ? shared_.Alike(key, is_own_) : kNone);
     begin_.push_back(static_cast<int64_t>(reads_.size()));
   }
 
@@ -233,6 +250,7 @@ class Reader {
   Ints kinds_, like_, reads_, types_;
   Ints begin_{0};
   bool is_own_ = false;  // whether the value read mentions what is of its module only
+  Ints key_;  // of the present binding
   std::unordered_map<const Object*, int64_t> numbers_;
 };
 
