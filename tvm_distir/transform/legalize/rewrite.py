@@ -118,6 +118,7 @@ class FunctionLegalizer:
     ) -> None:
         self.classes, self.mod, self.fn = classes, classes.mod, fn
         self.reading, self.values, self.moves = reading, values, moves
+        self._first = reading.params
 
     def run(self) -> relax.Function:
         """Return the function at level 4, or itself where that is the same."""
@@ -174,10 +175,11 @@ class FunctionLegalizer:
         """Take a binding over, or write what becomes of it; ``changed`` are variables so far."""
         reading, values = self.reading, self.values
         like, value = reading.like[number], reading.values[number]
-        place = reading.params + number
-        var, written = reading.variables[place], values.writer.bindings
+        written = values.writer.bindings
+        place = self._first + number
+        var = reading.variables[place]
         if not values.impure and self.classes.stays(like, value):
-            read = changed.intersection(reading.used(number))
+            read = changed.intersection(reading.used(number)) if changed else changed
             if not read:
                 written.append(reading.bindings[number])
                 return

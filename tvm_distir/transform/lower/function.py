@@ -4,40 +4,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from ...errors import LevelError, LoweringError
-from ...ir import dist_op_name, flat_types
+from ...ir import flat_types
 from ...ir.rewrite import (
-    VARIABLES,
     bindings_of,
+    handle,
     is_tensors,
     leaves_of,
-    make_binding,
     make_var,
     pruned_bindings,
-    tensor_args,
     typed,
     with_body,
 )
 from ...native import Reading
-from ...ops import attribute_axes, axes_of, registration_of, sums
+from ...ops import Terms, attribute_axes, axes_of, sums
+from .alike import LikeBindings
 from .bindings import Bindings
-from .templates import constants_of
+from .templates import State
 from .values import Values
 
 
-@dataclass(frozen=True)
-class Output:
-    """A flattened result that the function gives on its mesh: position and level-4 type."""
+class Leaf(NamedTuple):
+    """A parameter of an entry.
 
-    index: int
+    Attributes
+    ----------
+    position : int
+        Of the parameter of the function that it is, or is a field of.
+    name : str
+    ty : DTensorType
+        At level 4.
+    like : int
+        Number of that type, as a reading gives it; -1 where it gives none.
+    """
+
+    position: int
+    name: str
     ty: Any
+    like: int
+
+
+class Output(NamedTuple):
+    """A flattened result that the function gives on its mesh: position and level-4 type.
+
+    ``like`` is as in :class:`Leaf`.
+    """
+
+    position: int
+    ty: Any
+    like: int
 
 
 class LocalFunction:
@@ -59,18 +79,23 @@ class LocalFunction:
     def __init__(self, values: Values, fn: relax.Function, reading: Reading, entry: bool) -> None:
         self.values, self.fn, self.reading, self.entry = values, fn, reading, entry
         self.bindings = Bindings(values)
-        self.templates = values.context.templates_on(values.number)
+        self.alike = LikeBindings(values, reading)
         self.params: list[Any] = []
-        self.param_leaves: list[tuple[int, str, Any]] = []
+        self.param_leaves: list[Leaf] = []
         self.outputs: list[Output] = []
-        self._locals: list[Any] = [None] * len(reading.variables)
-        self._states: list[int | None] = [None] * len(reading.variables)
 
     def _open(self) -> None:
         values = self.values
         boundary = attribute_axes(self.fn, "params")
+        known = values.context.local_types[values.number]
         at = 0
-        for position, param in enumerate(self.fn.params):
+        for position, param in enumerate(self.fn.params[:]):
+            like = self.reading.types[position]
+            local = known.get(like)
+            if local is not None:
+                self._like_param(position, param, local, sums(boundary.get(at, ())))
+                at += 1
+                continue
             leaves = flat_types(param.ty)
             tensors = is_tensors(param.ty)
             for i in range(len(leaves) if tensors else 0):
@@ -80,10 +105,22 @@ class LocalFunction:
                 if self.entry:
                     values.zero[(param, i)] = True
                 at += 1
-            if not self.entry:
+            if self.entry:
+                self._entry_param(position, param)
+            else:
                 self.params.append(values.declare(param))
-                continue
-            self._entry_param(position, param)
+            self.alike.note(position)
+            own = self.alike.locals[position]
+            if type(param.ty) is DTensorType and own is not None:
+                known[like] = own.ty
+
+    def _like_param(self, position: int, param: Any, ty: Any, terms: Terms) -> None:
+        """A parameter that is a tensor of a type that has its local form."""
+        local, name = make_var(str(param.name), ty), str(param.name)
+        self.params.append(local)
+        if self.entry:
+            self.param_leaves.append(Leaf(position, name, param.ty, self.reading.types[position]))
+        self.alike.know(position, local, State((terms,), (self.entry,)))
 
     def _entry_param(self, position: int, param: Any) -> None:
         """Parameters of an entry are tensors on its mesh; tuples are taken apart."""
@@ -95,6 +132,8 @@ class LocalFunction:
                 place=f"{values.name}/{param.name}",
                 remedy="Pass tensors; make an object inside, from tensors (each device its own).",
             )
+
+        whole = param.ty
 
         def make(ty: Any, name: str) -> Any:
             if isinstance(ty, relax.TupleType):
@@ -108,20 +147,23 @@ class LocalFunction:
                 return None
             var = relax.Var(name, values.local_type(ty, f"{values.name}/{name}"))
             self.params.append(var)
-            self.param_leaves.append((position, name, ty))
+            like = self.reading.types[position] if ty is whole else -1
+            self.param_leaves.append(Leaf(position, name, ty, like))
             return var
 
-        value = make(param.ty, str(param.name))
+        value = make(whole, str(param.name))
         if value is not None:
             values.env[param] = value
 
     def _result(self) -> Any:
         """Result expression, after checking that it is as finished as the boundary says."""
-        values = self.values
+        values, reading = self.values, self.reading
         result = self.fn.body.body
         wanted = attribute_axes(self.fn, "results")
-        leaves = list(leaves_of(result))
-        for i, (expr, number, _) in enumerate(leaves):
+        self.alike.recall(reading.result)
+        # The very objects that ``values`` has as keys are found without a comparison.
+        places = {handle(reading.variables[n]): n for n in reading.result if n >= 0}
+        for i, (expr, number, _) in enumerate(leaves_of(result) if values.terms or wanted else ()):
             if axes_of(values.terms_of(expr, number)) != wanted.get(i, ()):
                 raise LevelError(
                     "DIST0451",
@@ -132,8 +174,15 @@ class LocalFunction:
                 )
         if not self.entry:
             return values.local(result)
-        mine = []
+        mine, known = [], values.context.local_types[values.number]
         for index, (expr, number, ty) in enumerate(self._open_tuples(result)):
+            place = places.get(handle(expr), -1)
+            whole = reading.variables[place] if place >= 0 else expr
+            like = reading.types[place] if place >= 0 and number == 0 else -1
+            if like in known:
+                mine.append(values.local(whole))
+                self.outputs.append(Output(index, ty, like))
+                continue
             if not isinstance(ty, DTensorType):
                 values.local_type(ty, values.name)
                 raise LoweringError(
@@ -144,11 +193,13 @@ class LocalFunction:
                 )
             if values.context.mesh_number(ty.device_mesh) != values.number:
                 continue
-            value = values.local(expr)
+            value = values.local(whole)
             if isinstance(expr.ty, relax.TupleType):
-                value = self._item(value, number)
+                value, like = self._item(value, number), -1
+            elif like >= 0:
+                known[like] = values.local_type(ty, values.name)
             mine.append(value)
-            self.outputs.append(Output(index, ty))
+            self.outputs.append(Output(index, ty, like))
         if len(mine) == 1:
             return mine[0]
         return typed(relax.Tuple(mine), relax.TupleType([v.ty for v in mine]))
@@ -190,8 +241,6 @@ class LocalFunction:
         if not reading.plain:  # refuses what has no local form, before anything is written
             list(bindings_of(self.fn, values.name))
         self._open()
-        for place in range(reading.params):
-            self._note(place)
         blocks: list[tuple[bool, list[Any]]] = []
         end = 0
         for block in self.fn.body.blocks[:]:
@@ -199,7 +248,8 @@ class LocalFunction:
             values.open_block(dataflow)
             first, end = end, end + len(block.bindings)
             for number in range(first, end):
-                self._binding(number)
+                if not self.alike.write(number):
+                    self._binding(number)
             blocks.append((dataflow, values.writer.bindings))
         values.open_block(False)
         result = self._result()
@@ -209,60 +259,12 @@ class LocalFunction:
         return with_body(self.fn, self.params, kept, result, pure)
 
     def _binding(self, number: int) -> None:
-        """Write the local form of a binding, as that of one like it if there was one."""
-        values, reading, states = self.values, self.reading, self._states
-        place, like, used = reading.params + number, reading.like[number], reading.used(number)
-        var, value = reading.variables[place], reading.values[number]
-        key = (like, *[states[n] if n >= 0 else -1 for n in used])
-        # A tuple over several meshes may let a variable out of its block under another name.
-        template = None if values.tuples else self.templates.find(key)
-        written = values.writer.bindings
-        if template is not None:
-            constants = self._constants(value, like) if -1 in used else ()
-            new = template.value(value, [self._locals[n] for n in used], constants)
-            local = make_var(var.name, template.ty, type(var) is relax.DataflowVar)
-            written.append(make_binding(local, new))
-            values.env[var] = local
-            values.recall(var, template.state)
-            self._locals[place], states[place] = local, template.number
-            return
+        """Write the local form of a binding that is like none before it."""
+        reading, written = self.reading, self.values.writer.bindings
         before = len(written)
-        self.bindings.visit(var, value, like)
-        self._note(place)
-        if like < 0 or len(written) != before + 1 or states[place] is None or None in key:
-            return
-        if written[-1].var.same_as(self._locals[place]) and not self._reads_data(value, used):
-            operands = [self._locals[n] if n >= 0 else None for n in used]
-            self.templates.keep(key, value, written[-1].value, operands, values.state(var))
-
-    def _note(self, place: int) -> None:
-        """Note the local form of a variable, if it is a variable like others of its state."""
-        values = self.values
-        var = self.reading.variables[place]
-        local = values.env.get(var)
-        if type(local) in VARIABLES and var not in values.foldable:
-            self._locals[place] = local
-            self._states[place] = self.templates.number(values.state(var))
-
-    def _constants(self, value: Any, like: int) -> list[Any]:
-        """Local forms of the constants that a value holds."""
-        values = self.values
-        form = self.bindings.forms.get(like)
-        if form is None:
-            return [values.local(c) for c in constants_of(value)]
-        operands = [e for arg in tensor_args(value) for e, _, _ in leaves_of(arg)]
-        return [
-            values.constant(e, labels)
-            for e, labels in zip(operands, form.ins)
-            if type(e) is ir.GenericConst
-        ]
-
-    @staticmethod
-    def _reads_data(value: Any, used: Sequence[int]) -> bool:
-        """Whether the local form of a value may depend on the data of its constants."""
-        if -1 not in used or type(value) is not ir.Call or dist_op_name(value) is not None:
-            return False
-        if type(value.op) is not ir.Op:
-            return True
-        said = registration_of(str(value.op.name))
-        return said is not None and callable(said.local)
+        self.alike.recall(reading.used(number))
+        var = reading.variables[reading.params + number]
+        self.bindings.visit(var, reading.values[number], reading.like[number])
+        self.alike.note(reading.params + number)
+        if len(written) == before + 1:
+            self.alike.keep(number, written[-1])

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tvm_ffi
 from tvm import ir, relax
 
 from ...errors import LevelError, LoweringError
@@ -158,29 +159,35 @@ def _part(values: Values, member: Member) -> relax.Function:
     new = lowered.run()
     attrs = {k: v for k, v in (fn.attrs or {}).items() if k not in ("global_symbol", "num_input")}
     data = [str(n) for n in attrs[INPUTS_ATTR]] if INPUTS_ATTR in attrs else None
-    inputs = []
-    for position, label, ty in lowered.param_leaves:
-        item = {"index": position, "name": label, **_described(ty)}
+    inputs, known = [], dict[int, dict[str, Any]]()
+    for position, label, ty, like in lowered.param_leaves:
+        item = {"index": position, "name": label, **_described(ty, like, known)}
         if data is not None:
             item["role"] = "data" if str(fn.params[position].name) in data else "weight"
         inputs.append(item)
-    outputs = [{"index": o.index, **_described(o.ty)} for o in lowered.outputs]
+    outputs = [{"index": o.position, **_described(o.ty, o.like, known)} for o in lowered.outputs]
     if "num_input" in (fn.attrs or {}):
         first = int(fn.attrs["num_input"])
-        attrs["num_input"] = sum(1 for position, _, _ in lowered.param_leaves if position < first)
+        attrs["num_input"] = sum(1 for leaf in lowered.param_leaves if leaf.position < first)
     attrs["global_symbol"] = values.name
     attrs[IO_ATTR] = {"mesh": values.number, "inputs": inputs, "outputs": outputs}
     dictionary = ir.make_node("ir.DictAttrs", **attrs)
     return relax.Function(list(new.params), new.body, new.ret_ty, bool(new.is_pure), dictionary)
 
 
-def _described(ty: Any) -> dict[str, Any]:
+def _described(ty: Any, like: int, known: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """What ``dist.io`` says of a type; ``known`` has that of others, by their numbers."""
+    if like in known:
+        return known[like]
     shape = static_shape(ty)
-    return {
-        "shape": [int(n) for n in shape or ()],
+    found = {
+        "shape": tvm_ffi.convert([int(n) for n in shape or ()]),
         "dtype": str(ty.tensor_ty.dtype),
         "placement": placement_text(labels_of(ty.placement)),
     }
+    if like >= 0:
+        known[like] = found
+    return found
 
 
 def _without_unused(mod: ir.IRModule) -> ir.IRModule:

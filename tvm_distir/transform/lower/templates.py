@@ -37,9 +37,13 @@ class State(NamedTuple):
 
 
 class Constant(NamedTuple):
-    """Stands for a constant among the operands, by its number among these."""
+    """Stands for a constant among the operands, by its number among these.
+
+    ``ty`` is the type of its local form; None where that is the constant itself.
+    """
 
     number: int
+    ty: Any
 
 
 class Fields(NamedTuple):
@@ -91,6 +95,11 @@ class Template:
             return Template(*call, -1, parts, new.ty, state, number)
         index = int(new.index) if type(new) is relax.TupleGetItem else -1
         return Template(None, None, None, index, parts, new.ty, state, number)
+
+    @property
+    def constant_types(self) -> list[Any]:
+        """Types of the local forms of its constants, in order."""
+        return [part.ty for part in _flat(self.parts) if type(part) is Constant]
 
     @property
     def is_own(self) -> bool:
@@ -239,7 +248,9 @@ class _Parts:
             at[0] += 1
             if kind is ir.GenericConst:
                 number = sum(x is None for x in self.operands[: at[0] - 1])
-                return Constant(number) if type(new) is ir.GenericConst else None
+                if type(new) is not ir.GenericConst:
+                    return None
+                return Constant(number, None if new.same_as(old) else new.ty)
             same = type(new) in VARIABLES and operand is not None and new.same_as(operand)
             return at[0] - 1 if same else None
         if kind is relax.Tuple:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,9 @@ class Context:
         How the calls of a class are sharded, by :attr:`tvm_distir.native.Reading.like`.
     templates : dict of int to Templates
         Local forms per mesh.
+    local_types : dict of int to dict of int to type
+        Per mesh local types, by the number of a tensor type at level 4,
+        :attr:`tvm_distir.native.Reading.types`.
     """
 
     mod: ir.IRModule
@@ -49,6 +53,7 @@ class Context:
     prim_funcs: dict[Any, Any] = field(default_factory=dict)
     forms: dict[int, CallForm] = field(default_factory=lambda: learned("forms"))
     templates: dict[int, Templates] = field(default_factory=dict)
+    local_types: dict[int, dict[int, Any]] = field(default_factory=lambda: defaultdict(dict))
 
     def templates_on(self, number: int) -> Templates:
         """Local forms for a mesh."""
@@ -226,7 +231,7 @@ class Values:
                 "DIST0502", "a constant of unknown shape", place=self.name, remedy="Give it one."
             )
         cut = tuple(x if x >= 0 and self.sizes[a] > 1 else R for a, x in enumerate(labels))
-        key = (expr, cut)
+        key = (handle(expr), cut)
         if key not in self.constants:
             local: Any = expr
             if isinstance(expr.ty, DTensorType):
@@ -234,6 +239,13 @@ class Values:
             if any(x != R for x in cut):
                 local = sliced(self.writer, local, self.mesh, cut, shape, "constant")
             self.constants[key] = local
+        return self.constants[key]
+
+    def recast(self, expr: Any, ty: Any) -> Any:
+        """Local form of a whole constant: itself, or with a local type."""
+        key = (handle(expr), (R,) * len(self.sizes))
+        if key not in self.constants:
+            self.constants[key] = expr if ty is None else ir.GenericConst(expr.value, ty)
         return self.constants[key]
 
     def local(self, expr: Any) -> Any:

@@ -17,9 +17,9 @@ def without_dead(member: Member, readings: Readings) -> Member:
     fn, reading = member.fn, member.reading
     taken = _fields_taken(reading)
     live, pure = set(reading.result), dict[int, bool]()
-    kept: list[int] = []
+    kept, first = list[int](), reading.params
     for number in range(len(reading.bindings) - 1, -1, -1):
-        if reading.params + number not in live:
+        if first + number not in live:
             like = reading.like[number]
             if like < 0 or like not in pure:
                 pure[like] = is_pure(reading.values[number])

@@ -85,14 +85,14 @@ class Scan:
         One entry per mention.
         """
         reading, readers = self.reading, dict[Any, list[Any]]()
-        variables_of = reading.variables
+        variables_of, first = reading.variables, reading.params
         for number, kind in enumerate(reading.kinds):
             if kind in (IF, FUNCTION):
                 read = list(variables(reading.values[number]))
             else:
                 read = [variables_of[n] for n in reading.used(number) if n >= 0]
             for used in read:
-                readers.setdefault(used, []).append(variables_of[reading.params + number])
+                readers.setdefault(used, []).append(variables_of[first + number])
         for n in reading.result:
             if n >= 0:
                 readers.setdefault(variables_of[n], []).append(None)

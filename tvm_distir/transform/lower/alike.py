@@ -1,0 +1,126 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Bindings of a function that are like others: written from their templates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from ...ir import dist_op_name
+from ...ir.rewrite import VARIABLES, make_binding, make_var
+from ...native import ALIAS, Reading
+from ...ops import registration_of
+from .templates import Key, State, Template, constants_of
+from .values import Values
+
+
+class LikeBindings:
+    """Writes bindings of a function for which there are templates, and keeps new ones.
+
+    What it knows of a variable ``values`` hears of when a binding that reads it is visited
+    (:meth:`recall`): most are read by bindings that have templates too.
+
+    Parameters
+    ----------
+    values : Values
+    reading : Reading
+        Of the function.
+
+    Attributes
+    ----------
+    locals : list of Var or None
+        The local form of each variable that is one like others: of its state.
+    """
+
+    def __init__(self, values: Values, reading: Reading) -> None:
+        self.values, self.reading, self._first = values, reading, reading.params
+        self.templates = values.context.templates_on(values.number)
+        self.locals: list[Any] = [None] * len(reading.variables)
+        self._states: list[State | None] = [None] * len(reading.variables)
+        self._numbers: list[int | None] = [None] * len(reading.variables)
+
+    def write(self, number: int) -> bool:
+        """Write the local form of a binding as that of one like it, if there was one."""
+        values, reading = self.values, self.reading
+        if values.tuples:
+            # One over several meshes may let a variable out of its block under another name.
+            return False
+        place, used = self._first + number, reading.used(number)
+        var = reading.variables[place]
+        template = self.templates.find(self._key(number, used))
+        if template is not None:
+            value = reading.values[number]
+            constants = self._constants(value, template) if -1 in used else ()
+            new = template.value(value, [self.locals[n] for n in used], constants)
+            local = make_var(var.name, template.ty, type(var) is relax.DataflowVar)
+            values.writer.bindings.append(make_binding(local, new))
+            self.locals[place], self._states[place] = local, template.state
+            self._numbers[place] = template.number
+            return True
+        if reading.kinds[number] != ALIAS or used[0] < 0 or self.locals[used[0]] is None:
+            return False
+        local = self.locals[used[0]]
+        if type(local) is relax.DataflowVar and type(var) is not relax.DataflowVar:
+            hidden, local = local, make_var(var.name, local.ty)
+            values.writer.bindings.append(make_binding(local, hidden))
+        self.locals[place], self._states[place] = local, self._states[used[0]]
+        self._numbers[place] = self._numbers[used[0]]
+        return True
+
+    def keep(self, number: int, binding: Any) -> None:
+        """Keep the one binding that was written for another as a template, if it can be one."""
+        reading = self.reading
+        value, used = reading.values[number], reading.used(number)
+        place, key = self._first + number, self._key(number, used)
+        state = self._states[place]
+        if reading.like[number] < 0 or state is None or None in key:
+            return
+        if binding.var.same_as(self.locals[place]) and not self._reads_data(value, used):
+            operands = [self.locals[n] if n >= 0 else None for n in used]
+            self.templates.keep(key, value, binding.value, operands, state)
+
+    def _key(self, number: int, used: Sequence[int]) -> Key:
+        states = self._numbers
+        return (self.reading.like[number], *[states[n] if n >= 0 else -1 for n in used])
+
+    def recall(self, used: Sequence[int]) -> None:
+        """Tell ``values`` of variables, by their numbers."""
+        for n in used:
+            state = self._states[n] if n >= 0 else None
+            if state is not None:
+                var = self.reading.variables[n]
+                self.values.env[var] = self.locals[n]
+                self.values.recall(var, state)
+
+    def know(self, place: int, local: Any, state: State) -> None:
+        """Note the local form of a variable, and what is known of it."""
+        self.locals[place], self._states[place] = local, state
+        self._numbers[place] = self.templates.number(state)
+
+    def note(self, place: int) -> None:
+        """Note what ``values`` knows of a variable, if it is one like others of its state."""
+        values = self.values
+        var = self.reading.variables[place]
+        local = values.env.get(var)
+        if type(local) in VARIABLES and var not in values.foldable:
+            self.know(place, local, values.state(var))
+
+    def _constants(self, value: Any, template: Template) -> list[Any]:
+        """Local forms of the constants that a value holds."""
+        return [
+            self.values.recast(c, ty)
+            for c, ty in zip(constants_of(value), template.constant_types, strict=True)
+        ]
+
+    @staticmethod
+    def _reads_data(value: Any, used: Sequence[int]) -> bool:
+        """Whether the local form of a value may depend on the data of its constants."""
+        if -1 not in used or type(value) is not ir.Call or dist_op_name(value) is not None:
+            return False
+        if type(value.op) is not ir.Op:
+            return True
+        said = registration_of(str(value.op.name))
+        return said is not None and callable(said.local)
