@@ -6,6 +6,7 @@ from .alternatives import Alternatives as Alternatives
 from .alternatives import Forms as Forms
 from .alternatives import factor_fits as factor_fits
 from .alternatives import fits as fits
+from .builder import Builder as Builder
 from .conversions import Form as Form
 from .conversions import Route as Route
 from .cost import Conversions as Conversions
@@ -14,7 +15,6 @@ from .cost import conversion_kind as conversion_kind
 from .cost import sent_inside as sent_inside
 from .exact import minimise as minimise
 from .problem import AxisProblem as AxisProblem
-from .problem import Builder as Builder
 from .problem import Summary as Summary
 from .problem import hold_on as hold_on
 from .tables import PriceTables as PriceTables

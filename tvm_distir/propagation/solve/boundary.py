@@ -1,0 +1,127 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The nodes of a problem at which values come and go: parameters, results, annotations, moves."""
+
+from __future__ import annotations
+
+from ...ir import P, R
+from ..decision import Signature
+from ..graph import Node
+from .alternatives import Alternative, fits
+from .problem import Assembly, End
+
+
+class Boundary:
+    """Adds the nodes at which values come and go.
+
+    Parameters
+    ----------
+    problem : Assembly
+    forced : Signature, optional
+        What all calls of the function must share.
+    """
+
+    def __init__(self, problem: Assembly, forced: Signature | None) -> None:
+        self.problem = problem
+        self._forced = None if forced is None else forced[problem.a]
+
+    def annotation(self, _: int, node: Node) -> None:
+        """Add an annotation: as it says, or open."""
+        problem = self.problem
+        if problem.off_mesh(node):
+            problem.trivial(node)
+            return
+        label = node.pin[problem.axis.index] if node.pin is not None else None
+        v = node.results[0]
+        labels = [label] if label is not None else self._labels(v, self._may_be_partial(v))
+        problem.add(
+            problem.prices.forms.intern([Alternative((x,), (x,), None) for x in labels]), node
+        )
+
+    def move(self, _: int, node: Node) -> None:
+        """Add a move to another mesh: free of form, each byte a device keeps crosses once."""
+        problem = self.problem
+        source, target = node.operands[0], node.results[0]
+        if problem.g.values[source].mesh == problem.mesh:
+            items = [Alternative((x,), (R,), None) for x in self._labels(source, False)]
+            problem.add(problem.prices.forms.intern(items), node)
+        elif problem.g.values[target].mesh == problem.mesh:
+            labels = self._labels(target, False)
+            alternatives = problem.prices.forms.intern(
+                [Alternative((R,), (x,), None) for x in labels]
+            )
+            variable = problem.add(alternatives, node)
+            if variable >= 0:
+                n, b, costs = problem.axis.size, problem.bytes[target], problem.prices.costs
+                rows = [costs.scaled(costs.wire * (b // n if x >= 0 else b)) for x in labels]
+                problem.put((variable,), problem.prices.table([rows]))
+        else:
+            problem.trivial(node)
+
+    def _may_be_partial(self, v: int) -> bool:
+        return bool(self.problem.reach.partial[self.problem.a][v])
+
+    def _labels(self, v: int, partial: bool) -> list[int]:
+        """Forms a boundary value may have: dims the axis reaches, whole, partial."""
+        problem = self.problem
+        active, off = problem.reach.active[problem.a], problem.g.offset[v]
+        cut = problem.cut.get(v, {})
+        value = problem.g.values[v]
+        found = [
+            d
+            for d, n in enumerate(value.shape)
+            if active[off + d] and fits(n, problem.axis.size, cut.get(d, 1), True)
+        ]
+        return [*found, R] + [P] * partial
+
+    def params(self) -> None:
+        """Add all parameters.
+
+        Most have one label only: they are many, and cost a few lookups each.
+        """
+        problem = self.problem
+        g, m, mesh, index = problem.g, problem.model, problem.mesh, problem.axis.index
+        forced = None if self._forced is None else self._forced[0]
+        fixed = problem.reach.fixed[problem.a]
+        given: dict[int, tuple[End, ...]] = {}
+        for i, k in enumerate(g.params):
+            node = g.nodes[k]
+            label: int | None = R
+            if g.values[node.results[0]].mesh == mesh:
+                if forced is not None:
+                    label = forced[i]
+                elif g.public and node.pin is not None:
+                    label = node.pin[index]
+                else:
+                    label = fixed.get(k)
+            if label is None:
+                self._free_param(node)
+                continue
+            end = given.get(label)
+            if end is None:
+                end = given[label] = ((problem.prices.forms.ends([label], needs=False), -1),)
+            m.producers.append(end)
+            m.consumers.append(())
+
+    def _free_param(self, node: Node) -> None:
+        problem = self.problem
+        v = node.results[0]
+        labels = self._labels(v, self._may_be_partial(v) and not problem.g.public)
+        alternatives = problem.prices.forms.ends(labels, needs=False)
+        variable = problem.add(alternatives, node)
+        if variable >= 0 and problem.g.public:
+            costs, n, b = problem.prices.costs, problem.axis.size, problem.bytes[v]
+            rows = [costs.scaled(costs.hold * b // (n if x >= 0 else 1)) for x in labels]
+            problem.put((variable,), problem.prices.table([rows]))
+
+    def result(self, k: int, node: Node) -> None:
+        """Add a result of the function."""
+        problem = self.problem
+        v = node.operands[0]
+        if v < 0 or problem.g.values[v].mesh != problem.mesh:
+            labels = [R]
+        elif self._forced is not None:
+            labels = [self._forced[1][k - problem.g.rets[0]]]
+        else:
+            labels = self._labels(v, self._may_be_partial(v) and not problem.g.public)
+        problem.add(problem.prices.forms.ends(labels, needs=True), node)

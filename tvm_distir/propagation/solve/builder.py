@@ -1,0 +1,141 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the labelling problem of one function along one axis: calls, then what joins them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...ops import Rule
+from ..decision import Instance, Signature
+from ..graph import Node
+from ..reach import Reach
+from .alternatives import Alternative, Alternatives
+from .boundary import Boundary
+from .edges import Edges
+from .problem import Assembly, AxisProblem, Summary
+from .tables import TableSource
+
+
+class Builder:
+    """Builds the model of one instance along one axis.
+
+    Parameters
+    ----------
+    prices : TableSource
+    inst : Instance
+    a : int
+        The axis.
+    reach : Reach
+        Of the instance's graph.
+    sizes : (list of int, dict)
+        Bytes of each value local to the other axes, and how its dims are cut by them.
+    summary_of : callable
+        Gives the summary of the function that a call node calls.
+    forced : Signature, optional
+        What all calls of the function must share.
+    """
+
+    def __init__(
+        self,
+        prices: TableSource,
+        inst: Instance,
+        a: int,
+        reach: Reach,
+        sizes: tuple[list[int], dict[int, dict[int, int]]],
+        summary_of: Callable[[int], Summary],
+        forced: Signature | None = None,
+    ) -> None:
+        self.problem = Assembly(prices, inst.graph, a, reach, sizes)
+        self.boundary = Boundary(self.problem, forced)
+        self.edges = Edges(self.problem)
+        self.summary_of = summary_of
+        mesh = self.problem.mesh
+        siblings = [b for b, axis in enumerate(prices.axes) if axis.mesh == mesh and b != a]
+        self.decided = [(prices.axes[b].size, inst.choice[b]) for b in siblings if b in inst.choice]
+        self.known = tuple([b in inst.choice for b in siblings])
+        self.undecided = [
+            (prices.axes[b].size, reach.mask[b]) for b in siblings if b not in inst.choice
+        ]
+
+    def run(self) -> AxisProblem:
+        """Nodes first, parameters before all others, then the edges between them."""
+        boundary, g = self.boundary, self.problem.g
+        build = {
+            "op": self._op,
+            "ret": boundary.result,
+            "call": self._call,
+            "pin": boundary.annotation,
+            "move": boundary.move,
+        }
+        boundary.params()
+        for k in range(len(g.params), len(g.nodes)):
+            node = g.nodes[k]
+            build[node.kind](k, node)
+        for v in self.edges.open_values():
+            self.edges.between(v)
+        return self.problem.model
+
+    def _op(self, k: int, node: Node) -> None:
+        problem = self.problem
+        rule, partial, mask = node.rule, 0, problem.reach.mask[problem.a][k]
+        if rule is None or problem.off_mesh(node):
+            problem.trivial(node)
+            return
+        pending = problem.reach.partial[problem.a]
+        for i in rule.carrying:
+            v = node.operands[i]
+            if v >= 0 and pending[v]:
+                partial |= 1 << i
+        if not mask and not partial:
+            problem.trivial(node)
+            return
+        decided = tuple([choice[k] for _, choice in self.decided])
+        undecided = tuple([n for n, masks in self.undecided if masks[k]])
+        key = (problem.a, self.known, id(rule), mask, partial, decided, undecided)
+        found = problem.prices.ops.get(key)
+        if found is None:
+            found = problem.prices.ops[key] = self._op_tables(
+                rule, mask, partial, decided, undecided
+            )
+        alternatives, table = found
+        variable = problem.add(alternatives, node)
+        if table is not None:
+            problem.put((variable,), table)
+
+    def _op_tables(
+        self,
+        rule: Rule,
+        mask: int,
+        partial: int,
+        decided: Sequence[Alternative],
+        undecided: Sequence[int],
+    ) -> tuple[Alternatives, tuple[int, int] | None]:
+        """Alternatives of an op and, where there are several, the table of its work."""
+        problem = self.problem
+        sizes = [n for n, _ in self.decided]
+        taken: dict[int, int] = {}
+        for n, chosen in zip(sizes, decided):
+            if mask and chosen.factor is not None:
+                taken[chosen.factor] = taken.get(chosen.factor, 1) * n
+        alternatives = problem.prices.forms.of_rule(rule, problem.axis.size, mask, partial, taken)
+        if len(alternatives) == 1:
+            return alternatives, None
+        others = (
+            *[(n, x.needs + x.gives, x.factor is not None) for n, x in zip(sizes, decided)],
+            *[(n, None, True) for n in undecided],
+        )
+        return alternatives, problem.prices.work(rule, alternatives, problem.axis.size, others)
+
+    def _call(self, k: int, node: Node) -> None:
+        problem = self.problem
+        m, summary = problem.model, self.summary_of(k)
+        base = range(len(m.domains), len(m.domains) + len(summary.domains))
+        m.domains += summary.domains
+        for scope, table in summary.factors:
+            problem.put(tuple([base[u] for u in scope]), (table, 0))
+        m.constant += summary.constant
+        m.feasible = m.feasible and summary.feasible
+        m.spliced[k] = base
+        for ends, outside in ((m.producers, summary.rets), (m.consumers, summary.params)):
+            ends.append(tuple([(alts, base[u]) if u >= 0 else (alts, u) for alts, u in outside]))

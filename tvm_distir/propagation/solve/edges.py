@@ -1,0 +1,79 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What it costs to hand values to their consumers: the tables between the nodes of a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .alternatives import Alternatives
+from .problem import Assembly, hold_on
+
+
+class Edges:
+    """Adds the tables between producers and consumers, once all nodes are there.
+
+    Parameters
+    ----------
+    problem : Assembly
+    """
+
+    def __init__(self, problem: Assembly) -> None:
+        self.problem = problem
+
+    def open_values(self) -> list[int]:
+        """Values that some consumer may want in another form than they are given in."""
+        problem = self.problem
+        g, producers, spliced = problem.g, problem.model.producers, problem.model.spliced
+        found = []
+        for v, (value, uses, (k, j)) in enumerate(zip(g.values, g.uses, g.producer)):
+            if not uses or value.mesh != problem.mesh:
+                continue
+            producer, variable = producers[k][j]
+            if variable >= 0 or not self._as_given(
+                producer.gives[0][0 if k in spliced else j], uses
+            ):
+                found.append(v)
+        return found
+
+    def _as_given(self, have: int, uses: Sequence[tuple[int, tuple[int, ...]]]) -> bool:
+        """Whether each consumer can only want the one form that a value is given in."""
+        consumers, spliced = self.problem.model.consumers, self.problem.model.spliced
+        for k, positions in uses:
+            for i in positions:
+                consumer, variable = consumers[k][i]
+                if variable >= 0 or consumer.needs[0][0 if k in spliced else i] != have:
+                    return False
+        return True
+
+    def between(self, v: int) -> None:
+        """What it costs to hand value v to its consumers."""
+        problem = self.problem
+        g, m, uses = problem.g, problem.model, problem.g.uses[v]
+        k, j = g.producer[v]
+        producer, variable = m.producers[k][j]
+        if k in m.spliced:
+            j = 0
+        consumers: list[tuple[Alternatives, int, tuple[int, ...]]] = []
+        for kc, positions in uses:
+            if kc in m.spliced:
+                consumers += [(*m.consumers[kc][i], (0,)) for i in positions]
+            else:
+                consumers.append((*m.consumers[kc][positions[0]], positions))
+        pinned, held = hold_on(g, problem.reach, problem.axis, problem.a, k)
+        size = problem.bytes[v] * (problem.prices.costs.move if pinned else 1)
+        n = problem.axis.size
+        if len(consumers) == 1:
+            consumer, other, ops = consumers[0]
+            table = problem.prices.edge(producer, j, consumer, ops, size, n, held)
+            problem.put_edge(table, variable, other)
+            return
+        ends = tuple([(t, ops) for t, _, ops in consumers])
+        count, first, rest = problem.prices.share(producer, j, ends, size, n, held)
+        shared = -1
+        if count > 1:
+            shared = len(m.domains)
+            m.domains.append(count)
+        problem.put_edge(first, variable, shared)
+        for (_, other, _), table in zip(consumers, rest):
+            problem.put_edge(table, other, shared)
