@@ -12,7 +12,7 @@ from tvm import ir
 
 from ..errors import PlanError
 from ..ir import R
-from ..plan import DEFAULT_MESH, MeshSpec, Plan, PlanRule, labels_text
+from ..plan import DEFAULT_MESH, MeshSpec, OpenLabels, Plan, PlanRule, labels_text
 from ..system import System
 from .facts import MeshLike, as_mesh_spec
 from .registry import (
@@ -121,12 +121,17 @@ def _giving_way(plan: Plan, other: Plan) -> Plan:
             None if own == R and cut is not None and cut >= 0 else own
             for own, cut in zip(rule.placement, wanted, strict=True)
         )
-        rules.append(replace(rule, placement=labels))
+        rules.append(_placed(rule, labels))
     return Plan(plan.meshes, tuple(rules))
 
 
 def _closed(rule: PlanRule) -> PlanRule:
-    return replace(rule, placement=rule.closed_labels) if rule.kind == "param" else rule
+    return _placed(rule, rule.closed_labels) if rule.kind == "param" else rule
+
+
+def _placed(rule: PlanRule, placement: OpenLabels) -> PlanRule:
+    """The rule with another placement, itself where it has that one."""
+    return rule if rule.placement == placement else replace(rule, placement=placement)
 
 
 def _target(rule: PlanRule) -> tuple[Any, ...]:
@@ -167,9 +172,10 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
             )
         for target, rule in {_target(rule): rule for rule in plan.rules}.items():
             axes = len(rule.placement)
-            old = rules.setdefault(target, replace(rule, placement=(None,) * axes))
+            old = rules.setdefault(target, rule)
             filled = owners.setdefault(target, [""] * axes)
-            labels = list(old.placement)
+            before: OpenLabels = old.placement if target in said else (None,) * axes
+            labels = list(before)
             for axis, label in enumerate(rule.placement):
                 if label is None:
                     continue
@@ -179,9 +185,11 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
                 filled[axis] = filled[axis] or title
             said.setdefault(target, []).append(rule)
             stationary, moving = _stationary(said[target])
-            rules[target] = replace(
-                old, placement=tuple(labels), stationary=stationary, moving=moving
-            )
+            found = (tuple(labels), stationary, moving)
+            if found != (old.placement, old.stationary, old.moving):
+                rules[target] = replace(
+                    old, placement=found[0], stationary=stationary, moving=moving
+                )
     return Plan(first.meshes, tuple(rules.values()))
 
 
