@@ -15,7 +15,7 @@ from tvm_distir.cli.app import main
 from tvm_distir.errors import MismatchError
 from tvm_distir.ir import ops
 from tvm_distir.runtime import Reference
-from tvm_distir.transform.lower import bindings
+from tvm_distir.transform.lower import moves
 from tvm_distir.verification import bisect, verify
 from tvm_distir.verification.traced import Traced
 
@@ -68,7 +68,7 @@ COLUMNS_THEN_ROWS = [
 
 def plant(monkeypatch, wanted, change, skip=0):
     """Change what the lowering writes for some kinds of collectives, after the first ``skip``."""
-    write = bindings.collective
+    write = moves.collective
     seen = []
 
     def collective(writer, kind, attrs, x, want, name):
@@ -78,7 +78,7 @@ def plant(monkeypatch, wanted, change, skip=0):
         seen.append(kind)
         return change(writer, writer.builder.normalize(result), x) if len(seen) > skip else result
 
-    monkeypatch.setattr(bindings, "collective", collective)
+    monkeypatch.setattr(moves, "collective", collective)
 
 
 def doubled(writer, result, _):

@@ -13,7 +13,7 @@ from tvm import relax, te
 import tvm_distir as td
 from tvm_distir.errors import MismatchError
 from tvm_distir.runtime import Reference
-from tvm_distir.transform.lower import bindings
+from tvm_distir.transform.lower import moves
 from tvm_distir.verification import verify
 from tvm_distir.verification.twin import (
     PEAK_FACTOR,
@@ -72,7 +72,7 @@ def test_a_right_distribution_is_equal_by_both_tests(dtype):
 
 
 def _plant(monkeypatch, change):
-    write = bindings.collective
+    write = moves.collective
 
     def collective(writer, kind, attrs, x, want, name):
         result = write(writer, kind, attrs, x, want, name)
@@ -80,7 +80,7 @@ def _plant(monkeypatch, change):
             return result
         return change(writer, writer.builder.normalize(result), x)
 
-    monkeypatch.setattr(bindings, "collective", collective)
+    monkeypatch.setattr(moves, "collective", collective)
 
 
 def _slightly_off(writer, result, _):

@@ -16,7 +16,7 @@ from ...errors import LevelError, LoweringError
 from ...ir import Labels, R, flat_types, labels_of, mesh_key, mesh_shape, static_shape
 from ...ir.rewrite import VARIABLES, BlockWriter, handle, place_of, substitute, typed
 from ...ops import CallForm, Terms, learned
-from ...ops.local import BlockMemo, Shard, shard
+from ...ops.local import BlockMemo, Shard, expected_mismatch, shard
 from .collectives import sliced
 from .templates import State, Templates
 
@@ -129,6 +129,18 @@ class Values:
             place=place_of(self.name, var, value),
             remedy="Run LegalizeRedistribute first.",
         )
+
+    def expect(self, ty: Any, wanted: Sequence[Shard], var: Any, value: Any) -> None:
+        """Refuse (DIST0505) a local form of another type than the binding's shards have."""
+        wrong = expected_mismatch(ty, wanted)
+        if wrong:
+            raise self.fault(
+                "DIST0505",
+                wrong,
+                var,
+                value,
+                "Replicate its operands, or register its rule with a local form.",
+            )
 
     def shard_of(self, ty: Any, place: str) -> Shard:
         """Shard of a level-4 tensor type on this mesh."""
