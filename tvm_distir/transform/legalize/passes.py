@@ -24,9 +24,10 @@ from ...native import OP_CALL, Member, read_module
 from ...redistribution import CCL_KINDS, KINDS, Planner
 from ...system import System
 from ..declaration import Rewrite, module_pass
+from .classes import Classes
 from .local_view import is_local_view, legalize_local_view
 from .moves import Moves, TypedCalls
-from .rewrite import Classes, FunctionLegalizer
+from .rewrite import FunctionLegalizer
 from .values import Counter, Values
 
 
