@@ -34,7 +34,7 @@ from ...ops import (
 )
 from .classes import Classes
 from .moves import Moves
-from .values import USE, Values
+from .values import USE, LegalizedValues
 
 
 class CallLegalizer:
@@ -43,13 +43,13 @@ class CallLegalizer:
     Parameters
     ----------
     classes : Classes
-    values : Values
+    values : LegalizedValues
         Of the function.
     moves : Moves
         Of the same values.
     """
 
-    def __init__(self, classes: Classes, values: Values, moves: Moves) -> None:
+    def __init__(self, classes: Classes, values: LegalizedValues, moves: Moves) -> None:
         self.classes, self.mod = classes, classes.mod
         self.values, self.moves = values, moves
 

@@ -15,7 +15,7 @@ from ...ir import Labels, P, R, known_shape, labels_of, mesh_key, ops, placement
 from ...ir.rewrite import handle, make_call, substitute
 from ...ops import axes_of, sums
 from ...redistribution import Planner, Step
-from .values import WRAP, Counter, Values
+from .values import WRAP, LegalizedValues, TransferTags
 
 
 def step_call(
@@ -98,16 +98,18 @@ class Moves:
 
     Parameters
     ----------
-    values : Values
+    values : LegalizedValues
     planner : Planner
         Finds the steps of redistributions.
-    tags : Counter
+    tags : TransferTags
         Numbers for transfers.
     calls : TypedCalls
         Of the module.
     """
 
-    def __init__(self, values: Values, planner: Planner, tags: Counter, calls: TypedCalls) -> None:
+    def __init__(
+        self, values: LegalizedValues, planner: Planner, tags: TransferTags, calls: TypedCalls
+    ) -> None:
         self.values, self.planner, self.tags, self.calls = values, planner, tags, calls
 
     def wrap(self, var: Any, value: ir.Call) -> None:

@@ -28,7 +28,7 @@ from .classes import Classes
 from .local_view import is_local_view, legalize_local_view
 from .moves import Moves, TypedCalls
 from .rewrite import FunctionLegalizer
-from .values import Counter, Values
+from .values import LegalizedValues, TransferTags
 
 
 @module_pass("distributed", "legalized")
@@ -99,13 +99,13 @@ def legalize(mod: ir.IRModule, planner: Planner) -> ir.IRModule:
         if str(gv.name_hint) in impure and bool(fn.is_pure):
             params = [p.ty for p in fn.params]
             renamed[gv] = retyped(gv, relax.FuncType(params, fn.ret_ty, False))
-    tags, classes, builder = Counter(), Classes(mod), relax.BlockBuilder(mod)
+    tags, classes, builder = TransferTags(), Classes(mod), relax.BlockBuilder(mod)
     calls = TypedCalls(builder)
     done: dict[str, relax.Function] = {}
     for gv, fn, reading in members:
         name = str(gv.name_hint)
         if has_dtensor(fn):
-            values = Values(name, builder, renamed, name in impure)
+            values = LegalizedValues(name, builder, renamed, name in impure)
             moves = Moves(values, planner, tags, calls)
             fn = FunctionLegalizer(classes, fn, reading, values, moves).run()
         done[name] = fn

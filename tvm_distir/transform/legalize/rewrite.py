@@ -32,7 +32,7 @@ from ...ops import (
 from .calls import CallLegalizer
 from .classes import Classes
 from .moves import Moves
-from .values import REDUCE, USE, WRAP, Values
+from .values import REDUCE, USE, WRAP, LegalizedValues
 
 
 class FunctionLegalizer:
@@ -44,13 +44,18 @@ class FunctionLegalizer:
     fn : relax.Function
     reading : Reading
         Of the function; it has no control flow.
-    values : Values
+    values : LegalizedValues
     moves : Moves
         Of the same values.
     """
 
     def __init__(
-        self, classes: Classes, fn: relax.Function, reading: Reading, values: Values, moves: Moves
+        self,
+        classes: Classes,
+        fn: relax.Function,
+        reading: Reading,
+        values: LegalizedValues,
+        moves: Moves,
     ) -> None:
         self.classes, self.fn = classes, fn
         self.reading, self.values, self.moves = reading, values, moves

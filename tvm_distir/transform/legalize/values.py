@@ -18,7 +18,7 @@ from ...ops import Terms, axes_of, sums, without
 Leaf = tuple[Any, int]
 
 
-class Counter:
+class TransferTags:
     """Numbers the transfers of a module."""
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class Counter:
 WRAP, REDUCE, USE = 1, 2, 4
 
 
-class Values:
+class LegalizedValues:
     """What is known of a function's variables, and where new ones are bound.
 
     Parameters

@@ -14,7 +14,7 @@ from ...ir.rewrite import VARIABLES, make_binding, make_var
 from ...native import ALIAS, Reading
 from ...ops import registration_of
 from .templates import Key, State, Template, constants_of
-from .values import Values
+from .values import LocalValues
 
 
 class LikeBindings:
@@ -25,7 +25,7 @@ class LikeBindings:
 
     Parameters
     ----------
-    values : Values
+    values : LocalValues
     reading : Reading
         Of the function.
 
@@ -35,7 +35,7 @@ class LikeBindings:
         The local form of each variable that is one like others: of its state.
     """
 
-    def __init__(self, values: Values, reading: Reading) -> None:
+    def __init__(self, values: LocalValues, reading: Reading) -> None:
         self.values, self.reading, self._first = values, reading, reading.params
         self.templates = values.context.templates_on(values.number)
         self.locals: list[Any] = [None] * len(reading.variables)

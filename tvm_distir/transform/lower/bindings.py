@@ -21,10 +21,10 @@ from ...ops import (
     is_packed_call,
     sums,
 )
-from .moves import Moves
+from .moves import LocalMoves
 from .op_calls import OpCalls
 from .packed import packed_call
-from .values import Values
+from .values import LocalValues
 
 REPLICA_TO_SHARD = "relax.dist.redistribute_replica_to_shard"
 
@@ -34,13 +34,13 @@ class Bindings:
 
     Parameters
     ----------
-    values : Values
+    values : LocalValues
         Of the function that they stand in.
     """
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: LocalValues) -> None:
         self.values = values
-        self.moves, self.op_calls = Moves(values), OpCalls(values)
+        self.moves, self.op_calls = LocalMoves(values), OpCalls(values)
 
     def _here(self, var: Any, value: Any) -> bool:
         values = self.values

@@ -26,7 +26,7 @@ from ...ops import Terms, attribute_axes, axes_of, sums
 from .alike import LikeBindings
 from .bindings import Bindings
 from .templates import State
-from .values import Values
+from .values import LocalValues
 
 
 class Leaf(NamedTuple):
@@ -65,7 +65,7 @@ class LocalFunction:
 
     Parameters
     ----------
-    values : Values
+    values : LocalValues
         Of the function on the mesh.
     fn : relax.Function
         The function at level 4.
@@ -76,7 +76,9 @@ class LocalFunction:
         parameters and results are flattened.
     """
 
-    def __init__(self, values: Values, fn: relax.Function, reading: Reading, entry: bool) -> None:
+    def __init__(
+        self, values: LocalValues, fn: relax.Function, reading: Reading, entry: bool
+    ) -> None:
         self.values, self.fn, self.reading, self.entry = values, fn, reading, entry
         self.bindings = Bindings(values)
         self.alike = LikeBindings(values, reading)

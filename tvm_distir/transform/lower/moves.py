@@ -19,19 +19,19 @@ from ...ops import (
 )
 from ...redistribution import terms_of
 from .collectives import collective, reduced_terms
-from .values import Values
+from .values import LocalValues
 
 
-class Moves:
+class LocalMoves:
     """Lowers the bindings of ``R.dist`` ops.
 
     Parameters
     ----------
-    values : Values
+    values : LocalValues
         Of the function that they stand in.
     """
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: LocalValues) -> None:
         self.values = values
 
     def transfer(self, var: Any, value: ir.Call, kind: str) -> None:

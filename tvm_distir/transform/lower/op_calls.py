@@ -38,7 +38,7 @@ from ...ops.local import (
     shard,
     stays_zero,
 )
-from .values import Values
+from .values import LocalValues
 
 
 class OpCalls:
@@ -46,11 +46,11 @@ class OpCalls:
 
     Parameters
     ----------
-    values : Values
+    values : LocalValues
         Of the function that they stand in.
     """
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: LocalValues) -> None:
         self.values = values
         self.forms = values.context.forms
 

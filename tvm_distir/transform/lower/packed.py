@@ -15,12 +15,12 @@ from ...ir import flat_types, labels_of, tensor_type
 from ...ir.rewrite import leaves_of, place_of, typed
 from ...ops import PackedForm, match_factor, packed_args, packed_form, packed_name, packed_rule
 from ...ops.local import Shard
-from .values import Values
+from .values import LocalValues
 
 Label = int | None
 
 
-def packed_call(values: Values, var: Any, call: ir.Call) -> ir.Call:
+def packed_call(values: LocalValues, var: Any, call: ir.Call) -> ir.Call:
     """Write the local form of a call of a packed function.
 
     Tensors become shards, arguments that state a shape are cut as the tensor they speak of. An
@@ -93,7 +93,7 @@ def _along(labels: Any, axis: int) -> Label:
 
 
 def _argument(
-    values: Values,
+    values: LocalValues,
     number: int,
     arg: Any,
     form: PackedForm,

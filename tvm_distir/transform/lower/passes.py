@@ -31,7 +31,7 @@ from .function import LocalFunction
 from .inlining import inline_functions
 from .local_view import lower_local_view
 from .sharing import device_classes, entry_names, merged, transfer_order
-from .values import Context, Values
+from .values import Context, LocalValues
 
 
 @module_pass("legalized", "local")
@@ -113,7 +113,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
             continue
         where = _meshes_of(fn, reading, context)
         if is_private(fn):
-            values = Values(context, member.name, where[0], infos[where[0]])
+            values = LocalValues(context, member.name, where[0], infos[where[0]])
             new = LocalFunction(values, fn, reading, entry=False).run()
             context.callees[gv] = retyped(gv, _function_type(new))
             result[context.callees[gv]] = new
@@ -140,7 +140,7 @@ def _entries(
 ) -> dict[Any, relax.Function]:
     """Entries of a public function, one for each class of devices."""
     name = member.name
-    parts = {n: _part(Values(context, name, n, infos[n]), member) for n in where}
+    parts = {n: _part(LocalValues(context, name, n, infos[n]), member) for n in where}
     classes = device_classes(infos, where)
     order = transfer_order(member.reading)
     found = {}
@@ -152,7 +152,7 @@ def _entries(
     return found
 
 
-def _part(values: Values, member: Member) -> relax.Function:
+def _part(values: LocalValues, member: Member) -> relax.Function:
     """What a public function does on one mesh, with ``dist.io``."""
     fn = member.fn
     lowered = LocalFunction(values, fn, member.reading, entry=True)

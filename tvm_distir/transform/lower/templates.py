@@ -30,7 +30,7 @@ Key = tuple[int | None, ...]
 
 
 class State(NamedTuple):
-    """What is known of a variable's leaves, see :class:`.values.Values`."""
+    """What is known of a variable's leaves, see :class:`.values.LocalValues`."""
 
     terms: tuple[Terms, ...]
     zero: tuple[bool, ...]

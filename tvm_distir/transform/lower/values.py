@@ -82,7 +82,7 @@ class Context:
         return sorted(found)
 
 
-class Values:
+class LocalValues:
     """What is known of a function's variables, and where new ones are bound.
 
     Parameters
