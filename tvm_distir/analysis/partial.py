@@ -15,7 +15,7 @@ from tvm.relax.distributed import DTensorType
 
 from ..errors import LevelError
 from ..ir import PARTIAL_ATTR, P, R, call_axes, is_private, labels_of, value_types
-from ..native import read_functions
+from ..native import Reading, read_functions
 from ..ops import is_packed_call, match_factor, rule_of
 
 Axes = frozenset[int]
@@ -64,12 +64,13 @@ class PartialState:
             return self.state[expr]
         return [NONE] * len(value_types(expr.ty))
 
-    def check(self) -> None:
+    def check(self, reading: Reading | None = None) -> None:
         """Walk the bindings; the result must be as declared.
 
-        Of like bindings whose operands are partial alike the first is looked at.
+        Of like bindings whose operands are partial alike the first is looked at. ``reading``:
+        of the function, where there is one already.
         """
-        (reading,) = read_functions([self.fn])
+        reading = read_functions([self.fn])[0] if reading is None else reading
         numbers: dict[tuple[Axes, ...], int] = {}  # of what a variable may have
         have = [numbers.setdefault(tuple(axes), len(numbers)) for axes in self.state.values()]
         known: dict[tuple[int, ...], tuple[list[Axes], int]] = {}

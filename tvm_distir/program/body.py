@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -176,10 +176,12 @@ class FunctionExporter:
         reading, place = self.reading, len(self.trees)
         used = reading.used(number)
         like = reading.like[number]
-        if like < 0 or -1 in used:
+        if like < 0:
             inputs = self.inputs(call, name)
         else:
-            inputs = list(chain.from_iterable(map(_leaves, (self.trees[n] for n in used))))
+            constants = _constants(call.args[:]) if -1 in used else iter(())
+            trees = (self.trees[n] if n >= 0 else self.tree(next(constants), name) for n in used)
+            inputs = list(chain.from_iterable(map(_leaves, trees)))
         var, key = reading.variables[place], (like, place in self.transposed)
         form = self.forms.get(key)
         if like < 0 or form is None:
@@ -255,6 +257,15 @@ class FunctionExporter:
         free = list(relax.analysis.free_vars(branch))
         self.branches[unique] = relax.Function(free, branch, branch.body.ty)
         return unique, free
+
+
+def _constants(args: Sequence[Any]) -> Iterator[Any]:
+    """Constants among the arguments of a call, in order."""
+    for arg in args:
+        if type(arg) is relax.Tuple:
+            yield from _constants(arg.fields[:])
+        elif type(arg) is ir.GenericConst:
+            yield arg
 
 
 def _leaves(tree: Tree) -> list[int]:

@@ -178,7 +178,7 @@ class Editor:
     @functools.cached_property
     def _partial(self) -> PartialState:
         state = PartialState(self.mod, self.name, self.fn, legalized=True)
-        state.check()
+        state.check(self.scan.reading)
         return state
 
     @functools.cached_property
