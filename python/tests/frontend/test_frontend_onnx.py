@@ -130,9 +130,8 @@ def test_light_squeezenet_batch_8_equals_eight_samples():
     row_by_row("light_squeezenet.onnx", 8, 0, range(8))
 
 
-@pytest.mark.parametrize("name", ["light_resnet50.onnx", "light_shufflenet.onnx"])
-def test_light_batch_of_2_equals_single_samples(name):
-    row_by_row(name, 2, 0, [1])
+def test_light_shufflenet_batch_of_2_equals_single_samples():
+    row_by_row("light_shufflenet.onnx", 2, 0, [1])
 
 
 def test_with_batch_keeps_a_valid_model_with_weights():

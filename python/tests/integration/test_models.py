@@ -51,11 +51,14 @@ def test_bundled_onnx_models_data_parallel(name):
     assert sum(d.flops for d in result.devices) == sum(d.flops for d in whole.devices)
 
 
-@pytest.mark.parametrize("name", ["light_resnet50.onnx", "light_squeezenet.onnx"])
-def test_bundled_onnx_models_are_verified(name):
-    """With redrawn weights, at batch 8 over 4 devices, against the single-device result."""
-    mod = td.load_model(str(LIGHT / name), batch=BATCH).mod
-    plan = strategy.make_plan(mod, "data_parallel", {"dp": DEVICES})
+@pytest.mark.parametrize(
+    ("name", "batch", "devices"),
+    [("light_resnet50.onnx", 2, 2), ("light_squeezenet.onnx", BATCH, DEVICES)],
+)
+def test_bundled_onnx_models_are_verified(name, batch, devices):
+    """With redrawn weights, against the single-device result."""
+    mod = td.load_model(str(LIGHT / name), batch=batch).mod
+    plan = strategy.make_plan(mod, "data_parallel", {"dp": devices})
     assert td.verify(mod, plan, engine="virtual").equal
 
 
