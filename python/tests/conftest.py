@@ -26,12 +26,15 @@ FIRST = (
     "ops",
 )
 
-#: Folders that compile as users do, with LLVM's optimisations. The subject of the others is not
-#: the code that TVM makes of their programs.
-AS_USERS = ("docs",)
+#: Folders that compile as users do, with LLVM's optimisations, as tests marked ``optimized`` do.
+#: The subject of the others is not the code that TVM makes of their programs.
+OPTIMIZED = ("docs",)
 
-#: LLVM without its optimisations: half of what a small program takes.
+#: LLVM without its optimisations: half of what a small program takes to compile.
 QUICK_TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+
+#: Kernels without checks of their arguments, whose machine code takes longer than the kernels'.
+NO_CHECKS = {"tirx.disable_assert": True}
 
 
 def _folder(path: Path) -> str:
@@ -46,11 +49,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _quick_kernels(request: pytest.FixtureRequest):
-    """Compile quickly what the engines run, but in the folders that run as users do."""
-    if _folder(request.path) in AS_USERS:
+    """Compile quickly what the engines run, but where the code is the subject."""
+    if _folder(request.path) in OPTIMIZED or request.node.get_closest_marker("optimized"):
         yield
         return
-    with QUICK_TARGET:
+    level = tvm.transform.PassContext.current().opt_level
+    with QUICK_TARGET, tvm.transform.PassContext(opt_level=level, config=NO_CHECKS):
         yield
 
 

@@ -14,6 +14,8 @@ from tvm_distir import strategy
 from tvm_distir.analysis import check_level
 from tvm_distir.frontend.onnx import gpt2
 
+pytestmark = pytest.mark.optimized  # these run as users do
+
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 MODELS = sorted(p.name for p in LIGHT.glob("light_*.onnx"))
 BATCH, DEVICES = 8, 4

@@ -88,6 +88,7 @@ def test_too_few_processes():
 
 
 @needs_mpi
+@pytest.mark.optimized  # as the processes do, which compile for themselves
 def test_without_a_linker_the_processes_compile(monkeypatch):
     monkeypatch.setattr("tvm_distir.runtime.program.lowered.find_compiler", lambda: None)
     mod, inputs = CASES["one_mesh"]()

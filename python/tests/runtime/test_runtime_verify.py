@@ -211,6 +211,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("name", KERNELS)
 def test_reordered_loops_give_the_bits_of_the_default_build(name):
     xs, ws, make = KERNELS[name]
