@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm
 from level5_modules import Level5, draw, ops, there_and_back
 from tvm import relax
 
@@ -21,6 +22,7 @@ import tvm_distir as td
 from tvm_distir.errors import EngineError
 from tvm_distir.runtime import ThreadsEngine, VirtualEngine
 from tvm_distir.runtime.engines.processes.engine import ProcessesEngine
+from tvm_distir.runtime.engines.processes.library import LIBRARIES
 from tvm_distir.runtime.engines.processes.memory import Memory, MemoryLayout, make_file
 from tvm_distir.runtime.engines.processes.pool import POOL
 from tvm_distir.runtime.program import Lowered
@@ -91,6 +93,17 @@ def test_programs_of_one_hash_keep_their_own_libraries(monkeypatch):
         build.entry([("x", *port)], [("y", *port)], lambda bb, v, op=op: bb.emit(op(v, v)))
         (y,) = ProcessesEngine(20).run(build.get(), [x])
         assert np.array_equal(y, want)
+
+
+def test_a_program_is_compiled_for_every_target_that_it_runs_on():
+    """A run takes no library that a run within another ``with target:`` had made."""
+    program = Lowered(there_and_back())
+    entry, made = program.entries[0], {}
+    for level in (0, 1, 0):
+        with tvm.target.Target({"kind": "llvm", "opt-level": level}):
+            made.setdefault(level, []).append(LIBRARIES.path(program, entry))
+    assert made[0][0] == made[0][1] != made[1][0]
+    assert made[0][0].read_bytes() != made[1][0].read_bytes()
 
 
 def test_workers_stay_for_the_next_run():

@@ -20,7 +20,8 @@ import tvm_distir as td
 from tvm_distir.errors import EngineError, MismatchError
 from tvm_distir.runtime import engine, run
 from tvm_distir.runtime.engines.reference import Reference, strip_annotations
-from tvm_distir.runtime.program.kernels import compile_module, host_target, order_loops
+from tvm_distir.runtime.program.kernels import compile_module, order_loops
+from tvm_distir.runtime.program.targets import host_target
 from tvm_distir.verification import verify
 from tvm_distir.verification.compare import TOLERANCES, coarsest_float, compare_output
 

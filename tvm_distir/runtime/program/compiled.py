@@ -13,7 +13,8 @@ import tvm_ffi
 from tvm import ir, relax
 
 from ...errors import EngineError
-from .kernels import compile_module, target_in_scope
+from .kernels import compile_module
+from .targets import target_in_scope
 
 _CACHE_SIZE = 256
 

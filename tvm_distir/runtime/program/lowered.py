@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from .groups import axis_table
 from .kernels import compile_module
 from .layout import EntryFunction
 from .linking import export_library, find_compiler
+from .targets import target_in_scope
 
 _LIBRARIES = LibraryCache(64)
 
@@ -91,13 +93,14 @@ class Lowered:
     def save(self, entry: EntryFunction, folder: Path) -> Path:
         """Write the compiled library, or the module itself where there is no linker.
 
-        A process that loads the latter compiles it again.
+        A process that loads the latter compiles it, for the target in scope here.
         """
         part = entry_module(self.mod, entry.function)
         compiler = find_compiler()
         if compiler is None:
             path = folder / f"{entry.function}.json"
-            path.write_text(ir.save_json(part), encoding="utf-8")
+            saved = {"target": str(target_in_scope()), "module": ir.save_json(part)}
+            path.write_text(json.dumps(saved), encoding="utf-8")
             return path
         path = folder / f"{entry.function}.so"
         export_library(compile_module(part, entry.function), path, compiler)
@@ -106,4 +109,6 @@ class Lowered:
 
 def load_and_compile(path: Path, function: str) -> Any:
     """Compile a module that :meth:`Lowered.save` wrote without a linker."""
-    return compile_entry(tvm.ir.load_json(path.read_text(encoding="utf-8")), function)
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    with tvm.target.Target(json.loads(saved["target"])):
+        return compile_entry(tvm.ir.load_json(saved["module"]), function)

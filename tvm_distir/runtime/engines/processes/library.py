@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tvm_ffi
 
-from ...program import EntryFunction, Runnable
+from ...program import EntryFunction, Runnable, target_in_scope
 
 _SIZE = 64
 
@@ -21,11 +21,14 @@ _SIZE = 64
 class _Kept:
     program: Runnable
     function: str
+    target: str
     path: Path
 
-    def holds(self, program: Runnable, function: str) -> bool:
-        """Whether this is the library of a function of a program."""
-        if (self.function, self.program.fingerprint) != (function, program.fingerprint):
+    def holds(self, program: Runnable, function: str, target: str) -> bool:
+        """Whether this is the library of a function of a program, compiled for a target."""
+        if (self.function, self.target) != (function, target):
+            return False
+        if self.program.fingerprint != program.fingerprint:
             return False
         # The fingerprint of IR is TVM's hash of it, which is that of other modules, too.
         mods = [getattr(p, "mod", None) for p in (self.program, program)]
@@ -33,7 +36,7 @@ class _Kept:
 
 
 class LibraryFiles:
-    """Files by program and entry; the least recently used are deleted first.
+    """Files by program, entry and target in scope; the least recently used are deleted first.
 
     Parameters
     ----------
@@ -57,14 +60,15 @@ class LibraryFiles:
         DependencyError
             DIST0112 when the library cannot be linked.
         """
-        found = next((k for k in self._kept if k.holds(program, entry.function)), None)
+        name, target = entry.function, str(target_in_scope())
+        found = next((k for k in self._kept if k.holds(program, name, target)), None)
         if found is None:
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="tvm_distir_")
             # Never the same name twice: a worker does not load a path again.
             folder = Path(self._folder.name) / str(next(self._numbers))
             folder.mkdir()
-            found = _Kept(program, entry.function, program.save(entry, folder))
+            found = _Kept(program, name, target, program.save(entry, folder))
             for dropped in self._kept[: max(0, len(self._kept) + 1 - self._size)]:
                 self._kept.remove(dropped)
                 if Path(self._folder.name) in dropped.path.parents:
