@@ -64,6 +64,11 @@ class Deployment:
         """The same in every process exactly for the same program."""
         return hashlib.sha256((self.folder / MANIFEST).read_bytes()).hexdigest()[:16]
 
+    @property
+    def target(self) -> str:
+        """Nothing: the libraries are compiled."""
+        return ""
+
     @functools.cached_property
     def stored(self) -> dict[int, ShardedArray]:
         """Weights in the folder, by position; a part is read when its rank asks for it."""

@@ -86,6 +86,11 @@ class Lowered:
         """The same in every process exactly for the same program."""
         return f"{int(tvm_ffi.structural_hash(self.mod)) & (1 << 64) - 1:016x}"
 
+    @property
+    def target(self) -> str:
+        """The target in scope."""
+        return str(target_in_scope())
+
     def library(self, entry: EntryFunction) -> Any:
         """Runtime module that holds the entry function; compiled at its first use."""
         return compile_entry(self.mod, entry.function)
@@ -99,7 +104,7 @@ class Lowered:
         compiler = find_compiler()
         if compiler is None:
             path = folder / f"{entry.function}.json"
-            saved = {"target": str(target_in_scope()), "module": ir.save_json(part)}
+            saved = {"target": self.target, "module": ir.save_json(part)}
             path.write_text(json.dumps(saved), encoding="utf-8")
             return path
         path = folder / f"{entry.function}.so"

@@ -38,6 +38,11 @@ class Runnable(Protocol):
         """The same in every process exactly for the same program."""
         ...
 
+    @property
+    def target(self) -> str:
+        """For what it would be compiled now; empty where it is compiled already."""
+        ...
+
     def library(self, entry: EntryFunction) -> Any:
         """Runtime module that holds the entry function, in this process."""
         ...

@@ -27,6 +27,7 @@ class _Saved:
     """The program of a job."""
 
     fingerprint = "job"
+    target = ""
 
     def __init__(self, job: Job) -> None:
         self._job = job

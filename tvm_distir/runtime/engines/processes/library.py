@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tvm_ffi
 
-from ...program import EntryFunction, Runnable, target_in_scope
+from ...program import EntryFunction, Runnable
 
 _SIZE = 64
 
@@ -24,9 +24,9 @@ class _Kept:
     target: str
     path: Path
 
-    def holds(self, program: Runnable, function: str, target: str) -> bool:
-        """Whether this is the library of a function of a program, compiled for a target."""
-        if (self.function, self.target) != (function, target):
+    def holds(self, program: Runnable, function: str) -> bool:
+        """Whether this is the library of a function of a program, for the same target."""
+        if (self.function, self.target) != (function, program.target):
             return False
         if self.program.fingerprint != program.fingerprint:
             return False
@@ -60,15 +60,15 @@ class LibraryFiles:
         DependencyError
             DIST0112 when the library cannot be linked.
         """
-        name, target = entry.function, str(target_in_scope())
-        found = next((k for k in self._kept if k.holds(program, name, target)), None)
+        name = entry.function
+        found = next((k for k in self._kept if k.holds(program, name)), None)
         if found is None:
             if self._folder is None:
                 self._folder = tempfile.TemporaryDirectory(prefix="tvm_distir_")
             # Never the same name twice: a worker does not load a path again.
             folder = Path(self._folder.name) / str(next(self._numbers))
             folder.mkdir()
-            found = _Kept(program, name, target, program.save(entry, folder))
+            found = _Kept(program, name, program.target, program.save(entry, folder))
             for dropped in self._kept[: max(0, len(self._kept) + 1 - self._size)]:
                 self._kept.remove(dropped)
                 if Path(self._folder.name) in dropped.path.parents:
