@@ -14,11 +14,12 @@ Names, levels, options, defaults and summaries are those of ``tvm-distir opt --h
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from slots import rewrite_pages
 
 from tvm_distir.plugins import Option
 from tvm_distir.strategy import find_strategy, strategy_names
@@ -93,22 +94,7 @@ def regenerate(text: str) -> str:
 
 def main() -> int:
     """Rewrite or check the tables of all files."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if stale")
-    check = parser.parse_args().check
-    stale = []
-    for name in FILES:
-        path = ROOT / name
-        old = path.read_text(encoding="utf-8")
-        new = regenerate(old)
-        if old == new:
-            continue
-        stale.append(name)
-        if not check:
-            path.write_text(new, encoding="utf-8")
-    for name in stale:
-        print(f"{name}: {'out of date' if check else 'rewritten'}", file=sys.stderr)
-    return int(check and bool(stale))
+    return rewrite_pages((__doc__ or "").splitlines()[0], ROOT, FILES, regenerate)
 
 
 if __name__ == "__main__":

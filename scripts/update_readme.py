@@ -15,12 +15,13 @@ ends with (``This took``, ``This analysis took``).
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+from slots import rewrite_pages
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ("README.md", "docs/quickstart.md", "docs/forum_example.md", "docs/explain.md")
@@ -90,22 +91,8 @@ def without_timings(text: str) -> str:
 
 def main() -> int:
     """Rewrite or check the slots of all files."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if stale")
-    check = parser.parse_args().check
-    stale = []
-    for name in FILES:
-        path = ROOT / name
-        old = path.read_text(encoding="utf-8")
-        new = regenerate(old)
-        if without_timings(old) == without_timings(new):
-            continue
-        stale.append(name)
-        if not check:
-            path.write_text(new, encoding="utf-8")
-    for name in stale:
-        print(f"{name}: {'out of date' if check else 'rewritten'}", file=sys.stderr)
-    return int(check and bool(stale))
+    description = (__doc__ or "").splitlines()[0]
+    return rewrite_pages(description, ROOT, FILES, regenerate, without_timings)
 
 
 if __name__ == "__main__":

@@ -15,27 +15,15 @@
 #include <tvm/ffi/reflection/accessor.h>
 
 #include <cstdint>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "ffi/nodes.h"
+
 namespace tvm_distir {
 
-using tvm::ffi::Any;
-using tvm::ffi::Object;
 using tvm::ffi::reflection::FieldGetter;
-
-using Ints = std::vector<int64_t>;
-
-inline int32_t TypeIndex(std::string_view key) {
-  const TVMFFIByteArray name = {key.data(), key.size()};
-  int32_t index = 0;
-  TVM_FFI_CHECK_SAFE_CALL(TVMFFITypeKeyToIndex(&name, &index));
-  return index;
-}
-
-inline const Object* Node(const Any& value) { return value.as<Object>(); }
 
 struct HashInts {
   size_t operator()(const Ints& values) const {

@@ -20,18 +20,17 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "ffi/nodes.h"
+
 namespace tvm_distir {
 namespace {
 
-using tvm::ffi::Any;
 using tvm::ffi::Array;
-using tvm::ffi::Object;
 using tvm::ffi::ObjectRef;
 using tvm::ffi::Shape;
 using tvm::ffi::String;
@@ -39,20 +38,11 @@ using tvm::ffi::StructuralEqual;
 using tvm::ffi::StructuralHash;
 using tvm::ffi::reflection::FieldGetter;
 
-using Ints = std::vector<int64_t>;
-
 constexpr int64_t kNone = -1;
 constexpr int64_t kConstant = -1;  // among operands
 
 // What a part of a call's description stands for.
 enum Part : int64_t { kVariable, kType, kTuple, kTensorConstant, kOther };
-
-int32_t TypeIndex(std::string_view key) {
-  const TVMFFIByteArray name = {key.data(), key.size()};
-  int32_t index = 0;
-  TVM_FFI_CHECK_SAFE_CALL(TVMFFITypeKeyToIndex(&name, &index));
-  return index;
-}
 
 // Getters of the fields read here, found once.
 struct Fields {
@@ -80,8 +70,6 @@ struct Fields {
     return fields;
   }
 };
-
-const Object* Node(const Any& value) { return value.as<Object>(); }
 
 class Surveyor {
  public:

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from tvm import relax
+from collections.abc import Mapping, Sequence
+
+from tvm import ir, relax
 
 IO_ATTR = "dist.io"
 """Level-5 entry: index, whole shape, mesh and placement of every input and output."""
@@ -45,6 +47,32 @@ def param_names(fn: relax.Function) -> list[str]:
     if names is None or len(names) != len(fn.params):
         return [str(param.name) for param in fn.params]
     return [str(name) for name in names]
+
+
+def with_annotated(
+    fn: relax.Function,
+    body: relax.Expr,
+    stationary: Sequence[str],
+    open_axes: Mapping[str, Sequence[int]],
+) -> relax.Function:
+    """Return a function with another body, which holds further annotated variables.
+
+    Parameters
+    ----------
+    fn : Function
+    body : SeqExpr
+    stationary : sequence of str
+        Names of the variables that may not be communicated.
+    open_axes : mapping of str to sequence of int
+        Per variable the mesh axes that its annotation leaves open.
+    """
+    attrs = dict(fn.attrs or {})
+    if stationary:
+        attrs[STATIONARY_ATTR] = [*attrs.get(STATIONARY_ATTR, []), *stationary]
+    if open_axes:
+        attrs[OPEN_AXES_ATTR] = {**attrs.get(OPEN_AXES_ATTR, {}), **open_axes}
+    attributes = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
+    return relax.Function(fn.params, body, fn.ret_ty, fn.is_pure, attributes)
 
 
 def num_input(fn: relax.Function) -> int | None:

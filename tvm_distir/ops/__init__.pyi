@@ -15,11 +15,11 @@ from .factor import Work as Work
 from .inference import register_inference as register_inference
 from .kernels import Kernel as Kernel
 from .kernels import kernel_of as kernel_of
-from .learned import learned as learned
 from .lookup import rule_of as rule_of
 from .lookup import work_of as work_of
 from .match import describe_factor as describe_factor
 from .match import match_factor as match_factor
+from .memory import learned as learned
 from .packed import PACKED_OPS as PACKED_OPS
 from .packed import PackedCall as PackedCall
 from .packed import PackedForm as PackedForm

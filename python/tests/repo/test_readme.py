@@ -27,7 +27,9 @@ def writer(root: Path) -> ModuleType:
     )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(root / "scripts")  # as for a script
+        spec.loader.exec_module(module)
     return module
 
 

@@ -81,7 +81,7 @@ def plant(monkeypatch, wanted, change, skip=0):
 
     monkeypatch.setattr(moves, "collective", collective)
     # neither what was learnt before counts, nor does the fault outlive the test
-    monkeypatch.setattr(import_module("tvm_distir.ops.learned"), "_memories", {})
+    monkeypatch.setattr(import_module("tvm_distir.ops.memory"), "_memories", {})
 
 
 def doubled(writer, result, _):

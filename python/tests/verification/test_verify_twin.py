@@ -84,7 +84,7 @@ def _plant(monkeypatch, change):
 
     monkeypatch.setattr(moves, "collective", collective)
     # neither what was learnt before counts, nor does the fault outlive the test
-    monkeypatch.setattr(import_module("tvm_distir.ops.learned"), "_memories", {})
+    monkeypatch.setattr(import_module("tvm_distir.ops.memory"), "_memories", {})
 
 
 def _slightly_off(writer, result, _):

@@ -83,7 +83,7 @@ class Lowered:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """The same in every process exactly for the same program."""
+        """The same in every process for the same program; rarely that of another one, too."""
         return f"{int(tvm_ffi.structural_hash(self.mod)) & (1 << 64) - 1:016x}"
 
     @property

@@ -35,7 +35,7 @@ class Runnable(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """The same in every process exactly for the same program."""
+        """The same in every process for the same program; rarely that of another one, too."""
         ...
 
     @property

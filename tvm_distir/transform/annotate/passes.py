@@ -34,8 +34,6 @@ from ...ir import (
     AXES_ATTR,
     MESH_INFO,
     NAMES_ATTR,
-    OPEN_AXES_ATTR,
-    STATIONARY_ATTR,
     mesh_axes,
     mesh_devices,
     mesh_key,
@@ -43,6 +41,7 @@ from ...ir import (
     meshes,
     param_names,
     placement_of,
+    with_annotated,
 )
 from ...ir.rewrite import (
     BlockWriter,
@@ -186,13 +185,7 @@ class _Annotator:
             blocks = [relax.BindingBlock([])]
         self.escaping = _vars_in(relax.SeqExpr(blocks[1:], fn.body.body))
         body = self._sequence(blocks, fn.body.body)
-        attrs = dict(fn.attrs or {})
-        if self.stationary:
-            attrs[STATIONARY_ATTR] = [*attrs.get(STATIONARY_ATTR, []), *self.stationary]
-        if self.open_axes:
-            attrs[OPEN_AXES_ATTR] = {**attrs.get(OPEN_AXES_ATTR, {}), **self.open_axes}
-        attributes = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
-        return relax.Function(fn.params, body, fn.ret_ty, fn.is_pure, attributes)
+        return with_annotated(fn, body, self.stationary, self.open_axes)
 
     def _sequence(self, blocks: Sequence[Any], result: Any) -> relax.SeqExpr:
         """Annotate a body; the parameters first, where this is the first block of all."""

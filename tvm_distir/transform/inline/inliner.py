@@ -10,7 +10,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax, tirx
 
-from ...ir import OPEN_AXES_ATTR, STATIONARY_ATTR
+from ...ir import OPEN_AXES_ATTR, STATIONARY_ATTR, with_annotated
 from ...ir.rewrite import all_bindings
 from ...plan import plain_name
 
@@ -48,13 +48,7 @@ class Inliner(relax.PyExprMutator):  # type: ignore[misc]
         self.builder_.begin_scope(fn.params)
         body = self.visit_expr(fn.body)
         self.builder_.end_scope()
-        attrs = dict(fn.attrs or {})
-        if self.stationary:
-            attrs[STATIONARY_ATTR] = [*attrs.get(STATIONARY_ATTR, []), *self.stationary]
-        if self.open_axes:
-            attrs[OPEN_AXES_ATTR] = {**attrs.get(OPEN_AXES_ATTR, {}), **self.open_axes}
-        attributes = ir.make_node("ir.DictAttrs", **attrs) if attrs else None
-        return relax.Function(fn.params, body, fn.ret_ty, fn.is_pure, attributes)
+        return with_annotated(fn, body, self.stationary, self.open_axes)
 
     def visit_dataflow_block_(self, block: relax.DataflowBlock) -> relax.BindingBlock:
         """Visit a dataflow block; it becomes a plain one where control flow comes into it."""

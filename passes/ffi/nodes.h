@@ -1,0 +1,37 @@
+// Licensed under the Apache License, Version 2.0; see LICENSE.
+// SPDX-License-Identifier: Apache-2.0
+//
+// What those need that walk over IR nodes.
+
+#ifndef TVM_DISTIR_FFI_NODES_H_
+#define TVM_DISTIR_FFI_NODES_H_
+
+#include <tvm/ffi/any.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/object.h>
+
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace tvm_distir {
+
+using tvm::ffi::Any;
+using tvm::ffi::Object;
+
+using Ints = std::vector<int64_t>;
+
+// Number of the node type of a key, in this process.
+inline int32_t TypeIndex(std::string_view key) {
+  const TVMFFIByteArray name = {key.data(), key.size()};
+  int32_t index = 0;
+  TVM_FFI_CHECK_SAFE_CALL(TVMFFITypeKeyToIndex(&name, &index));
+  return index;
+}
+
+// The node that a value holds; null for a number, a text and None.
+inline const Object* Node(const Any& value) { return value.as<Object>(); }
+
+}  // namespace tvm_distir
+
+#endif  // TVM_DISTIR_FFI_NODES_H_
