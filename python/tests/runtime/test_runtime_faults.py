@@ -8,10 +8,12 @@ import re
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tvm_distir.errors import DistIRError
+from tvm_distir.runtime.engines import ends
 
 sys.path.append(str(Path(__file__).parents[3] / "scripts"))
 import fault_table as table
@@ -42,6 +44,22 @@ def test_a_broken_rank_is_named_in_time_and_the_engine_goes_on(name, fault, monk
     assert re.search(fault.text, text, re.DOTALL), text
     assert not [n for n in table._named_memory() - before if "tvm" in n]
     table.run_program(table.engine_for(name, 20))
+
+
+def test_ranks_that_are_all_stopped_are_given_up_when_they_are_found(monkeypatch):
+    """They had the time beyond the timeout that others get after a failure."""
+    now_s, failures = [0.0], []
+    monkeypatch.setattr(ends.time, "monotonic", lambda: now_s[0])
+    fabric = SimpleNamespace(
+        failure=None, progress=lambda: 7, fail=lambda rank, error: failures.append(error.code)
+    )
+    watch = ends.EndWatch(fabric, [0, 1, 2], 1.0, work=lambda: 5)
+    assert watch.go_on([])
+    now_s[0] = 1.0 + ends.GRACE_S
+    assert watch.go_on([]) and not failures
+    now_s[0] += 0.01
+    assert not watch.go_on([])
+    assert failures == ["DIST0613"]
 
 
 def test_a_row_of_the_table_is_a_process_with_an_exit_code():

@@ -95,6 +95,7 @@ class EndWatch:
             self._fabric.fail(late[0], error)
         elif not ended and self._work is not None and still_s > self._timeout_s + GRACE_S:
             self._fabric.fail(self._ranks[0], stopped(self._ranks, self._timeout_s))
+            return False  # they have had the time that is given after a failure
         return True
 
 
