@@ -67,7 +67,8 @@ class FunctionLegalizer:
         fn, values = self.fn, self.values
         self._note_reads()
         self._open_params()
-        changed = {n for n, var in enumerate(fn.params) if values.is_changed(var)}
+        params = self.reading.variables[: self._first] if values.env or values.terms else ()
+        changed = {n for n, var in enumerate(params) if values.is_changed(var)}
         blocks, end = [], 0
         for block in fn.body.blocks[:]:
             values.open_block(isinstance(block, relax.DataflowBlock) and not values.impure)

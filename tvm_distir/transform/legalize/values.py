@@ -84,7 +84,7 @@ class LegalizedValues:
 
     def is_changed(self, var: Any) -> bool:
         """Whether what reads a variable cannot be taken as it is."""
-        return var in self.env or self.has_terms(var)
+        return var in self.env or (bool(self.terms) and self.has_terms(var))
 
     def has_terms(self, var: Any) -> bool:
         """Whether a variable, or what takes its place, is an unfinished reduction."""

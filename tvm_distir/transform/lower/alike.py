@@ -95,10 +95,10 @@ class LikeBindings:
                 self.values.env[var] = self.locals[n]
                 self.values.recall(var, state)
 
-    def know(self, place: int, local: Any, state: State) -> None:
-        """Note the local form of a variable, and what is known of it."""
+    def know(self, place: int, local: Any, state: State, number: int | None = None) -> None:
+        """Note the local form of a variable, and what is known of it: the state of a number."""
         self.locals[place], self._states[place] = local, state
-        self._numbers[place] = self.templates.number(state)
+        self._numbers[place] = self.templates.number(state) if number is None else number
 
     def note(self, place: int) -> None:
         """Note what ``values`` knows of a variable, if it is one like others of its state."""

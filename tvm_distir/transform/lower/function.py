@@ -22,11 +22,11 @@ from ...ir.rewrite import (
     with_body,
 )
 from ...native import Reading
-from ...ops import Terms, attribute_axes, axes_of, sums
+from ...ops import attribute_axes, axes_of, sums
 from .alike import LikeBindings
 from .bindings import Bindings
 from .templates import State
-from .values import LocalValues
+from .values import LocalType, LocalValues
 
 
 class Leaf(NamedTuple):
@@ -90,12 +90,17 @@ class LocalFunction:
         values = self.values
         boundary = attribute_axes(self.fn, "params")
         known = values.context.local_types[values.number]
-        at = 0
-        for position, param in enumerate(self.fn.params[:]):
-            like = self.reading.types[position]
+        complete, at = State((sums(()),), (self.entry,)), 0
+        number = self.alike.templates.number(complete)
+        for position, like in enumerate(self.reading.types[: self.reading.params]):
+            param = self.reading.variables[position]
             local = known.get(like)
             if local is not None:
-                self._like_param(position, param, local, sums(boundary.get(at, ())))
+                var, axes = self._like_param(position, local), boundary.get(at)
+                if axes:
+                    self.alike.know(position, var, State((sums(axes),), (self.entry,)))
+                else:
+                    self.alike.know(position, var, complete, number)
                 at += 1
                 continue
             leaves = flat_types(param.ty)
@@ -114,15 +119,17 @@ class LocalFunction:
             self.alike.note(position)
             own = self.alike.locals[position]
             if type(param.ty) is DTensorType and own is not None:
-                known[like] = own.ty
+                known[like] = LocalType(param.ty, own.ty)
 
-    def _like_param(self, position: int, param: Any, ty: Any, terms: Terms) -> None:
+    def _like_param(self, position: int, known: LocalType) -> Any:
         """A parameter that is a tensor of a type that has its local form."""
-        local, name = make_var(str(param.name), ty), str(param.name)
+        name = str(self.reading.variables[position].name)
+        local = make_var(name, known.local)
         self.params.append(local)
         if self.entry:
-            self.param_leaves.append(Leaf(position, name, param.ty, self.reading.types[position]))
-        self.alike.know(position, local, State((terms,), (self.entry,)))
+            like = self.reading.types[position]
+            self.param_leaves.append(Leaf(position, name, known.whole, like))
+        return local
 
     def _entry_param(self, position: int, param: Any) -> None:
         """Parameters of an entry are tensors on its mesh; tuples are taken apart."""
@@ -199,7 +206,7 @@ class LocalFunction:
             if isinstance(expr.ty, relax.TupleType):
                 value, like = self._item(value, number), -1
             elif like >= 0:
-                known[like] = values.local_type(ty, values.name)
+                known[like] = LocalType(ty, values.local_type(ty, values.name))
             mine.append(value)
             self.outputs.append(Output(index, ty, like))
         if len(mine) == 1:

@@ -132,7 +132,7 @@ def _context(mod: ir.IRModule) -> Context:
 
 
 def _function_type(fn: relax.Function) -> Any:
-    return relax.FuncType([p.ty for p in fn.params], fn.ret_ty, bool(fn.is_pure))
+    return relax.FuncType([p.ty for p in fn.params[:]], fn.ret_ty, bool(fn.is_pure))
 
 
 def _entries(
@@ -158,12 +158,13 @@ def _part(values: LocalValues, member: Member) -> relax.Function:
     lowered = LocalFunction(values, fn, member.reading, entry=True)
     new = lowered.run()
     attrs = {k: v for k, v in (fn.attrs or {}).items() if k not in ("global_symbol", "num_input")}
-    data = [str(n) for n in attrs[INPUTS_ATTR]] if INPUTS_ATTR in attrs else None
+    data = {str(n) for n in attrs[INPUTS_ATTR]} if INPUTS_ATTR in attrs else None
     inputs, known = [], dict[int, dict[str, Any]]()
     for position, label, ty, like in lowered.param_leaves:
         item = {"index": position, "name": label, **_described(ty, like, known)}
         if data is not None:
-            item["role"] = "data" if str(fn.params[position].name) in data else "weight"
+            name = str(member.reading.variables[position].name)
+            item["role"] = "data" if name in data else "weight"
         inputs.append(item)
     outputs = [{"index": o.position, **_described(o.ty, o.like, known)} for o in lowered.outputs]
     if "num_input" in (fn.attrs or {}):
@@ -172,7 +173,7 @@ def _part(values: LocalValues, member: Member) -> relax.Function:
     attrs["global_symbol"] = values.name
     attrs[IO_ATTR] = {"mesh": values.number, "inputs": inputs, "outputs": outputs}
     dictionary = ir.make_node("ir.DictAttrs", **attrs)
-    return relax.Function(list(new.params), new.body, new.ret_ty, bool(new.is_pure), dictionary)
+    return relax.Function(lowered.params, new.body, new.ret_ty, bool(new.is_pure), dictionary)
 
 
 def _described(ty: Any, like: int, known: dict[int, dict[str, Any]]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
@@ -19,6 +19,13 @@ from ...ops import CallForm, Terms, learned
 from ...ops.local import BlockMemo, Shard, expected_mismatch, shard
 from .collectives import sliced
 from .templates import State, Templates
+
+
+class LocalType(NamedTuple):
+    """A DTensor type at level 4, and the type of a device's part."""
+
+    whole: Any
+    local: Any
 
 
 @dataclass
@@ -41,8 +48,8 @@ class Context:
         How the calls of a class are sharded, by :attr:`tvm_distir.native.Reading.like`.
     templates : dict of int to Templates
         Local forms per mesh.
-    local_types : dict of int to dict of int to type
-        Per mesh local types, by the number of a tensor type at level 4,
+    local_types : dict of int to dict of int to LocalType
+        Per mesh, by the number of a tensor type at level 4,
         :attr:`tvm_distir.native.Reading.types`.
     """
 
@@ -53,7 +60,7 @@ class Context:
     prim_funcs: dict[Any, Any] = field(default_factory=dict)
     forms: dict[int, CallForm] = field(default_factory=lambda: learned("forms"))
     templates: dict[int, Templates] = field(default_factory=dict)
-    local_types: dict[int, dict[int, Any]] = field(default_factory=lambda: defaultdict(dict))
+    local_types: dict[int, dict[int, LocalType]] = field(default_factory=lambda: defaultdict(dict))
 
     def templates_on(self, number: int) -> Templates:
         """Local forms for a mesh."""
