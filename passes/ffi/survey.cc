@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // Reads a Relax function in one sweep, by the fields that TVM's nodes declare to the FFI: which
-// variables have equal types, which variables annotations are of, which have given names, which
-// calls of ops are alike and what their operands are.
+// variables have equal types, which variables annotations are of, which annotations ask the same,
+// which variables have given names, which calls are alike and what their operands are.
 
 #include <tvm/ffi/any.h>
 #include <tvm/ffi/container/array.h>
@@ -57,11 +57,14 @@ struct Fields {
   FieldGetter vdevice{"relax.TensorType", "vdevice"};
   FieldGetter element{"ir.PrimType", "dtype"}, dims{"relax.expr.ShapeExpr", "values"};
   FieldGetter number{"ir.IntImm", "value"};
+  FieldGetter mesh{"relax.attrs.DistributionAttrs", "device_mesh"};
+  FieldGetter placement{"relax.attrs.DistributionAttrs", "placement"};
   int32_t function = TypeIndex("relax.expr.Function");
   int32_t sequence = TypeIndex("relax.expr.SeqExpr"), tensor = TypeIndex("relax.TensorType");
   int32_t binding = TypeIndex("relax.expr.VarBinding"), call = TypeIndex("ir.Call");
   int32_t op_node = TypeIndex("ir.Op"), tuple = TypeIndex("ir.Tuple");
   int32_t constant = TypeIndex("ir.GenericConst"), global = TypeIndex("ir.GlobalVar");
+  int32_t dataflow = TypeIndex("relax.expr.DataflowVar");
   int32_t real = TypeIndex("ir.FloatImm"), text = TypeIndex("ir.StringImm");
   int32_t shape_expr = TypeIndex("relax.expr.ShapeExpr"), integer = TypeIndex("ir.IntImm");
 
@@ -92,11 +95,13 @@ class Surveyor {
         sources_.push_back(Source(Node(call), annotation.get()));
         named_.push_back(IsNamed(Node(variable)));
         AddVariable(variable);
+        AddAnnotation(Node(call));
         AddCall(Node(call), variable);
       }
     }
-    return {ToShape(first_), ToShape(sources_), ToShape(named_),
-            ToShape(like_),  ToShape(begin_),   ToShape(operands_)};
+    return {ToShape(handles_), ToShape(hidden_), ToShape(first_), ToShape(sources_),
+            ToShape(asked_),   ToShape(named_),  ToShape(like_),  ToShape(begin_),
+            ToShape(operands_)};
   }
 
  private:
@@ -105,6 +110,8 @@ class Surveyor {
   void AddVariable(const Any& variable) {
     const int64_t number = static_cast<int64_t>(first_.size());
     numbers_.emplace(Node(variable), number);
+    handles_.push_back(reinterpret_cast<int64_t>(Node(variable)));
+    hidden_.push_back(Node(variable)->type_index() == fields_.dataflow ? 1 : 0);
     Ints key;
     const Any type = fields_.type(Node(variable));
     first_.push_back(Describe(type, &key) ? classes_.emplace(key, number).first->second : kNone);
@@ -141,8 +148,24 @@ class Surveyor {
     return is_call ? value : Any(nullptr);
   }
 
-  // Notes the operands of a call of an op, and the first call like it: the same op on operands of
-  // the same types. What cannot be told in one sweep is like no other; annotations are known as
+  // Notes the first annotation that asks the same of a variable of the same type, if the present
+  // binding is an annotation of a variable of known type.
+  void AddAnnotation(const Object* call) {
+    const int64_t number = static_cast<int64_t>(asked_.size()), source = sources_.back();
+    if (source == kNone || first_.back() == kNone || first_[source] == kNone) {
+      asked_.push_back(kNone);
+      return;
+    }
+    const Any attrs = fields_.attrs(call);
+    const Any mesh = fields_.mesh(Node(attrs)), placement = fields_.placement(Node(attrs));
+    const Ints key = {reinterpret_cast<int64_t>(Node(mesh)),
+                      reinterpret_cast<int64_t>(Node(placement)), first_[source], first_.back(),
+                      named_.back()};
+    asked_.push_back(annotations_.emplace(key, number).first->second);
+  }
+
+  // Notes the operands of a call of an op or of a function, and the first call like it: the same
+  // callee on operands of the same types. What cannot be told in one sweep is like no other; annotations are known as
   // such already.
   void AddCall(const Object* call, const Any& variable) {
     const int64_t number = static_cast<int64_t>(like_.size());
@@ -165,7 +188,9 @@ class Surveyor {
 
   bool DescribeCall(const Object* call, const Any& variable, Ints* key) {
     const Any op = fields_.op(call), attrs = fields_.attrs(call);
-    if (Node(op) == nullptr || Node(op)->type_index() != fields_.op_node) return false;
+    if (Node(op) == nullptr) return false;
+    const int32_t callee = Node(op)->type_index();
+    if (callee != fields_.op_node && callee != fields_.global) return false;
     key->push_back(reinterpret_cast<int64_t>(Node(op)));
     key->push_back(attrs == nullptr ? 0 : Hash(attrs));
     key->push_back(Hash(fields_.type_args(call)));
@@ -239,14 +264,14 @@ class Surveyor {
   }
 
   const Fields& fields_ = Fields::Get();
-  Ints first_, sources_, named_, like_, operands_;
+  Ints handles_, hidden_, first_, sources_, asked_, named_, like_, operands_;
   Ints begin_{0};
   struct Known {
     int64_t number;
     std::vector<Any> parts;
   };
 
-  std::map<Ints, int64_t> classes_;
+  std::map<Ints, int64_t> classes_, annotations_;
   std::map<Ints, Known> calls_;
   std::vector<Any> parts_;
   std::unordered_map<const Object*, int64_t> numbers_;

@@ -15,16 +15,24 @@ class Survey(NamedTuple):
 
     Attributes
     ----------
+    handles : sequence of int
+        Per variable, its :func:`~tvm_distir.ir.rewrite.handle`.
+    hidden : sequence of int
+        Per variable, 1 where its dataflow block hides it, else 0.
     first : sequence of int
         Per variable, the first one whose type is the same tensor type with known dims; -1 where
         the type is another one.
     sources : sequence of int
         Per binding, the variable that it annotates, -1 where it is no annotation of a variable.
+    asked : sequence of int
+        Per binding, the first annotation that has the very mesh and placement of this one, and
+        the same type and :attr:`named`; -1 where it is no annotation of a variable, or
+        :attr:`first` does not tell a type.
     named : sequence of int
         Per binding, 1 where its variable has one of the names asked for, else 0.
     like : sequence of int
-        Per binding, the first one that calls the same op on operands of the same types for a
-        result of the same type; -1 where it is no call of an op, or not plain enough to tell.
+        Per binding, the first one that calls the same op or function on operands of the same types
+        for a result of the same type; -1 where it is no such call, or not plain enough to tell.
     begin : sequence of int
         Operands of binding i, where ``like[i]`` is not -1, are
         ``operands[begin[i]:begin[i + 1]]``.
@@ -32,8 +40,11 @@ class Survey(NamedTuple):
         Variables; -1 for a constant.
     """
 
+    handles: Sequence[int]
+    hidden: Sequence[int]
     first: Sequence[int]
     sources: Sequence[int]
+    asked: Sequence[int]
     named: Sequence[int]
     like: Sequence[int]
     begin: Sequence[int]

@@ -65,20 +65,29 @@ def kinds(expr):
 def check(fn):
     found = survey(fn, ANNOTATE)
     numbers = [v.__chandle__() for v in variables(fn)]
+    assert list(found.handles) == numbers
+    assert list(found.hidden) == [isinstance(v, relax.DataflowVar) for v in variables(fn)]
     assert list(found.first) == first_of_type(fn)
-    calls = []
+    calls, asked = [], {}
     for i, b in enumerate(bindings(fn)):
         value = b.value
         is_call = isinstance(b, relax.VarBinding) and isinstance(value, ir.Call)
         annotated = is_call and ANNOTATE.same_as(value.op)
         assert found.sources[i] == (flat(value.args[0], numbers)[0] if annotated else -1)
+        if annotated and found.first[found.sources[i]] >= 0:
+            attrs = value.attrs
+            what = (attrs.device_mesh.__chandle__(), attrs.placement.__chandle__(), str(b.var.ty))
+            assert found.asked[i] == asked.setdefault(what, i)
+        else:
+            assert found.asked[i] == -1
         if found.like[i] < 0:
             continue
         operands = [n for a in value.args for n in flat(a, numbers)]
         assert list(found.operands[found.begin[i] : found.begin[i + 1]]) == operands
         attrs = tvm_ffi.structural_hash(value.attrs) if value.attrs is not None else None
         args = [kinds(a) for a in value.args]
-        what = (value.op.name, attrs, str(value.ty_args), str(b.var.ty), args)
+        callee = getattr(value.op, "name", None) or value.op.name_hint
+        what = (callee, attrs, str(value.ty_args), str(b.var.ty), args)
         calls.append((i, what))
     for i, what in calls:
         assert found.like[i] == next(j for j, other in calls if other == what)
@@ -150,3 +159,11 @@ def test_names():
 def test_what_is_no_function():
     with pytest.raises(TypeError, match="Function is needed"):
         survey(relax.const(1.0), ANNOTATE)
+
+
+def test_calls_of_functions():
+    mod = zoo.gpt(layers=3, hidden=32, heads=4, vocab=64, seq=8, batch=2, nested=1)
+    fn = mod["main"]
+    found, told = check(fn)
+    calls = [i for i in told if isinstance(bindings(fn)[i].value.op, ir.GlobalVar)]
+    assert len(calls) == 3 and {found.like[i] for i in calls} == {calls[0]}

@@ -40,6 +40,8 @@ class Annotations:
     ----------
     stationary : sequence of str
         Variables that are not to be communicated.
+    opens : bool
+        Whether some variables have axes that their annotations leave open.
     """
 
     def __init__(self, facts: ModuleTypes, fn: relax.Function, name: str) -> None:
@@ -48,6 +50,7 @@ class Annotations:
         self.stationary: Sequence[str] = attrs.get(STATIONARY_ATTR) or []
         opened = attrs.get(OPEN_AXES_ATTR) or {}
         self._open = {str(k): {int(a) for a in v} for k, v in opened.items()}
+        self.opens = bool(self._open)
 
     def of(self, var: Any, call: ir.Call, shape: Sequence[Any], stationary: int) -> Annotation:
         """What an annotation asks of a value.
@@ -75,7 +78,7 @@ class Annotations:
         if pin is None:
             labels, at = self._labels(var.name, mesh, placement, shape)
             pin = self._facts.pins[key] = Annotation(labels, at, bool(stationary))
-        opened = self._open.get(var.name) if self._open else None
+        opened = self._open.get(var.name) if self.opens else None
         if opened and pin.labels is not None:
             return pin._replace(
                 labels=tuple([None if a in opened else x for a, x in enumerate(pin.labels)])

@@ -6,19 +6,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import ir, relax
 
-from ...errors import InternalError, PropagationError
+from ...errors import InternalError
 from ...ir import is_private, tensor_type, value_types
 from ...ir.rewrite import argument, handle
 from ...native import survey
 from ...ops import Rule, rule_of
 from .annotations import ANNOTATE, NO_ANNOTATION, Annotations, is_annotation
-from .graph import CONST, FlatValue, Graph, Node
+from .graph import FlatValue, Graph, Node
+from .leaves import Leaves
 from .packed import PACKED_HANDLES, cache_rule
-from .types import Annotation, ModuleTypes, Tensor, leaf_types
+from .types import Annotation, ModuleTypes
 
 OPAQUE_BYTES = 1 << 14
 """Per element that an object holds: it cannot be moved, so that what it holds decides."""
@@ -35,31 +36,46 @@ def extract(facts: ModuleTypes, name: str) -> Graph:
     return _Function(facts, name).run()
 
 
+class _Known(NamedTuple):
+    """What calls that are alike share.
+
+    Attributes
+    ----------
+    rule : Rule or None
+        Of an op; None for a call of a function.
+    title : str
+        Name of the op or of the function.
+    results : list of FlatValue
+        Of the first one.
+    """
+
+    rule: Rule | None
+    title: str
+    results: list[FlatValue]
+
+
 class _Function:
     """Extraction of one function."""
 
     def __init__(self, facts: ModuleTypes, name: str) -> None:
         self.facts, self.fn = facts, facts.mod[name]
-        self.g = Graph(name, name, public=not is_private(self.fn))
+        self.g = Graph(name, name, self.fn, public=not is_private(self.fn))
         self.annotations = Annotations(facts, self.fn, name)
-        self.read: set[int] = set()
         self.bindings = self._bindings()
         self.params = self.fn.params[:]
         self.survey = survey(self.fn, ANNOTATE, self.annotations.stationary)
-        self.of_class: dict[int, tuple[Tensor, Any]] = {}
-        self.of_calls: dict[int, tuple[Rule, str]] = {}
-        self.handles: list[int] = []
+        self.leaves = Leaves(facts, self.g, self.survey)
+        self.g.bound = self.survey.handles[len(self.params) :]
+        self.of_calls: dict[int, _Known] = {}
+        self.of_pins: dict[int, Annotation] = {}
         # a private function's caller decides how an argument comes in: there the annotation is
         # a node of its own
         self.param_pins = self._annotated_params() if self.g.public else {}
 
-    def _error(self, code: str, label: str, what: str, remedy: str) -> PropagationError:
-        return PropagationError(code, what, place=f"{self.g.name}/{label}", remedy=remedy)
-
-    def _bindings(self) -> list[tuple[Any, Any]]:
-        """All (variable, expression) in order; a cast is no expression of its own."""
+    def _bindings(self) -> list[Any]:
+        """All bindings in order."""
         if not isinstance(self.fn.body, relax.SeqExpr):
-            raise self._error(
+            raise self.g.error(
                 "DIST0412",
                 "body",
                 "the body is no sequence of bindings",
@@ -67,9 +83,7 @@ class _Function:
             )
         blocks = [block.bindings[:] for block in self.fn.body.blocks[:]]
         self.ends = list(itertools.accumulate(map(len, blocks)))
-        found = [b for block in blocks for b in block]
-        self.casts = {handle(b.var) for b in found if type(b) is relax.MatchCast}
-        return [(b.var, b.value) for b in found]
+        return [b for block in blocks for b in block]
 
     def _annotated_params(self) -> dict[int, int]:
         """Parameters with exactly one annotation, by number, and the number of its binding.
@@ -81,212 +95,171 @@ class _Function:
             if 0 <= source < len(found):
                 found[source].append(number)
         pins = {i: numbers[0] for i, numbers in enumerate(found) if len(numbers) == 1}
-        self.g.pinned = {
-            handle(self.bindings[number][0]): handle(self.params[i]) for i, number in pins.items()
-        }
+        bound, handles = self.g.bound, self.survey.handles
+        self.g.pinned = {bound[number]: handles[i] for i, number in pins.items()}
         return pins
 
     def run(self) -> Graph:
         """Walk parameters, bindings and results."""
+        g = self.g
+        env, nodes, bound, pinned = g.env, g.nodes, g.bound, g.pinned
         for i, p in enumerate(self.params):
-            name, leaves = p.name, self._values(i, p)
-            pinned = self.param_pins.get(i)
-            pin = NO_ANNOTATION if pinned is None else self._pin(pinned, leaves)
+            name = p.name
+            leaves = self.leaves.of(i, name, p)
+            number = self.param_pins.get(i)
+            pin = NO_ANNOTATION if number is None else self._pin(number, leaves)
             for v in leaves:
-                node = Node("param", (), (v,), None, pin.mesh, pin.labels, pin.stationary, "", name)
-                self.g.nodes.append(node)
-            self._bind(p, leaves)
-        first = 0
+                nodes.append(
+                    Node("param", (), (v,), None, pin.mesh, pin.labels, pin.stationary, "", name)
+                )
+            env[self.survey.handles[i]] = leaves
+        first, hidden = 0, self.survey.hidden[len(self.params) :]
         for end in self.ends:
-            self.read = set[int]()
+            self.leaves.read.clear()
             for number in range(first, end):
-                self._binding(number, *self.bindings[number])
-            self.g.reads.append(self.read)
+                source = pinned.get(bound[number])
+                if source is None:
+                    self._binding(number)
+                else:
+                    env[bound[number]] = env[source]
+            row = zip(bound[first:end], hidden[first:end])
+            read = self.leaves.read
+            g.reread.append([key for key, hides in row if key in read and not hides])
             first = end
-        self.read = set()  # what is returned is read by no block
-        for i, v in enumerate(self._flat(self.fn.body.body, "result")):
-            self.g.add_node(Node("ret", (v,), label=f"result {i}"))
-        return self.g.finish()
+        for i, v in enumerate(self.leaves.flat(self.fn.body.body, "result")):
+            g.add_node(Node("ret", (v,), label=f"result {i}"))
+        return g.finish()
 
-    def _bind(self, var: Any, leaves: tuple[int, ...], node: int | None = None) -> None:
-        key = handle(var)
-        self.handles.append(key)
+    def _bind(self, number: int, leaves: tuple[int, ...], node: Node | None = None) -> None:
+        """Note what the variable of a binding is: values, perhaps those that a node gives."""
+        key = self.g.bound[number]
         self.g.env[key] = leaves
-        self.g.variables[key] = var
         if node is not None:
-            self.g.node_of[key] = node
+            self.g.node_of[key] = self.g.add_node(node)
 
-    def _values(self, number: int, var: Any) -> tuple[int, ...]:
-        """Values of a variable, which is the ``number``-th of the survey."""
-        first = self.survey.first[number]
-        if first < 0:
-            return tuple([self._value(var.name, ty) for ty in leaf_types(var.ty)])
-        found = self.of_class.get(first)
-        if found is None:
-            found = self.of_class[first] = self.facts.tensor(var.ty), var.ty
-        (shape, item, size), ty = found
-        values = self.g.values
-        values.append(FlatValue(var.name, shape or (), item, size, self.facts.only_mesh, ty))
-        return (len(values) - 1,)
-
-    def _value(self, name: str, ty: Any) -> int:
-        g, mesh = self.g, self.facts.only_mesh
-        tensor = ty if type(ty) is relax.TensorType else tensor_type(ty)
-        if tensor is None:
-            return g.add_value(name, (), 0, mesh)
-        shape, item, size = self.facts.tensor(tensor)
-        if shape is None:
-            if isinstance(ty, relax.TensorType) and int(ty.ndim) == 0:
-                g.values.append(FlatValue(name, (), item, item, mesh, tensor))
-                return len(g.values) - 1
-            raise self._error(
-                "DIST0402",
-                name,
-                f"the shape of {ty} is not known",
-                "Give it one (symbolic dims are fine), or fold the op that computes it.",
-            )
-        g.values.append(FlatValue(name, shape, item, size, mesh, tensor))
-        return len(g.values) - 1
-
-    def _flat(self, expr: Any, label: str) -> tuple[int, ...]:
-        """Flat value numbers of an expression; nothing for shapes and scalars."""
-        key = handle(expr)
-        known = self.g.env.get(key)
-        if known is not None:
-            self.read.add(key)
-            return known
-        if type(expr) is relax.Tuple:
-            return tuple([v for field in expr.fields[:] for v in self._flat(field, label)])
-        if type(expr) is relax.TupleGetItem:
-            starts = self.facts.starts(expr.tuple_value.ty)
-            whole = self._flat(expr.tuple_value, label)
-            return whole[starts[expr.index] : starts[expr.index + 1]]
-        if isinstance(expr, ir.GenericConst):
-            return (CONST,)
-        if not isinstance(expr, ir.Call | relax.If):
-            return ()
-        raise self._error(
-            "DIST0412",
-            label,
-            f"a nested {type(expr).__name__} cannot be followed",
-            "Run relax.transform.Normalize first.",
-        )
-
-    def _binding(self, number: int, var: Any, expr: Any) -> None:
+    def _binding(self, number: int) -> None:
+        binding = self.bindings[number]
+        var, expr = binding.var, binding.value
         if type(expr) is relax.If:
-            raise self._error(
+            raise self.g.error(
                 "DIST0413",
                 var.name,
                 "an If that is not lifted cannot be followed",
                 "Use PropagateSharding, which lifts the branches of every If.",
             )
-        key = handle(var)
-        if type(expr) is not ir.Call or key in self.casts:
-            self._bind(var, self._flat(expr, var.name))
-        elif key in self.g.pinned:
-            self._bind(var, self.g.env[self.g.pinned[key]])
+        if type(expr) is not ir.Call or type(binding) is relax.MatchCast:
+            self._bind(number, self.leaves.flat(expr, var.name))
+        elif self.survey.like[number] in self.of_calls:
+            known, name = self.of_calls[self.survey.like[number]], var.name
+            self._emit(
+                number,
+                name,
+                known,
+                self.leaves.operands(number),
+                self.leaves.copied(name, known.results),
+            )
         elif is_annotation(expr):
             self._annotation(number, var, expr)
         else:
             self._call(number, var, expr)
 
     def _call(self, number: int, var: Any, expr: ir.Call) -> None:
-        like = self.survey.like[number]
-        known = self.of_calls.get(like)
-        if known is not None:
-            rule, title = known
-            self._emit_op(number, var, self._operands(number), rule, title)
-            return
+        """A call that is like none before it."""
         g, label, op = self.g, var.name, expr.op
-        operands = tuple([v for a in expr.args[:] for v in self._flat(a, label)])
+        operands = tuple([v for a in expr.args[:] for v in self.leaves.flat(a, label)])
         if isinstance(op, relax.ExternFunc) or handle(op) in PACKED_HANDLES:
-            self._packed(var, expr, operands)
+            self._packed(number, var, expr, operands)
             return
         if isinstance(op, ir.GlobalVar):
-            callee = str(op.name_hint)
+            rule, title = None, str(op.name_hint)
             if not isinstance(self.facts.mod[op], relax.Function):
-                raise self._error(
-                    "DIST0414", label, f"a direct call of the kernel {callee}", "Use call_tir."
+                raise self.g.error(
+                    "DIST0414", label, f"a direct call of the kernel {title}", "Use call_tir."
                 )
-            results = self._values(len(self.params) + number, var)
-            node = Node(
-                "call", operands, results, None, self.facts.only_mesh, callee=callee, label=label
-            )
-            self._bind(var, results, g.add_node(node))
-            return
-        if not isinstance(op, ir.Op):
-            raise self._error(
+        elif isinstance(op, ir.Op):
+            rule, title = self._rule(var, expr, operands), str(op.name).removeprefix("relax.")
+        else:
+            raise self.g.error(
                 "DIST0412", label, f"a call of a {type(op).__name__}", "Lift it to the module."
             )
-        rule = rule_of(expr, self.facts.mod, var.ty)
+        results = self.leaves.of(len(self.params) + number, label, var)
+        if rule is not None and not results and operands:
+            raise self.g.error(
+                "DIST0402",
+                f"{label} ({title})",
+                f"tensors become {var.ty}, so that sizes depend on data",
+                "Give the sizes as constants, or fold the op that computes them.",
+            )
+        known = _Known(rule, title, [g.values[v] for v in results])
+        if self.survey.like[number] >= 0:
+            self.of_calls[self.survey.like[number]] = known
+        self._emit(number, label, known, operands, results)
+
+    def _rule(self, var: Any, call: ir.Call, operands: Sequence[int]) -> Rule:
+        rule = rule_of(call, self.facts.mod, var.ty)
         if len(rule.in_bytes) != len(operands):
             raise InternalError(
                 "DIST0901",
                 f"the rule of {rule.op} counts {len(rule.in_bytes)} operands of {len(operands)}",
-                place=f"{g.name}/{label}",
+                place=f"{self.g.name}/{var.name}",
                 remedy="Report it.",
             )
-        title = str(op.name).removeprefix("relax.")
-        if like >= 0:
-            self.of_calls[like] = rule, title
-        self._emit_op(number, var, operands, rule, title)
+        return rule
 
-    def _operands(self, number: int) -> tuple[int, ...]:
-        """Flat operands of a call that the survey could tell."""
-        found: list[int] = []
-        for variable in self.survey.operands[slice(*self.survey.begin[number : number + 2])]:
-            if variable < 0:
-                found.append(CONST)
-                continue
-            key = self.handles[variable]
-            self.read.add(key)
-            found += self.g.env[key]
-        return tuple(found)
-
-    def _emit_op(
-        self, number: int, var: Any, operands: tuple[int, ...], rule: Rule, title: str
+    def _emit(
+        self,
+        number: int,
+        name: str,
+        known: _Known,
+        operands: tuple[int, ...],
+        results: tuple[int, ...],
     ) -> None:
-        results = self._values(len(self.params) + number, var)
-        label = f"{var.name} ({title})"
-        if not results and operands:
-            raise self._error(
-                "DIST0402",
-                label,
-                f"tensors become {var.ty}, so that sizes depend on data",
-                "Give the sizes as constants, or fold the op that computes them.",
-            )
-        node = Node("op", operands, results, rule, self.facts.only_mesh, label=label)
-        self._bind(var, results, self.g.add_node(node))
+        """Add the node of a call."""
+        rule, title, mesh = known.rule, known.title, self.facts.only_mesh
+        if rule is None:
+            node = Node("call", operands, results, None, mesh, callee=title, label=name)
+        else:
+            label = f"{name} ({title})"
+            node = Node("op", operands, results, rule, mesh, label=label)
+        self._bind(number, results, node)
 
-    def _packed(self, var: Any, call: ir.Call, operands: tuple[int, ...]) -> None:
+    def _packed(self, number: int, var: Any, call: ir.Call, operands: tuple[int, ...]) -> None:
         g, mesh = self.g, self.facts.only_mesh
         rule, shapes = cache_rule(call, [g.values[v] if v >= 0 else None for v in operands])
         held = []
         for ty, shape in zip(value_types(var.ty), shapes):
             if tensor_type(ty) is not None:
-                held.append(self._value(var.name, ty))
+                held.append(self.leaves.make(var.name, ty))
             else:
                 held.append(g.add_value(var.name, shape, OPAQUE_BYTES, mesh))
         node = Node("op", operands, tuple(held), rule, mesh, label=var.name)
-        self._bind(var, tuple(held), g.add_node(node))
+        self._bind(number, tuple(held), node)
 
     def _pin(self, number: int, values: Sequence[int]) -> Annotation:
         """What an annotation, a binding, asks of a value, or of all values of a tuple."""
-        var, call = self.bindings[number]
+        asked = self.survey.asked[number]
+        known = self.of_pins.get(asked)
+        if known is not None:
+            return known
+        binding = self.bindings[number]
         shape: tuple[Any, ...] = ()
         if len(values) == 1:
             value = self.g.values[values[0]]
             shape = () if value.ty is None else value.shape
-        return self.annotations.of(var, call, shape, self.survey.named[number])
+        stationary = self.survey.named[number]
+        pin = self.annotations.of(binding.var, binding.value, shape, stationary)
+        if asked >= 0 and not self.annotations.opens:
+            self.of_pins[asked] = pin
+        return pin
 
     def _annotation(self, number: int, var: Any, call: ir.Call) -> None:
-        source = self._flat(argument(call, 0), var.name)
+        source = self.leaves.flat(argument(call, 0), var.name)
         if len(source) != 1:
-            raise self._error(
+            raise self.g.error(
                 "DIST0407", var.name, "an annotation of a tuple", "Annotate its fields."
             )
-        results = self._values(len(self.params) + number, var)
+        results = self.leaves.of(len(self.params) + number, var.name, var)
         pin, mesh, fixed = self._pin(number, results)
         label = f"{var.name} (annotate_sharding)"
         node = Node("pin", source, results, mesh=mesh, pin=pin, stationary=fixed, label=label)
-        self._bind(var, results, self.g.add_node(node))
+        self._bind(number, results, node)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from typing import Any, NamedTuple
 
 from tvm import tirx
 
+from ...errors import PropagationError
+from ...ir.rewrite import handle
 from ...ops import Rule, nominal
 
 CONST = -1
@@ -94,22 +97,24 @@ class Node(NamedTuple):
 class Graph:
     """A function: values, nodes in program order, parameters first, and where variables went.
 
-    Relax variables go by their :func:`~tvm_distir.ir.handle`: ``env`` maps each to its flat value
-    numbers, ``node_of`` those bound to a node to that node, ``variables`` has them themselves,
-    ``pinned`` those bound to the one annotation of a parameter, with the parameter; ``reads``
-    holds what each binding block reads. ``key`` is the function's name plus, after placing, its
+    Relax variables of ``fn`` go by their :func:`~tvm_distir.ir.handle`: ``bound`` has those of its
+    bindings in order, ``env`` maps each to its flat value numbers, ``node_of`` those bound to a
+    node to that node, ``pinned`` those bound to the one annotation of a parameter to the
+    parameter; ``reread`` has, per binding block, those bound in it that it reads itself and does
+    not hide. ``key`` is the function's name plus, after placing, its
     meshes. ``origin[k]`` is the node whose result a chain of layout ops ending at node k hands on.
     """
 
     key: str
     name: str
+    fn: Any = None
     values: list[FlatValue] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
     env: dict[int, tuple[int, ...]] = field(default_factory=dict)
     node_of: dict[int, int] = field(default_factory=dict)
-    variables: dict[int, Any] = field(default_factory=dict)
+    bound: Sequence[int] = ()
     pinned: dict[int, int] = field(default_factory=dict)
-    reads: list[set[int]] = field(default_factory=list)
+    reread: list[list[int]] = field(default_factory=list)
     public: bool = False
     params: list[int] = field(default_factory=list)
     param_values: list[int] = field(default_factory=list)
@@ -120,6 +125,13 @@ class Graph:
     producer: list[tuple[int, int]] = field(default_factory=list)
     offset: list[int] = field(default_factory=list)
     origin: list[int] = field(default_factory=list)
+
+    @functools.cached_property
+    def variables(self) -> dict[int, Any]:
+        """The variables themselves, by handle."""
+        blocks = self.fn.body.blocks[:]
+        bound = [b.var for block in blocks for b in block.bindings[:]]
+        return {handle(var): var for var in (*self.fn.params[:], *bound)}
 
     def add_value(self, name: str, shape: Sequence[Any], item_bytes: int, mesh: int = -1) -> int:
         """Append a value and return its number."""
@@ -176,6 +188,10 @@ class Graph:
     def result_value(self, number: int) -> int:
         """Value of the ``number``-th flat result (:data:`CONST` for a constant)."""
         return self.result_values[number]
+
+    def error(self, code: str, label: str, what: str, remedy: str) -> PropagationError:
+        """Error about a variable, or about what has another label."""
+        return PropagationError(code, what, place=f"{self.name}/{label}", remedy=remedy)
 
     def place(self, node: int) -> str:
         """Where a node stands, for messages."""

@@ -184,10 +184,10 @@ class _Placing:
 
     def _write(self) -> Graph:
         raw = self.raw
-        g = Graph(raw.key, raw.name, public=raw.public)
+        g = Graph(raw.key, raw.name, raw.fn, public=raw.public)
         g.values = [v._replace(mesh=m) for v, m in zip(raw.values, self.mesh)]
-        g.env, g.variables = raw.env, raw.variables
-        g.pinned, g.reads = raw.pinned, raw.reads
+        g.env, g.bound = raw.env, raw.bound
+        g.pinned, g.reread = raw.pinned, raw.reread
         renumbered: dict[int, int] = {}
         moved: dict[tuple[int, int], int] = {}
 

@@ -44,7 +44,7 @@ class FunctionRewriter:
         old: relax.Function,
         callees: Mapping[int, ir.GlobalVar],
     ) -> None:
-        self.old = old
+        self.old, self._first = old, 0
         self.values = PlacedValues(mod, decision, inst)
         self.operands = Operands(self.values)
         self.results = CallResults(self.values)
@@ -77,10 +77,17 @@ class FunctionRewriter:
 
     def _block(self, number: int, block: Any) -> Any:
         values, dataflow = self.values, isinstance(block, relax.DataflowBlock)
-        bound = [(b, b.var) for b in block.bindings[:]]
-        values.open_block(dataflow, self._read_inside(number, bound) if dataflow else None)
-        for b, var in bound:
-            self._binding(b, var)
+        bindings = block.bindings[:]
+        first, self._first = self._first, self._first + len(bindings)
+        keys = values.g.bound[first : self._first]
+        values.open_block(dataflow, self._reread(number, keys, bindings) if dataflow else None)
+        pinned, exprs = values.g.pinned, values.exprs
+        for key, b in zip(keys, bindings):
+            source = pinned.get(key)
+            if source is None:
+                self._binding(key, b)
+            else:  # the annotation became its parameter's placement
+                exprs[key] = exprs[source]
         if not dataflow:
             return relax.BindingBlock(values.bindings)
         if block.same_as(self.old.body.blocks[-1]):
@@ -88,21 +95,20 @@ class FunctionRewriter:
         values.close_dataflow()
         return relax.DataflowBlock(values.bindings)
 
-    def _read_inside(self, number: int, bound: list[tuple[Any, Any]]) -> dict[int, Any]:
+    def _reread(self, number: int, keys: Sequence[int], bindings: Sequence[Any]) -> dict[int, Any]:
         """Outputs of a dataflow block that it reads itself, by handle, in order of binding.
 
         TVM's parser infers the types of their readers anew, from what its own inference knows;
         so inside the block they get names of their own.
         """
-        reads = self.values.g.reads[number]
-        outputs = {handle(var): var for _, var in bound if not is_dataflow(var)}
-        return {key: var for key, var in outputs.items() if key in reads}
+        reread = set(self.values.g.reread[number])
+        return {key: b.var for key, b in zip(keys, bindings) if key in reread} if reread else {}
 
-    def _binding(self, b: Any, var: Any) -> None:
-        g = self.values.g
-        k = g.node_of.get(handle(var), -1)
+    def _binding(self, key: int, b: Any) -> None:
+        g, var = self.values.g, b.var
+        k = g.node_of.get(key, -1)
         if k < 0:
-            self._alias(b, var)
+            self._alias(key, b, var)
             return
         kind = g.nodes[k].kind
         if kind == "pin":
@@ -121,14 +127,10 @@ class FunctionRewriter:
         values.note_root(values.g.nodes[k].results[0], expr)
         values.exprs[handle(var)] = expr
 
-    def _alias(self, b: Any, var: Any) -> None:
+    def _alias(self, key: int, b: Any, var: Any) -> None:
         """A variable, a tuple, a field, a constant or a cast bound to a name."""
-        values, key = self.values, handle(var)
+        values = self.values
         g = values.g
-        source = g.pinned.get(key)
-        if source is not None:  # the annotation became its parameter's placement
-            values.exprs[key] = values.exprs[source]
-            return
         value, leaves = b.value, g.env[key]
         values.aliases[key] = value
         if type(b) is relax.MatchCast:

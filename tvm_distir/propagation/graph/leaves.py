@@ -1,0 +1,121 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The flat values of a function's variables and expressions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from ...ir import tensor_type
+from ...ir.rewrite import handle
+from ...native import Survey
+from .graph import CONST, FlatValue, Graph
+from .types import ModuleTypes, leaf_types
+
+
+class Leaves:
+    """Adds the values of variables to a graph, and finds those of expressions.
+
+    Parameters
+    ----------
+    facts : ModuleTypes
+        Of the module.
+    g : Graph
+    survey : Survey
+        Of the graph's function.
+
+    Attributes
+    ----------
+    read : set of int
+        Variables read since it was emptied, by handle.
+    """
+
+    def __init__(self, facts: ModuleTypes, g: Graph, survey: Survey) -> None:
+        self._facts, self.g, self._survey = facts, g, survey
+        self.read: set[int] = set()
+        self._of_class: dict[int, FlatValue] = {}
+
+    def of(self, number: int, name: str, var: Any) -> tuple[int, ...]:
+        """Values of a variable, which is the ``number``-th of the survey."""
+        first = self._survey.first[number]
+        if first < 0:
+            return tuple([self.make(name, ty) for ty in leaf_types(var.ty)])
+        known = self._of_class.get(first)
+        if known is not None:
+            return self.copied(name, (known,))
+        v = self.make(name, var.ty)
+        self._of_class[first] = self.g.values[v]
+        return (v,)
+
+    def copied(self, name: str, like: Sequence[FlatValue]) -> tuple[int, ...]:
+        """New values like others."""
+        values = self.g.values
+        first = len(values)
+        for _, shape, item, size, mesh, ty in like:
+            values.append(FlatValue(name, shape, item, size, mesh, ty))
+        return tuple(range(first, len(values)))
+
+    def make(self, name: str, ty: Any) -> int:
+        """A new value of a type that is no tuple.
+
+        Raises
+        ------
+        PropagationError
+            DIST0402 for a tensor of which the rank or a dim is not known.
+        """
+        g, mesh = self.g, self._facts.only_mesh
+        tensor = ty if type(ty) is relax.TensorType else tensor_type(ty)
+        if tensor is None:
+            return g.add_value(name, (), 0, mesh)
+        shape, item, size = self._facts.tensor(tensor)
+        if shape is None:
+            if isinstance(ty, relax.TensorType) and int(ty.ndim) == 0:
+                g.values.append(FlatValue(name, (), item, item, mesh, tensor))
+                return len(g.values) - 1
+            raise self.g.error(
+                "DIST0402",
+                name,
+                f"the shape of {ty} is not known",
+                "Give it one (symbolic dims are fine), or fold the op that computes it.",
+            )
+        g.values.append(FlatValue(name, shape, item, size, mesh, tensor))
+        return len(g.values) - 1
+
+    def flat(self, expr: Any, label: str) -> tuple[int, ...]:
+        """Flat value numbers of an expression; nothing for shapes and scalars."""
+        key = handle(expr)
+        known = self.g.env.get(key)
+        if known is not None:
+            self.read.add(key)
+            return known
+        if type(expr) is relax.Tuple:
+            return tuple([v for field in expr.fields[:] for v in self.flat(field, label)])
+        if type(expr) is relax.TupleGetItem:
+            starts = self._facts.starts(expr.tuple_value.ty)
+            whole = self.flat(expr.tuple_value, label)
+            return whole[starts[expr.index] : starts[expr.index + 1]]
+        if isinstance(expr, ir.GenericConst):
+            return (CONST,)
+        if not isinstance(expr, ir.Call | relax.If):
+            return ()
+        raise self.g.error(
+            "DIST0412",
+            label,
+            f"a nested {type(expr).__name__} cannot be followed",
+            "Run relax.transform.Normalize first.",
+        )
+
+    def operands(self, number: int) -> tuple[int, ...]:
+        """Flat operands of a call that the survey could tell."""
+        survey, env, found = self._survey, self.g.env, list[int]()
+        for variable in survey.operands[survey.begin[number] : survey.begin[number + 1]]:
+            if variable < 0:
+                found.append(CONST)
+                continue
+            key = survey.handles[variable]
+            self.read.add(key)
+            found += env[key]
+        return tuple(found)
