@@ -41,7 +41,10 @@ Interned Tables::Intern(Ints shape, Ints entries) {
   key.push_back(-1);
   key.insert(key.end(), entries.begin(), entries.end());
   const auto [found, is_new] = numbers_.try_emplace(std::move(key), count());
-  if (is_new) tables_.push_back(std::make_unique<Table>(Table{std::move(shape), std::move(entries)}));
+  if (is_new) {
+    entries_ += static_cast<int64_t>(entries.size());
+    tables_.push_back(std::make_unique<Table>(Table{std::move(shape), std::move(entries)}));
+  }
   return {found->second, low};
 }
 
@@ -76,6 +79,7 @@ const Join& Tables::JoinBucket(const BucketKey& key, const Ints& shape, int64_t 
   auto join = std::make_unique<Join>();
   Ints least(rest);
   join->best.resize(rest);
+  entries_ += rest;
   for (int64_t i = 0; i < rest; ++i) {
     // the first minimum: alternatives are listed by preference
     const auto row = total.begin() + i * size;

@@ -68,9 +68,12 @@ class Tables {
   const Table& at(int64_t number) const { return *tables_[number]; }
   int64_t count() const { return static_cast<int64_t>(tables_.size()); }
   int64_t joins() const { return static_cast<int64_t>(joins_.size()); }
+  // Numbers held by all tables and joins.
+  int64_t entries() const { return entries_; }
   bool Contains(int64_t number) const { return number >= 0 && number < count(); }
 
  private:
+  int64_t entries_ = 0;
   std::vector<std::unique_ptr<Table>> tables_;
   std::unordered_map<Ints, int64_t, HashInts> numbers_;
   std::unordered_map<Ints, Interned, HashInts> sums_;

@@ -86,11 +86,11 @@ class Session {
   }
 
   void Decode(int64_t number, const TensorView& values_in) {
-    if (number < 0 || number >= static_cast<int64_t>(done_.size())) {
+    if (number < forgotten_ || number >= forgotten_ + static_cast<int64_t>(done_.size())) {
       TVM_FFI_THROW(IndexError) << "there is no elimination " << number;
     }
     const Int64View values(values_in, "values");
-    const Elimination& done = done_[number];
+    const Elimination& done = done_[number - forgotten_];
     for (const Step& step : done.steps) {
       if (step.variable >= values.size()) {
         TVM_FFI_THROW(ValueError) << "no room for the value of variable " << step.variable;
@@ -171,7 +171,13 @@ class Session {
     return std::make_shared<Dual>(tables_, problem, most);
   }
 
-  Shape Counts() const { return Shape({tables_.count(), tables_.joins()}); }
+  // The eliminations done so far cannot be decoded any more.
+  void Forget() {
+    forgotten_ += static_cast<int64_t>(done_.size());
+    done_.clear();
+  }
+
+  Shape Counts() const { return Shape({tables_.count(), tables_.joins(), tables_.entries()}); }
 
  private:
   Shape InternEntries(Ints shape, const TensorView& entries_in) {
@@ -251,7 +257,7 @@ class Session {
     for (size_t v = 0; v < gone.size(); ++v) {
       if (!gone[v]) kept.push_back(static_cast<int64_t>(v));
     }
-    Ints out{static_cast<int64_t>(done_.size()) - 1, done.constant, done.feasible,
+    Ints out{forgotten_ + static_cast<int64_t>(done_.size()) - 1, done.constant, done.feasible,
              static_cast<int64_t>(kept.size())};
     out.insert(out.end(), kept.begin(), kept.end());
     Append(done.left, &out);
@@ -260,6 +266,7 @@ class Session {
 
   Tables tables_;
   std::vector<Elimination> done_;
+  int64_t forgotten_ = 0;  // eliminations before the first of these
 };
 
 // A function that calls a method of the session and keeps the session alive.
@@ -321,6 +328,7 @@ Array<Function> NewTables() {
                                         int64_t most) {
             return DualFunctions(session, domains, factors, most);
           }),
+          Function::FromTyped([session]() { session->Forget(); }),
           Function::FromTyped([session]() { return session->Counts(); })};
 }
 

@@ -134,7 +134,7 @@ class Dual:
 
 
 class Tables:
-    """Interned tables and the eliminations done with them; lives for one propagation."""
+    """Interned tables and the eliminations done with them, for one user at a time."""
 
     def __init__(self) -> None:
         (
@@ -149,6 +149,7 @@ class Tables:
             self._width,
             self._restrict,
             self._dual,
+            self._forget,
             self._counts,
         ) = load_library()["tables"]()
         self._sums: dict[tuple[int, int], tuple[int, int]] = {}
@@ -253,6 +254,10 @@ class Tables:
         self._decode(done.number, filled)
         return filled.tolist()  # type: ignore[no-any-return]
 
+    def forget(self) -> None:
+        """Let go of the eliminations done so far: they cannot be decoded any more."""
+        self._forget()
+
     @property
     def count(self) -> int:
         """Number of distinct tables."""
@@ -262,6 +267,11 @@ class Tables:
     def joins(self) -> int:
         """Number of distinct buckets joined so far."""
         return int(self._counts()[1])
+
+    @property
+    def entries(self) -> int:
+        """Numbers that all tables and joins hold."""
+        return int(self._counts()[2])
 
 
 def _factors(flat: Sequence[int]) -> Factors:

@@ -57,4 +57,7 @@ def propagate(
     with collector_paused():
         found = Propagator(mod, costs or costs_for(mod, system))
         decision = shared(found, found.run())
-        return decision if memory_bytes is None else within(found, decision, memory_bytes)
+        if memory_bytes is not None:
+            decision = within(found, decision, memory_bytes)
+        found.close()
+        return decision

@@ -16,7 +16,7 @@ from .instances import Instances
 from .module import PlacedModule
 from .price import Evaluator, Price
 from .reach import Reach, Reacher
-from .solve import Costs, PriceTables
+from .solve import Costs, PriceTables, give_back, take
 from .unify import Unifier
 
 ROUNDS = 3
@@ -154,6 +154,7 @@ class Propagator:
         self.module = PlacedModule.of(mod)
         self._free = False
         self.costs = costs
+        self._prices: PriceTables | None = None
         self.force({})
 
     def force(self, signatures: Mapping[str, Signature]) -> None:
@@ -174,8 +175,9 @@ class Propagator:
     def weigh(self, costs: Costs) -> None:
         """Start afresh with other weights."""
         self.costs = costs
+        self.close()
         module, reach = self.module, self._reach
-        prices = PriceTables(costs.for_ops(*module.largest), module.axes)
+        prices = self._prices = take(costs.for_ops(*module.largest), module.axes)
         self.labelling = Labelling(module, reach, prices, Problems(prices, reach, self.forced))
 
     def run(self) -> Decision:
@@ -185,3 +187,9 @@ class Propagator:
     def price(self, decision: Decision) -> Price:
         """What a decision of the current labelling costs over all axes together."""
         return self.labelling.price(decision)
+
+    def close(self) -> None:
+        """Let the next propagator have the tables: with them nothing is decided here any more."""
+        if self._prices is not None:
+            give_back(self._prices)
+            self._prices = None

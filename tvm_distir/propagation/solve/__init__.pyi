@@ -14,6 +14,8 @@ from .cost import Costs as Costs
 from .cost import conversion_kind as conversion_kind
 from .cost import sent_inside as sent_inside
 from .exact import minimise as minimise
+from .kept import give_back as give_back
+from .kept import take as take
 from .problem import AxisProblem as AxisProblem
 from .problem import Summary as Summary
 from .problem import hold_on as hold_on

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence, Sized
 from typing import Any, Protocol, TypeAlias
 
 from ...ir import R
@@ -77,7 +77,11 @@ class TableSource(Protocol):
 
 
 class PriceTables:
-    """What is shared by all models of one propagation: tables, forms, memoised pieces."""
+    """What is shared by all models of one propagation: tables, forms, memoised pieces.
+
+    All of it follows from the costs, the axes and the keys: so what one propagation has learnt
+    serves the next (:mod:`.kept`), but only one at a time.
+    """
 
     def __init__(self, costs: Costs, axes: Sequence[Axis]) -> None:
         self.costs, self.axes = costs, axes
@@ -100,6 +104,12 @@ class PriceTables:
             other.conversions = self.conversions.along(axis)
             other.ops, other._edges, other._shares, other._works = {}, {}, {}, {}
         return self._along[axis]
+
+    @property
+    def size(self) -> int:
+        """How many pieces are remembered."""
+        own: tuple[Sized, ...] = (self.ops, self._turned, self._edges, self._shares, self._works)
+        return sum(map(len, own)) + sum(other.size for other in self._along.values())
 
     def table(self, rows: Sequence[Sequence[int]]) -> Interned:
         """See :meth:`~tvm_distir.native.Tables.table`."""
