@@ -80,7 +80,7 @@ class Surveyor {
     for (const String& name : names) names_.emplace(name.data(), name.size());
   }
 
-  Array<Shape> Run(const ObjectRef& function, const ObjectRef& annotation) {
+  Array<Any> Run(const ObjectRef& function, const ObjectRef& annotation) {
     if (function->type_index() != fields_.function) {
       TVM_FFI_THROW(TypeError) << "a relax.Function is needed, not a " << function->GetTypeKey();
     }
@@ -99,7 +99,7 @@ class Surveyor {
         AddCall(Node(call), variable);
       }
     }
-    return {ToShape(handles_), ToShape(hidden_), ToShape(first_), ToShape(sources_),
+    return {String(said_), ToShape(handles_), ToShape(hidden_), ToShape(first_), ToShape(sources_),
             ToShape(asked_),   ToShape(named_),  ToShape(like_),  ToShape(begin_),
             ToShape(operands_)};
   }
@@ -110,11 +110,17 @@ class Surveyor {
   void AddVariable(const Any& variable) {
     const int64_t number = static_cast<int64_t>(first_.size());
     numbers_.emplace(Node(variable), number);
+    const String name = fields_.name(Node(variable)).cast<String>();
+    said_.append(name.data(), name.size()).push_back('\0');
     handles_.push_back(reinterpret_cast<int64_t>(Node(variable)));
     hidden_.push_back(Node(variable)->type_index() == fields_.dataflow ? 1 : 0);
-    Ints key;
     const Any type = fields_.type(Node(variable));
-    first_.push_back(Describe(type, &key) ? classes_.emplace(key, number).first->second : kNone);
+    const auto [known, is_new] = types_.try_emplace(Node(type), kNone);
+    if (is_new) {
+      Ints key;
+      if (Describe(type, &key)) known->second = classes_.emplace(key, number).first->second;
+    }
+    first_.push_back(known->second);
   }
 
   bool IsNamed(const Object* variable) const {
@@ -275,10 +281,12 @@ class Surveyor {
   std::map<Ints, Known> calls_;
   std::vector<Any> parts_;
   std::unordered_map<const Object*, int64_t> numbers_;
+  std::unordered_map<const Object*, int64_t> types_;  // their classes
+  std::string said_;  // names of the variables, a zero behind each
   std::unordered_set<std::string> names_;
 };
 
-Array<Shape> Survey(const ObjectRef& function, const ObjectRef& annotation,
+Array<Any> Survey(const ObjectRef& function, const ObjectRef& annotation,
                     const Array<String>& names) {
   return Surveyor(names).Run(function, annotation);
 }

@@ -19,6 +19,7 @@ from .reading import TUPLE as TUPLE
 from .reading import Member as Member
 from .reading import Reading as Reading
 from .reading import Readings as Readings
+from .reading import elements as elements
 from .reading import read_functions as read_functions
 from .reading import read_module as read_module
 from .reading import unlike_calls as unlike_calls

@@ -84,17 +84,17 @@ def read_functions(functions: Sequence[Any]) -> list[Reading]:
         In normal form.
     """
     return [
-        Reading(*map(_elements, found[:3]), *map(tuple, found[3:]))
+        Reading(*map(elements, found[:3]), *map(tuple, found[3:]))
         for found in load_library()["read_functions"](list(functions))
     ]
 
 
-def _elements(array: Any) -> list[Any]:
+def elements(array: Any) -> list[Any]:
     """What a long array holds."""
     found: list[Any] = []
 
-    def take(*elements: Any) -> None:
-        found.extend(elements)
+    def take(*some: Any) -> None:
+        found.extend(some)
 
     load_library()["spread"](array, take)
     return found

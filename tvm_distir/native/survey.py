@@ -15,6 +15,8 @@ class Survey(NamedTuple):
 
     Attributes
     ----------
+    names : sequence of str
+        Of the variables.
     handles : sequence of int
         Per variable, its :func:`~tvm_distir.ir.rewrite.handle`.
     hidden : sequence of int
@@ -40,6 +42,7 @@ class Survey(NamedTuple):
         Variables; -1 for a constant.
     """
 
+    names: Sequence[str]
     handles: Sequence[int]
     hidden: Sequence[int]
     first: Sequence[int]
@@ -62,4 +65,5 @@ def survey(function: Any, annotation: Any, names: Sequence[str] = ()) -> Survey:
     names : sequence of str
         What :attr:`Survey.named` looks for.
     """
-    return Survey(*load_library()["survey"](function, annotation, names))
+    said, *found = load_library()["survey"](function, annotation, names)
+    return Survey(said.split("\0")[:-1], *found)

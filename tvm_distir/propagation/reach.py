@@ -14,12 +14,16 @@ from dataclasses import dataclass, field
 
 from ..ir import R
 from ..ops import Rule
-from .graph import Graph, Node
+from .graph import Graph, Node, PinLabels
 from .module import PlacedModule
 from .unify import Unified
 
 Given = Mapping[str, Mapping[int, tuple[int | None, bool]]]
 """Per graph and parameter node: a label known beforehand (None: any), and whether it is held."""
+
+
+Forms = tuple[tuple[int | None, bool], ...]
+"""Per axis, a pinned label (None: not known) and whether it is held."""
 
 
 @dataclass
@@ -72,7 +76,7 @@ class Reacher:
         self.graphs, self.axes = module.graphs, module.axes
         self.callers_first = [module.graphs[key] for key in reversed(module.order)]
         self.given: Given = given or {}
-        self._boundaries = unified.boundaries
+        self._across = unified.across
         self.result = {key: Reach(unified.root[key], unified.seeds[key]) for key in module.order}
 
     def run(self) -> dict[str, Reach]:
@@ -97,17 +101,21 @@ class Reacher:
         reach = self.result[g.key]
         for k in g.calls:
             inner = self.result[g.nodes[k].callee]
-            for x, y in self._boundaries[g.key, k]:
-                axes = reach.seeds.get(reach.root[x], ())
-                inner.seeds.setdefault(inner.root[y], set()).update(axes)
+            for x, inside in self._across[g.key, k]:
+                axes = reach.seeds.get(reach.root[x])
+                if axes:
+                    inner.seeds.setdefault(inside, set()).update(axes)
         bits = {root: sum(1 << a for a in axes) for root, axes in reach.seeds.items()}
         reached = [bits.get(root, 0) for root in reach.root]
         ruled = [(k, n, n.rule) for k, n in enumerate(g.nodes) if n.rule is not None]
+        mesh, foreign = -1, list[int]()
         for a, axis in enumerate(self.axes):
             active = bytearray([x >> a & 1 for x in reached])
-            for v, value in enumerate(g.values):
-                if value.mesh != axis.mesh:
-                    active[g.offset[v] : g.offset[v + 1]] = bytes(len(value.shape))
+            if axis.mesh != mesh:
+                mesh = axis.mesh
+                foreign = [v for v, value in enumerate(g.values) if value.mesh != mesh]
+            for v in foreign:
+                active[g.offset[v] : g.offset[v + 1]] = bytes(len(g.values[v].shape))
             reach.active.append(active)
             reach.live.append([1 in active[i:j] for i, j in itertools.pairwise(g.offset)])
             mask = [0] * len(g.nodes)
@@ -131,8 +139,8 @@ class Reacher:
     def _flow_partial(self, g: Graph, a: int) -> bool:
         """Mark what may be partial along axis a; True if a function boundary changed."""
         reach, axis, changed = self.result[g.key], self.axes[a], False
-        partial, mask = reach.partial[a], reach.mask[a]
-        for k, node in enumerate(g.nodes):
+        partial, mask, first = reach.partial[a], reach.mask[a], len(g.params)
+        for k, node in enumerate(g.nodes[first:], first):
             if node.kind == "op" and node.rule is not None and node.mesh == axis.mesh:
                 begins = mask[k] & node.rule.summing
                 if not begins:
@@ -167,31 +175,42 @@ class Reacher:
 
     def _fix_params(self, g: Graph) -> None:
         """A parameter that every call gives in one pinned form has that form inside."""
+        of_pins: dict[tuple[int, PinLabels, bool], Forms] = {}
+        forms: dict[tuple[str, int], set[Forms]] = {}
         for k in g.calls:
             node = g.nodes[k]
-            h, inner = self.graphs[node.callee], self.result[node.callee]
-            for p, v in zip(h.params, node.operands):
-                given = [(R, False)] * len(self.axes) if v < 0 else self._given(g, v)
+            for p, v in zip(self.graphs[node.callee].params, node.operands):
+                forms.setdefault((node.callee, p), set()).add(self._given(g, v, of_pins))
+        for (callee, p), found in forms.items():
+            inner = self.result[callee]
+            for given in found:
                 for (label, held), fixed, holds in zip(given, inner.fixed, inner.held):
                     if fixed.setdefault(p, label) != label:
                         fixed[p] = None
                     holds[p] = holds.get(p, True) and held
 
-    def _given(self, g: Graph, v: int) -> list[tuple[int | None, bool]]:
-        """Per axis, the pinned label of a value (None: not known) and whether it is held."""
+    def _given(self, g: Graph, v: int, of_pins: dict[tuple[int, PinLabels, bool], Forms]) -> Forms:
+        """Per axis, the pinned label of a value (None: not known) and whether it is held.
+
+        ``of_pins`` has those of annotated parameters.
+        """
+        if v < 0:
+            return ((R, False),) * len(self.axes)
         maker = g.producer[v][0]
         origin = g.origin[maker]
-        source, reach = g.nodes[origin], self.result[g.key]
+        source = g.nodes[origin]
         if source.kind != "param":
-            return [(None, False)] * len(self.axes)
-        found: list[tuple[int | None, bool]] = []
+            return ((None, False),) * len(self.axes)
         if source.pin is None:
+            reach = self.result[g.key]
             pairs = zip(reach.fixed, reach.held)
-            found += [(fixed.get(origin), held.get(origin, False)) for fixed, held in pairs]
+            found = tuple([(fixed.get(origin), held.get(origin, False)) for fixed, held in pairs])
         else:
-            for axis in self.axes:
-                label = source.pin[axis.index] if source.mesh == axis.mesh else R
-                found.append((label, source.stationary and label is not None))
+            key = (source.mesh, source.pin, source.stationary)
+            if key not in of_pins:
+                labels = [source.pin[x.index] if source.mesh == x.mesh else R for x in self.axes]
+                of_pins[key] = tuple([(x, key[2] and x is not None) for x in labels])
+            found = of_pins[key]
         if origin != maker:  # the label is known only once the layout op is decided
-            found = [(None, held) for _, held in found]
+            return tuple([(None, held) for _, held in found])
         return found

@@ -128,15 +128,15 @@ def _seeded(module: PlacedModule, unified: Unified, asked: Asked, parts: int) ->
         own = seeds[key] = {one: set(axes) for one, axes in unified.seeds[key].items()}
         for k in g.calls:
             callee = g.nodes[k].callee
-            inner, inside = seeds[callee], unified.root[callee]
-            for x, y in unified.boundaries[key, k] if inner else ():
-                axes = inner.get(inside[y])
+            inner = seeds[callee]
+            for x, inside in unified.across[key, k] if inner else ():
+                axes = inner.get(inside)
                 if axes:
                     own.setdefault(root[x], set()).update(axes)
         if key in asked:
             for x in _asked_dims(g, asked[key], parts):
                 own.setdefault(root[x], set()).add(0)
-    return Unified(unified.root, seeds, unified.boundaries)
+    return Unified(unified.root, seeds, unified.across)
 
 
 def _asked_dims(g: Graph, asked: Mapping[int, int | None], parts: int) -> list[int]:

@@ -12,8 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from .decision import Signature
-from .graph import Graph, Node
+from .graph import Graph, Node, PinLabels
 from .module import PlacedModule
+
+Tie = Sequence[tuple[int, int]]
+"""(Slot, dim) pairs of one class."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +29,21 @@ class Unified:
         Per graph, the class of each (value, dim).
     seeds : mapping of str to dict of int to set of int
         Per graph, the axes annotated per class.
-    boundaries : mapping of (str, int) to list of (int, int)
-        Per graph and call node: (dim number in the caller, dim number in the callee).
+    across : mapping of (str, int) to list of (int, int)
+        Per graph and call node, of each class of the callee that the call ties: a dim number in
+        the caller, and the class.
     """
 
     root: Mapping[str, list[int]]
     seeds: Mapping[str, dict[int, set[int]]]
-    boundaries: Mapping[tuple[str, int], list[tuple[int, int]]]
+    across: Mapping[tuple[str, int], list[tuple[int, int]]]
+
+
+def _tied(g: Graph, slots: Sequence[int], tie: Tie) -> list[int]:
+    """Dim numbers in a graph that a node on values (``slots``) ties."""
+    off = g.offset
+    dims = [(slots[i], d) for i, d in tie]
+    return [off[v] + d for v, d in dims if v >= 0 and off[v] + d < off[v + 1]]
 
 
 class _UnionFind:
@@ -47,6 +58,13 @@ class _UnionFind:
             parent[x] = parent[parent[x]]
             x = parent[x]
         return x
+
+    def roots(self) -> list[int]:
+        """Root of each; they are all its parents then."""
+        parent = self.parent
+        for x, above in enumerate(parent):
+            parent[x] = parent[above]
+        return parent
 
     def join(self, members: Sequence[int]) -> None:
         roots = [self.find(x) for x in members]
@@ -78,31 +96,47 @@ class Unifier:
         self.forced: Mapping[str, Signature] = forced or {}
         self._root: dict[str, list[int]] = {}
         self._seeds: dict[str, dict[int, set[int]]] = {}
-        self._boundaries: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        self._ties: dict[str, list[tuple[int, Tie]]] = {}
+        self._across: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        self._marks: dict[tuple[int, PinLabels], list[tuple[int, int]]] = {}
 
     def run(self) -> Unified:
         """Classes and seeds of every graph, callees first."""
         for key in self.module.order:
             self._unify(self.module.graphs[key])
-        return Unified(self._root, self._seeds, self._boundaries)
+        return Unified(self._root, self._seeds, self._across)
 
-    def _boundary(self, g: Graph, k: int) -> list[tuple[int, int]]:
-        """(dim number in the caller, dim number in the callee) across call k."""
-        node = g.nodes[k]
-        h = self.module.graphs[node.callee]
-        pairs = [*zip(node.operands, h.param_values), *zip(node.results, h.result_values)]
-        found = self._boundaries[g.key, k] = [
-            (g.offset[v] + d, h.offset[w] + d)
-            for v, w in pairs
-            if v >= 0 and w >= 0
-            for d in range(len(g.values[v].shape))
-        ]
+    def _tied_outside(self, g: Graph) -> list[tuple[int, Tie]]:
+        """Classes that parameters and results have dims of, and these.
+
+        Slots are the parameters, then the results.
+        """
+        root, groups = self._root[g.key], dict[int, list[tuple[int, int]]]()
+        for slot, v in enumerate((*g.param_values, *g.result_values)):
+            if v >= 0:
+                for d, own in enumerate(root[g.offset[v] : g.offset[v + 1]]):
+                    groups.setdefault(own, []).append((slot, d))
+        return list(groups.items())
+
+    def _marked(self, pin: PinLabels, mesh: int) -> list[tuple[int, int]]:
+        """(Dim, axis) pairs that an annotation asks for."""
+        found = self._marks.get((mesh, pin))
+        if found is None:
+            labels = [(pin[axis.index], a) for a, axis in enumerate(self.axes) if axis.mesh == mesh]
+            found = [(x, a) for x, a in labels if x is not None and x >= 0]
+            self._marks[mesh, pin] = found
         return found
 
     def _unify(self, g: Graph) -> None:
-        classes, seeds = _UnionFind(g.offset[-1]), []
+        classes, seeds = _UnionFind(g.offset[-1]), list[tuple[int, int]]()
         off = g.offset
         for k, node in enumerate(g.nodes):
+            if node.pin is not None:
+                first = off[node.results[0]]
+                for label, a in self._marked(node.pin, node.mesh):
+                    seeds.append((first + label, a))
+            if node.kind == "param":
+                continue
             if node.kind == "op" and node.rule is not None:
                 slots = node.operands + node.results
                 for tie in node.rule.ties:
@@ -115,26 +149,25 @@ class Unifier:
                     for d in range(len(g.values[w].shape)):
                         classes.join([off[v] + d, off[w] + d])
             elif node.kind == "call":
-                inner, inside = self._root[node.callee], self._seeds[node.callee]
-                groups: dict[int, list[int]] = {}
-                for x, y in self._boundary(g, k):
-                    groups.setdefault(inner[y], []).append(x)
-                for root, members in groups.items():
-                    classes.join(members)
-                    seeds += [(members[0], a) for a in sorted(inside.get(root, ()))]
+                slots, inside = node.operands + node.results, self._seeds[node.callee]
+                across = self._across[g.key, k] = []
+                for root, outside in self._ties[node.callee]:
+                    tied = _tied(g, slots, outside)
+                    if len(tied) > 1:
+                        classes.join(tied)
+                    if tied:
+                        across.append((tied[0], root))
+                        seeds += [(tied[0], a) for a in inside.get(root, ())]
                 seeds += self._forced_seeds(g, node)
-            if node.pin is not None:
-                for a, axis in enumerate(self.axes):
-                    label = node.pin[axis.index] if axis.mesh == node.mesh else None
-                    if label is not None and label >= 0:
-                        seeds.append((off[node.results[0]] + label, a))
         if self.free and g.public:
             seeds += self._free_seeds(g)
-        own = self._root[g.key] = [classes.find(x) for x in range(g.offset[-1])]
+        own = self._root[g.key] = classes.roots()
         found: dict[int, set[int]] = {}
         for x, a in seeds:
             found.setdefault(own[x], set()).add(a)
         self._seeds[g.key] = found
+        if not g.public:
+            self._ties[g.key] = self._tied_outside(g)
 
     def _free_seeds(self, g: Graph) -> list[tuple[int, int]]:
         found: list[tuple[int, int]] = []

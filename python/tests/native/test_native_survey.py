@@ -65,6 +65,7 @@ def kinds(expr):
 def check(fn):
     found = survey(fn, ANNOTATE)
     numbers = [v.__chandle__() for v in variables(fn)]
+    assert found.names == [v.name for v in variables(fn)]
     assert list(found.handles) == numbers
     assert list(found.hidden) == [isinstance(v, relax.DataflowVar) for v in variables(fn)]
     assert list(found.first) == first_of_type(fn)

@@ -13,7 +13,7 @@ from tvm import ir, relax
 from ...errors import InternalError
 from ...ir import is_private, tensor_type, value_types
 from ...ir.rewrite import argument, handle
-from ...native import survey
+from ...native import elements, survey
 from ...ops import Rule, rule_of
 from .annotations import ANNOTATE, NO_ANNOTATION, Annotations, is_annotation
 from .graph import FlatValue, Graph, Node
@@ -61,8 +61,8 @@ class _Function:
         self.facts, self.fn = facts, facts.mod[name]
         self.g = Graph(name, name, self.fn, public=not is_private(self.fn))
         self.annotations = Annotations(facts, self.fn, name)
-        self.bindings = self._bindings()
-        self.params = self.fn.params[:]
+        self.bindings = self.g.bindings = self._bindings()
+        self.params = elements(self.fn.params)
         self.survey = survey(self.fn, ANNOTATE, self.annotations.stationary)
         self.leaves = Leaves(facts, self.g, self.survey)
         self.g.bound = self.survey.handles[len(self.params) :]
@@ -81,7 +81,7 @@ class _Function:
                 "the body is no sequence of bindings",
                 "Run relax.transform.Normalize first.",
             )
-        blocks = [block.bindings[:] for block in self.fn.body.blocks[:]]
+        blocks = [elements(block.bindings) for block in self.fn.body.blocks[:]]
         self.ends = list(itertools.accumulate(map(len, blocks)))
         return [b for block in blocks for b in block]
 
@@ -103,16 +103,15 @@ class _Function:
         """Walk parameters, bindings and results."""
         g = self.g
         env, nodes, bound, pinned = g.env, g.nodes, g.bound, g.pinned
-        for i, p in enumerate(self.params):
-            name = p.name
-            leaves = self.leaves.of(i, name, p)
+        for i, (param, name, key) in enumerate(
+            zip(self.params, self.survey.names, self.survey.handles)
+        ):
+            leaves = self.leaves.of(i, param)
             number = self.param_pins.get(i)
-            pin = NO_ANNOTATION if number is None else self._pin(number, leaves)
+            pin, mesh, fixed = NO_ANNOTATION if number is None else self._pin(number, leaves)
             for v in leaves:
-                nodes.append(
-                    Node("param", (), (v,), None, pin.mesh, pin.labels, pin.stationary, "", name)
-                )
-            env[self.survey.handles[i]] = leaves
+                nodes.append(Node("param", (), (v,), None, mesh, pin, fixed, "", name))
+            env[key] = leaves
         first, hidden = 0, self.survey.hidden[len(self.params) :]
         for end in self.ends:
             self.leaves.read.clear()
@@ -138,34 +137,35 @@ class _Function:
             self.g.node_of[key] = self.g.add_node(node)
 
     def _binding(self, number: int) -> None:
+        like, name = self.survey.like[number], self._name(number)
+        known = self.of_calls.get(like)
+        if known is not None:
+            results = self.leaves.copied(name, known.results)
+            self._emit(number, name, known, self.leaves.operands(number), results)
+            return
         binding = self.bindings[number]
-        var, expr = binding.var, binding.value
+        expr = binding.value
         if type(expr) is relax.If:
             raise self.g.error(
                 "DIST0413",
-                var.name,
+                name,
                 "an If that is not lifted cannot be followed",
                 "Use PropagateSharding, which lifts the branches of every If.",
             )
         if type(expr) is not ir.Call or type(binding) is relax.MatchCast:
-            self._bind(number, self.leaves.flat(expr, var.name))
-        elif self.survey.like[number] in self.of_calls:
-            known, name = self.of_calls[self.survey.like[number]], var.name
-            self._emit(
-                number,
-                name,
-                known,
-                self.leaves.operands(number),
-                self.leaves.copied(name, known.results),
-            )
+            self._bind(number, self.leaves.flat(expr, name))
         elif is_annotation(expr):
-            self._annotation(number, var, expr)
+            self._annotation(number, binding.var, expr)
         else:
-            self._call(number, var, expr)
+            self._call(number, binding.var, expr)
+
+    def _name(self, number: int) -> str:
+        """Name of the variable of a binding."""
+        return self.survey.names[len(self.params) + number]
 
     def _call(self, number: int, var: Any, expr: ir.Call) -> None:
         """A call that is like none before it."""
-        g, label, op = self.g, var.name, expr.op
+        g, label, op = self.g, self._name(number), expr.op
         operands = tuple([v for a in expr.args[:] for v in self.leaves.flat(a, label)])
         if isinstance(op, relax.ExternFunc) or handle(op) in PACKED_HANDLES:
             self._packed(number, var, expr, operands)
@@ -182,7 +182,7 @@ class _Function:
             raise self.g.error(
                 "DIST0412", label, f"a call of a {type(op).__name__}", "Lift it to the module."
             )
-        results = self.leaves.of(len(self.params) + number, label, var)
+        results = self.leaves.of(len(self.params) + number, var)
         if rule is not None and not results and operands:
             raise self.g.error(
                 "DIST0402",
@@ -253,13 +253,12 @@ class _Function:
         return pin
 
     def _annotation(self, number: int, var: Any, call: ir.Call) -> None:
-        source = self.leaves.flat(argument(call, 0), var.name)
+        name = self._name(number)
+        source = self.leaves.flat(argument(call, 0), name)
         if len(source) != 1:
-            raise self.g.error(
-                "DIST0407", var.name, "an annotation of a tuple", "Annotate its fields."
-            )
-        results = self.leaves.of(len(self.params) + number, var.name, var)
+            raise self.g.error("DIST0407", name, "an annotation of a tuple", "Annotate its fields.")
+        results = self.leaves.of(len(self.params) + number, var)
         pin, mesh, fixed = self._pin(number, results)
-        label = f"{var.name} (annotate_sharding)"
+        label = f"{name} (annotate_sharding)"
         node = Node("pin", source, results, mesh=mesh, pin=pin, stationary=fixed, label=label)
         self._bind(number, results, node)

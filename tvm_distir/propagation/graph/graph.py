@@ -98,7 +98,7 @@ class Graph:
     """A function: values, nodes in program order, parameters first, and where variables went.
 
     Relax variables of ``fn`` go by their :func:`~tvm_distir.ir.handle`: ``bound`` has those of its
-    bindings in order, ``env`` maps each to its flat value numbers, ``node_of`` those bound to a
+    ``bindings`` in order, ``env`` maps each to its flat value numbers, ``node_of`` those bound to a
     node to that node, ``pinned`` those bound to the one annotation of a parameter to the
     parameter; ``reread`` has, per binding block, those bound in it that it reads itself and does
     not hide. ``key`` is the function's name plus, after placing, its
@@ -112,6 +112,7 @@ class Graph:
     nodes: list[Node] = field(default_factory=list)
     env: dict[int, tuple[int, ...]] = field(default_factory=dict)
     node_of: dict[int, int] = field(default_factory=dict)
+    bindings: Sequence[Any] = ()
     bound: Sequence[int] = ()
     pinned: dict[int, int] = field(default_factory=dict)
     reread: list[list[int]] = field(default_factory=list)
@@ -129,8 +130,7 @@ class Graph:
     @functools.cached_property
     def variables(self) -> dict[int, Any]:
         """The variables themselves, by handle."""
-        blocks = self.fn.body.blocks[:]
-        bound = [b.var for block in blocks for b in block.bindings[:]]
+        bound = [b.var for b in self.bindings]
         return {handle(var): var for var in (*self.fn.params[:], *bound)}
 
     def add_value(self, name: str, shape: Sequence[Any], item_bytes: int, mesh: int = -1) -> int:

@@ -38,17 +38,19 @@ class Leaves:
         self.read: set[int] = set()
         self._of_class: dict[int, FlatValue] = {}
 
-    def of(self, number: int, name: str, var: Any) -> tuple[int, ...]:
+    def of(self, number: int, var: Any) -> tuple[int, ...]:
         """Values of a variable, which is the ``number``-th of the survey."""
-        first = self._survey.first[number]
+        name, first = self._survey.names[number], self._survey.first[number]
         if first < 0:
             return tuple([self.make(name, ty) for ty in leaf_types(var.ty)])
-        known = self._of_class.get(first)
-        if known is not None:
-            return self.copied(name, (known,))
-        v = self.make(name, var.ty)
-        self._of_class[first] = self.g.values[v]
-        return (v,)
+        known, values = self._of_class.get(first), self.g.values
+        if known is None:
+            v = self.make(name, var.ty)
+            self._of_class[first] = values[v]
+            return (v,)
+        _, shape, item, size, mesh, ty = known
+        values.append(FlatValue(name, shape, item, size, mesh, ty))
+        return (len(values) - 1,)
 
     def copied(self, name: str, like: Sequence[FlatValue]) -> tuple[int, ...]:
         """New values like others."""

@@ -80,18 +80,20 @@ class Placer:
 
     def _on_one_mesh(self, raw: Graph, path: tuple[str, ...]) -> Graph:
         """The graph where there is one mesh: only the keys of its callees are missing."""
+        keys: dict[str, str] = {}
         for k in raw.calls:
             node = raw.nodes[k]
-            raw.nodes[k] = node._replace(callee=self.place(node.callee, None, UNKNOWN, path))
+            if node.callee not in keys:
+                keys[node.callee] = self.place(node.callee, None, UNKNOWN, path)
+            raw.nodes[k] = node._replace(callee=keys[node.callee])
         return raw
 
     def _intern(self, graph: Graph) -> str:
         """Key of the placed graph; calls that end up on the same meshes share one."""
-        content = (
-            graph.name,
-            tuple(v.mesh for v in graph.values),
-            tuple((n.kind, n.mesh, n.callee) for n in graph.nodes),
-        )
+        content: object = graph.name
+        if self.facts.only_mesh < 0:
+            where = tuple([v.mesh for v in graph.values])
+            content = (content, where, tuple([(n.kind, n.mesh, n.callee) for n in graph.nodes]))
         if content not in self._placed:
             number = self._count.get(graph.name, 0)
             self._count[graph.name] = number + 1
@@ -186,7 +188,7 @@ class _Placing:
         raw = self.raw
         g = Graph(raw.key, raw.name, raw.fn, public=raw.public)
         g.values = [v._replace(mesh=m) for v, m in zip(raw.values, self.mesh)]
-        g.env, g.bound = raw.env, raw.bound
+        g.env, g.bindings, g.bound = raw.env, raw.bindings, raw.bound
         g.pinned, g.reread = raw.pinned, raw.reread
         renumbered: dict[int, int] = {}
         moved: dict[tuple[int, int], int] = {}

@@ -77,8 +77,8 @@ class FunctionRewriter:
 
     def _block(self, number: int, block: Any) -> Any:
         values, dataflow = self.values, isinstance(block, relax.DataflowBlock)
-        bindings = block.bindings[:]
-        first, self._first = self._first, self._first + len(bindings)
+        first, self._first = self._first, self._first + len(block.bindings)
+        bindings = values.g.bindings[first : self._first]
         keys = values.g.bound[first : self._first]
         values.open_block(dataflow, self._reread(number, keys, bindings) if dataflow else None)
         pinned, exprs = values.g.pinned, values.exprs
