@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,19 @@ class Program:
     def leads(self, entry: Entry, mesh: int) -> bool:
         """Whether an entry runs on the first device of a mesh: what entries share counts there."""
         return self.meshes[mesh].device_ids[0] in self.devices_of(entry)
+
+    def executed(self, function: str) -> Iterator[tuple[Function, Op]]:
+        """Ops in the order in which a function runs them, each with the function it stands in.
+
+        Calls are followed, once for each call; a ``branch`` is yielded itself, since which of its
+        sides runs is not known.
+        """
+        fn = self.functions[function]
+        for op in fn.ops:
+            if op.kind == "call" and op.callee is not None:
+                yield from self.executed(op.callee)
+            else:
+                yield fn, op
 
     def place_of(self, entry: Entry) -> str:
         """Names of the meshes that an entry works on, ``mesh0+mesh1``."""

@@ -62,10 +62,9 @@ def resnet():
 def collectives(dist):
     """Kind, mesh axes and shape of the result, in order."""
     program = td.export(dist)
-    function = program.functions[program.entries[0].function]
     return [
         (op.collective, tuple(op.mesh_axes), tuple(function.values[op.outputs[0]].shape))
-        for op in function.ops
+        for function, op in program.executed(program.entries[0].function)
         if op.kind == "collective"
     ]
 

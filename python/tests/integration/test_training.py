@@ -41,10 +41,9 @@ def verified(step, plan):
 def collectives(dist):
     """Per collective: kind, mesh axes, shape and bytes of the result, in order."""
     program = td.export(dist)
-    function = program.functions[program.entries[0].function]
     return [
         (op.collective, tuple(op.mesh_axes), function.values[op.outputs[0]].shape, op.payload_bytes)
-        for op in function.ops
+        for function, op in program.executed(program.entries[0].function)
         if op.kind == "collective"
     ]
 
@@ -93,7 +92,11 @@ def stored_in_shards(step, ranks):
 
 @pytest.mark.parametrize("reread", [False, True])
 def test_weights_stored_in_shards(reread):
-    """One or two gathers, and one reduce-scatter, per weight; nothing whole is reduced."""
+    """One reduce-scatter per weight, nothing whole is reduced; those of layers are gathered twice.
+
+    The functions of a layer's forward and backward part gather their own weights. What stands in
+    ``main`` is gathered once, or once for either part where it is read anew.
+    """
     keys = {**GPT, "vocab": 64, "seq": 32, "positions": 32, "batch": 32}
     step = step_of("gpt", keys, "adam", reread=reread)
     plan = stored_in_shards(step, 2)
@@ -102,16 +105,20 @@ def test_weights_stored_in_shards(reread):
         assert td.verify(step, plan, dist=dist).equal
     found = Counter(c[0] for c in collectives(dist) if len(c[2]) > 1)
     matrices = [p for p in tensor_parameters("main", step["main"], None) if p.ndim == 2][2:]
-    used_twice = len(matrices) - 1  # all but the table of positions, whose rows are looked up
+    of_layers = [p for p in matrices if p.name.startswith("h.0.")]
+    # All but the table of positions, whose rows are looked up, are used twice.
+    twice = len(matrices) - 1 if reread else len(of_layers)
+    assert (len(matrices), len(of_layers)) == (8, 6)
     assert found["reduce_scatter"] == len(matrices)
-    assert found["all_gather"] == len(matrices) + (used_twice if reread else 0)
+    assert found["all_gather"] == len(matrices) + twice
     assert not found["all_reduce"]
     for make in (BucketReductions(), BucketGathers()):
         dist = make(dist)
     check_level(dist, 5)
     found = Counter(c[0] for c in collectives(dist) if c[0] != "all_reduce")
-    assert found["reduce_scatter"] == 1
-    assert found["all_gather"] == (2 if reread else 1)  # what is gathered again, apart
+    assert found["reduce_scatter"] == 2  # of the layer, of main
+    # Forward, backward; in main what is gathered first, the places looked up, what comes again.
+    assert found["all_gather"] == 2 + (3 if reread else 2)
     again = dist["main"].attrs["dist.io"]
     states = [e for e in again["inputs"] if str(e["name"]).endswith((".m", ".v"))]
     assert states and all(str(e["placement"]) == "S[0]" for e in states)

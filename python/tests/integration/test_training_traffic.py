@@ -32,9 +32,8 @@ FIRST = {"gpt": "add", "llama": "tokens"}
 def of_tp(dist):
     """Activation-sized collectives over tp alone: how many of a kind, and wire bytes by ring."""
     program = td.export(dist)
-    function = program.functions[program.entries[0].function]
     counts, wire, ranks = Counter(), 0, MESH["tp"]
-    for op in function.ops:
+    for function, op in program.executed(program.entries[0].function):
         if op.kind != "collective" or tuple(op.mesh_axes) != (1,):
             continue
         if len(function.values[op.outputs[0]].shape) != 3:

@@ -9,8 +9,8 @@ registers nothing with TVM.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import tvm.relax.op._op_gradient  # noqa: F401  (registers TVM's gradients)
 from tvm import ir, relax
@@ -18,23 +18,21 @@ from tvm.relax.op import add, ones, zeros
 
 from ...errors import ModelError
 from ...ir import tensor_type
-from ...ir.rewrite import substitute, variables
+from ...ir.rewrite import variables
 from . import convolutions, gradients, norms  # noqa: F401 (they register theirs)
 from .registry import GRADIENTS, Gradient
+from .reread import Reread
 
 GRAD_SUFFIX = "_grad"
 """Ends the names of the values that are gradients."""
 
-AGAIN_SUFFIX = "_again"
-"""Ends the names of the values that are parameters, or views of them, read anew."""
-
 _NO_GRADIENT = "relax.grad.no_grad"
-_VIEWS = ("relax.astype", "relax.permute_dims", "relax.reshape")
 
 
-def _differentiable(ty: Any) -> bool:
+def is_differentiable(ty: Any) -> bool:
+    """Whether a value of a type has a gradient: floats, or a tuple that holds some."""
     if isinstance(ty, relax.TupleType):
-        return any(_differentiable(field) for field in ty.fields)
+        return any(is_differentiable(field) for field in ty.fields)
     tensor = tensor_type(ty)
     return tensor is not None and "float" in str(tensor.dtype)
 
@@ -43,78 +41,68 @@ def active(bindings: Sequence[Any], wanted: Sequence[Any]) -> set[Any]:
     """Variables of a float type that depend on the wanted ones."""
     found = set(wanted)
     for binding in bindings:
-        if _differentiable(binding.var.ty) and any(v in found for v in variables(binding.value)):
+        if is_differentiable(binding.var.ty) and any(v in found for v in variables(binding.value)):
             found.add(binding.var)
     return found
 
 
-class Reread:
-    """Lets the backward part read parameters anew (reshaped to what they are), and their views.
+class Backward(Protocol):
+    """The reverse of a call of a private function."""
+
+    def write(
+        self, builder: relax.BlockBuilder, gradient: Any, reread: Reread | None
+    ) -> list[tuple[Any, Any]]:
+        """Emit it; return pairs of an argument and its gradient."""
+
+
+class Reverse:
+    """Writes the gradients of one block.
 
     Parameters
     ----------
     builder : BlockBuilder
-    params : sequence of Var
-    bindings : sequence of Binding
-        Of the forward part.
+        Inside the block.
+    live : set of Var
+        Variables on the way, see :func:`active`.
+    place : str
+        Name of the function, for messages.
+    reread : Reread, optional
+        What the backward part reads anew.
+    calls : mapping of Var to Backward, optional
+        Calls of private functions, by the variables of their values.
 
     Attributes
     ----------
-    marks : dict of Var to Var
-        Of the parameters that were read anew: what they are called there.
+    sums : dict
+        Gradients so far, by variable, or variable and tuple field.
     """
 
     def __init__(
-        self, builder: relax.BlockBuilder, params: Sequence[Any], bindings: Sequence[Any]
-    ) -> None:
-        self.builder, self.params = builder, set(params)
-        self.marks: dict[Any, Any] = {}
-        self._again: dict[Any, Any] = {}
-        self._views = self._views_of(bindings)
-
-    def _views_of(self, bindings: Sequence[Any]) -> dict[Any, ir.Call]:
-        """Values that are a reordered or cast parameter, by variable."""
-        found: dict[Any, ir.Call] = {}
-        for binding in bindings:
-            value = binding.value
-            if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
-                source = value.args[0] if len(value.args) else None
-                known = source in self.params or source in found
-                if known and str(value.op.name) in _VIEWS:
-                    found[binding.var] = value
-        return found
-
-    def _variable(self, var: Any) -> Any:
-        if var not in self.params and var not in self._views:
-            return var
-        if var not in self._again:
-            if var in self.params:
-                value: Any = relax.op.reshape(var, var.ty.shape)
-            else:
-                view = self._views[var]
-                args = [self._variable(view.args[0]), *list(view.args)[1:]]
-                value = ir.Call(view.op, args, view.attrs, list(view.ty_args))
-            self._again[var] = self.builder.emit(value, f"{var.name}{AGAIN_SUFFIX}")
-            if var in self.params:
-                self.marks[var] = self._again[var]
-        return self._again[var]
-
-    def __call__(self, call: ir.Call) -> ir.Call:
-        """Return the call with its parameters, and views of them, read anew."""
-        if not any(v in self.params or v in self._views for v in variables(call)):
-            return call
-        env = {v: self._variable(v) for v in variables(call)}
-        return cast(ir.Call, substitute(call, env))
-
-
-class _Reverse:
-    """Writes the gradients of one block. ``sums``: by variable, or variable and tuple field."""
-
-    def __init__(
-        self, builder: relax.BlockBuilder, live: set[Any], place: str, reread: Reread | None
+        self,
+        builder: relax.BlockBuilder,
+        live: set[Any],
+        place: str,
+        reread: Reread | None = None,
+        calls: Mapping[Any, Backward] | None = None,
     ) -> None:
         self.builder, self.live, self.place, self.reread = builder, live, place, reread
+        self.calls = calls or {}
         self.sums: dict[Any, Any] = {}
+
+    def run(self, bindings: Sequence[Any]) -> None:
+        """Hand gradients on through bindings, the last first."""
+        for binding in reversed(bindings):
+            self.back(binding.var, binding.value)
+
+    def total(self, var: Any) -> Any:
+        """Gradient of a variable; zeros where nothing that counts depends on it."""
+        gradient = self.of(var)
+        return self._zeros(var.ty) if gradient is None else gradient
+
+    def _zeros(self, ty: Any) -> Any:
+        if isinstance(ty, relax.TupleType):
+            return self.builder.emit(relax.Tuple([self._zeros(field) for field in ty.fields]))
+        return self.builder.emit(zeros(ty.shape, str(ty.dtype)))
 
     def _accumulate(self, key: Any, gradient: Any, name: str) -> None:
         known = self.sums.get(key)
@@ -136,7 +124,7 @@ class _Reverse:
         elif target in self.live:
             if isinstance(target.ty, relax.TupleType):
                 for i, field in enumerate(target.ty.fields):
-                    if _differentiable(field):
+                    if is_differentiable(field):
                         self._accumulate((target, i), _item(gradient, i), str(target.name))
             else:
                 self._accumulate(target, gradient, str(target.name))
@@ -149,7 +137,7 @@ class _Reverse:
         if all(k is None for k in known):
             return None
         fields = [
-            k if k is not None else self.builder.emit(zeros(t.shape, str(t.dtype)))
+            k if k is not None else self._zeros(t)
             for k, t in zip(known, var.ty.fields, strict=True)
         ]
         return self.builder.emit(relax.Tuple(fields), str(var.name) + GRAD_SUFFIX)
@@ -158,6 +146,10 @@ class _Reverse:
         """Hand the gradient of a binding on to what it reads."""
         gradient = self.of(var) if var in self.live else None
         if gradient is None:
+            return
+        if var in self.calls:
+            for arg, part in self.calls[var].write(self.builder, gradient, self.reread):
+                self.give(arg, part)
             return
         if not isinstance(value, ir.Call):
             self.give(value, gradient)
@@ -175,7 +167,7 @@ class _Reverse:
                 "DIST0350",
                 f"a call of {getattr(call.op, 'name_hint', call.op)} cannot be differentiated",
                 place=self.place,
-                remedy="Inline private functions; kernels need a gradient of their own.",
+                remedy="Kernels need a gradient of their own.",
             )
         name = str(call.op.name)
         found = GRADIENTS.get(name) or call.op.get_attr("FPrimalGradient")
@@ -202,6 +194,7 @@ def reverse(
     wanted: Sequence[Any],
     place: str = "main",
     reread: Reread | None = None,
+    calls: Mapping[Any, Backward] | None = None,
 ) -> list[Any]:
     """Write the gradients of a scalar into an open dataflow block.
 
@@ -219,6 +212,8 @@ def reverse(
         Name of the function, for messages.
     reread : Reread, optional
         What the backward part reads anew.
+    calls : mapping of Var to Backward, optional
+        Calls of private functions, by the variables of their values.
 
     Returns
     -------
@@ -230,16 +225,8 @@ def reverse(
     ModelError
         DIST0350 an op on the way has no gradient.
     """
-    live = active(bindings, wanted)
-    work = _Reverse(builder, live, place, reread)
-    if loss in live:
+    work = Reverse(builder, active(bindings, wanted), place, reread, calls)
+    if loss in work.live:
         work.give(loss, ones((), str(loss.ty.dtype)))
-    for binding in reversed(bindings):
-        work.back(binding.var, binding.value)
-    found = []
-    for var in wanted:
-        gradient = work.of(var)
-        if gradient is None:
-            gradient = builder.emit(zeros(var.ty.shape, str(var.ty.dtype)))
-        found.append(gradient)
-    return found
+    work.run(bindings)
+    return [work.total(var) for var in wanted]

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax
@@ -16,21 +15,25 @@ from ...ir import (
     NUM_INPUT_ATTR,
     PARAM_NAMES_ATTR,
     TRAINING_ATTR,
+    is_private,
     param_names,
+    relax_functions,
     tensor_type,
 )
-from ...ir.rewrite import substitute
+from ...ir.rewrite import all_bindings, callers_closure
 from ...plan import data_positions, plain_name
 from ..inline import InlinePrivateFunctions
+from .functions import Functions
 from .losses import Loss, is_trained_on, loss_named
 from .optimizers import STEP, Optimizer, optimizer_named
-from .reverse import Reread, reverse
+from .pairs import Pairs, dataflow_bindings
+from .reread import Reread
+from .reverse import active, reverse
+from .tape import Tape
+from .updates import UPDATED_SUFFIX, Updates, Weight
 
 TARGETS = "targets"
 """Name of the parameter that holds what the output should have been."""
-
-UPDATED_SUFFIX = "_updated"
-"""Ends the names of the values that are new weights and states."""
 
 _BATCH_NORM = "relax.nn.batch_norm"
 
@@ -81,8 +84,8 @@ def train_step(
         another.
     """
     chosen, method = loss_named(loss), optimizer_named(optimizer, options)
-    flat = InlinePrivateFunctions()(mod)
-    found = {str(gv.name_hint): fn for gv, fn in flat.functions.items()}.get("main")
+    functions = Functions(_without_statistics(mod))
+    found = functions.of.get("main")
     if not isinstance(found, relax.Function):
         raise _unfit("there is no function main")
     names = param_names(found)
@@ -91,11 +94,9 @@ def train_step(
     forward = relax.utils.copy_with_new_vars(found)
     if not is_trained_on(forward.ret_ty):
         raise _unfit(f"main returns {forward.ret_ty}, not one tensor of floats")
-    blocks = list(forward.body.blocks)
-    if len(blocks) != 1 or not isinstance(blocks[0], relax.DataflowBlock):
-        raise _unfit(f"main has {len(blocks)} binding blocks, not one dataflow block")
     data = data_positions(found)
-    return _Step(forward, names, data, chosen, method, reread).run()
+    step = _Step(forward, names, data, chosen, method, reread, functions)
+    return functions.module(step.run(), mod.attrs)
 
 
 def _unfit(what: str) -> ModelError:
@@ -105,16 +106,6 @@ def _unfit(what: str) -> ModelError:
         place="train_step",
         remedy="Give a forward model: main(*data, *weights) with one tensor as its result.",
     )
-
-
-@dataclass
-class _Weight:
-    """A parameter that the step updates, and its states."""
-
-    name: str
-    var: Any
-    states: list[Any] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
 
 
 class _Step:
@@ -128,18 +119,19 @@ class _Step:
         loss: Loss,
         optimizer: Optimizer,
         reread: bool,
+        functions: Functions,
     ) -> None:
         self.forward, self.loss, self.optimizer = forward, loss, optimizer
-        self.reread = reread
+        self.reread, self.functions = reread, functions
+        self.bindings = dataflow_bindings(forward, "main")
         self.builder = relax.BlockBuilder()
-        self.env: dict[Any, Any] = {}
         pairs = list(zip(names, forward.params, strict=True))
         self.data = [pair for i, pair in enumerate(pairs) if i in data]
         self.others = [pair for i, pair in enumerate(pairs) if i not in data]
         self.targets = relax.Var(TARGETS, loss.targets(forward.ret_ty))
         self.running = _running_statistics(forward)
         self.weights = [
-            self._with_states(_Weight(name, var))
+            self._with_states(Weight(name, var))
             for name, var in self.others
             if _is_float(var.ty) and var not in self.running
         ]
@@ -149,14 +141,14 @@ class _Step:
         self.again: dict[str, str] = {}
         self.gradients: dict[str, str] = {}
 
-    def _with_states(self, weight: _Weight) -> _Weight:
+    def _with_states(self, weight: Weight) -> Weight:
         for slot in self.optimizer.slots:
             weight.names.append(f"{weight.name}.{slot}")
             weight.states.append(relax.Var(weight.names[-1], weight.var.ty))
         return weight
 
-    def run(self) -> ir.IRModule:
-        """Return the module of the step."""
+    def run(self) -> relax.Function:
+        """Return the step; the functions that it calls are added to those of the model."""
         named = [
             *self.data,
             (TARGETS, self.targets),
@@ -185,77 +177,52 @@ class _Step:
         }
         for key, value in attrs.items():
             fn = fn.with_attr(key, value)
-        return ir.IRModule({"main": fn})
+        return fn
 
     def _body(self) -> list[Any]:
         """Emit all; return the loss and what is updated, in the order of the parameters."""
-        bindings = [self._forward(b) for b in self.forward.body.blocks[0].bindings]
-        done = [b for b in bindings if b is not None]
-        output = substitute(self.forward.body.body, self.env)
-        recorded = _Recorder(self.builder, done)
-        value = self.loss.write(recorded, output, self.targets)
-        loss = recorded.emit(value, "loss")
         wanted = [w.var for w in self.weights]
-        bindings = recorded.bindings
-        reread = Reread(self.builder, wanted, bindings) if self.reread else None
-        gradients = reverse(self.builder, bindings, loss, wanted, "main", reread)
+        tape = Tape(self.builder, Pairs(self.functions), active(self.bindings, wanted))
+        for binding in self.bindings:
+            self._forward(tape, binding)
+        value = self.loss.write(tape, tape.replaced(self.forward.body.body), self.targets)
+        loss = tape.emit(value, "loss")
+        reread = Reread(self.builder, wanted, tape.bindings) if self.reread else None
+        gradients = reverse(
+            self.builder, tape.bindings, loss, wanted, reread=reread, calls=tape.calls
+        )
         marks = reread.marks if reread is not None else {}
         self.again = {w.name: str(marks[w.var].name) for w in self.weights if w.var in marks}
         pairs = zip(self.weights, gradients, strict=True)
         self.gradients = {weight.name: str(gradient.name) for weight, gradient in pairs}
-        return [loss, *self._updates(gradients)]
+        return [loss, *self._updates(tape, gradients)]
 
-    def _forward(self, binding: Any) -> Any:
-        """Emit a binding of the model; return it as emitted (None: a mere name)."""
-        value = substitute(binding.value, self.env)
-        if isinstance(binding, relax.MatchCast):
-            raise _unfit(f"{binding.var.name} is a match_cast: bind the symbolic dims first")
-        if isinstance(value, ir.Var):
-            self.env[binding.var] = value
-            return None
-        if isinstance(value, ir.Call) and _is_op(value, _BATCH_NORM):
-            value = _training_batch_norm(value)
-        var = self.builder.emit(value, str(binding.var.name))
-        self.env[binding.var] = var
-        if isinstance(value, ir.Call) and _is_op(value, _BATCH_NORM):
-            for field_number, statistic in ((1, value.args[3]), (2, value.args[4])):
-                if statistic in self.running:
-                    self.statistics[statistic] = relax.TupleGetItem(var, field_number)
-        return relax.VarBinding(var, value)
+    def _forward(self, tape: Tape, binding: Any) -> None:
+        """Emit a binding of the model."""
+        value = tape.replaced(binding.value)
+        normed = _is_op(value, _BATCH_NORM)
+        var = tape.add(binding.var, _training_batch_norm(value) if normed else value)
+        for number, statistic in ((1, value.args[3]), (2, value.args[4])) if normed else ():
+            if statistic in self.running:
+                self.statistics[statistic] = relax.TupleGetItem(var, number)
 
-    def _updates(self, gradients: Sequence[Any]) -> list[Any]:
+    def _updates(self, tape: Tape, gradients: Sequence[Any]) -> list[Any]:
         """New weights in the order of the parameters, then new states, then the step."""
         builder, count = self.builder, None
-        new: dict[Any, Any] = dict(self.statistics)
-        states: list[tuple[str, Any]] = []
         shared: tuple[Any, ...] = ()
         if self.step is not None:
             count = builder.emit(relax.op.add(self.step, relax.const(1, "int64")))
             shared = self.optimizer.begin(builder, builder.emit(relax.op.astype(count, "float32")))
-        for weight, grad in zip(self.weights, gradients, strict=True):
-            value, kept = self.optimizer.update(builder, weight.var, grad, weight.states, shared)
-            new[weight.var] = value
-            states.extend(zip(weight.names, kept, strict=True))
-        out = [self._named(name, new[var]) for name, var in self.others if var in new]
-        out += [self._named(name, value) for name, value in states]
+        updates = Updates(builder, self.optimizer, self.functions, tape.calls.values())
+        new = updates.write(self.weights, gradients, shared)
+        new.update({n: self.statistics[v] for n, v in self.others if v in self.statistics})
+        out = [self._named(name, new[name]) for name, _ in self.others if name in new]
+        out += [self._named(name, new[name]) for w in self.weights for name in w.names]
         return out if count is None else [*out, self._named(STEP, count)]
 
     def _named(self, name: str, value: Any) -> Any:
         var = self.builder.emit(value, plain_name(name) + UPDATED_SUFFIX)
         self.updated[name] = str(var.name)
-        return var
-
-
-class _Recorder:
-    """A builder that remembers what it emits."""
-
-    def __init__(self, builder: relax.BlockBuilder, bindings: list[Any]) -> None:
-        self.builder, self.bindings = builder, bindings
-
-    def emit(self, value: Any, name: str = "") -> Any:
-        """Emit and remember."""
-        var = self.builder.emit(value, name)
-        self.bindings.append(relax.VarBinding(var, self.builder.lookup_binding(var)))
         return var
 
 
@@ -279,6 +246,19 @@ def _running_statistics(fn: relax.Function) -> set[Any]:
         for arg in binding.value.args[3:5]
         if arg in params
     }
+
+
+def _without_statistics(mod: ir.IRModule) -> ir.IRModule:
+    """Inline the functions that hold batch norms: what they update are parameters of ``main``."""
+    holders = {
+        str(gv.name_hint)
+        for gv, fn in mod.functions.items()
+        if isinstance(fn, relax.Function)
+        and any(_is_op(binding.value, _BATCH_NORM) for binding in all_bindings(fn.body))
+    }
+    private = {str(gv.name_hint) for gv, fn in relax_functions(mod) if is_private(fn)}
+    names = sorted(callers_closure(mod, holders) & private)
+    return InlinePrivateFunctions(names)(mod) if names else mod
 
 
 def _training_batch_norm(call: ir.Call) -> ir.Call:

@@ -113,7 +113,7 @@ class Returned:
             self.operands.arrive(v)
             form = values.decision.needs(values.inst, k, 0, values.g.values[v].mesh)
             if form != values.route(v).root:
-                values.in_form(v, form, var=self.body)
+                values.let_out(v, form)
 
     def expression(self) -> Any:
         """What the new function returns."""

@@ -18,6 +18,10 @@ from ...propagation.solve import Form, Route
 from .tuples import walk_fields
 
 
+OUTSIDE = relax.Var("outside")
+"""Stands for an old variable that its block does not hide."""
+
+
 class PlacedValues:
     """Expressions of the values of one specialisation, in every form asked for.
 
@@ -185,6 +189,13 @@ class PlacedValues:
         start = self.in_form(value, source)
         self._converted[key] = self._convert(value, start, source, form, name, var)
         return self._converted[key]
+
+    def let_out(self, value: int, form: Form) -> None:
+        """Convert a value for a reader behind the open dataflow block, which it is the end of."""
+        expr = self.in_form(value, form, var=OUTSIDE)
+        if is_dataflow(expr):  # it was converted for a reader inside
+            expr = self.emit(str(expr.name), expr, expr.ty, OUTSIDE)
+            self._converted[value, form] = expr
 
     def _in_root(self, value: int) -> Any:
         root = self.roots[value]
