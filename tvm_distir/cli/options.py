@@ -144,27 +144,6 @@ def add_model_options(parser: argparse.ArgumentParser, system_required: bool = F
     )
 
 
-def parse_optimizer(text: str) -> tuple[str, dict[str, float]]:
-    """Read ``adam:rate=0.001,beta1=0.9``: a name and numbers (UsageError DIST0152)."""
-    name, colon, rest = text.partition(":")
-    options: dict[str, float] = {}
-    for item in rest.split(",") if colon else []:
-        key, equals, value = (word.strip() for word in item.partition("="))
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if not key or not equals or not math.isfinite(number) or key in options:
-            raise UsageError(
-                "DIST0152",
-                f'"{shortened(item)}" is not an option and its number',
-                place="--optimizer",
-                remedy="Write NAME:key=value,..., e.g. adam:rate=0.001.",
-            )
-        options[key] = number
-    return name.strip(), options
-
-
 def _check_training(arguments: argparse.Namespace) -> None:
     """Refuse options of a training step without ``--train``."""
     for option in ("loss", "optimizer"):

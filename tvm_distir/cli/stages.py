@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import UsageError
-from .options import parse_optimizer
 
 
 class Stopwatch:
@@ -96,9 +95,9 @@ def load_work(
 
 def training_step(mod: Any, arguments: argparse.Namespace) -> Any:
     """Make the training step that ``--train``, ``--loss`` and ``--optimizer`` ask for."""
-    from ..transform.gradient import train_step
+    from ..transform.gradient import read_optimizer, train_step
 
-    name, options = parse_optimizer(arguments.optimizer or "sgd")
+    name, options = read_optimizer(arguments.optimizer or "sgd", "--optimizer")
     return train_step(mod, arguments.loss or "cross_entropy", name, False, **options)
 
 

@@ -7,6 +7,7 @@ from .declaration import Rewrite as Rewrite
 from .declaration import module_pass as module_pass
 from .distribute import distribute as distribute
 from .distribute import pipeline as pipeline
+from .gradient import TrainStep as TrainStep
 from .inline import InlinePrivateFunctions as InlinePrivateFunctions
 from .legalize import LegalizeRedistribute as LegalizeRedistribute
 from .legalize import UseStockCollectives as UseStockCollectives

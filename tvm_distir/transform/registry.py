@@ -23,6 +23,7 @@ PASSES = Registry(
     {
         name: f"{_HERE}.{target}"
         for name, target in {
+            "train": "gradient:TrainStep",
             "outline": "outline:OutlineRepeatedLayers",
             "inline": "inline:InlinePrivateFunctions",
             "annotate": "annotate:AnnotateSharding",

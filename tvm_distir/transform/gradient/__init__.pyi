@@ -1,4 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .optimizers import read_optimizer as read_optimizer
+from .passes import TrainStep as TrainStep
 from .step import train_step as train_step

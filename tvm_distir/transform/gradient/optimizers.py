@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
@@ -11,7 +12,7 @@ from typing import Any, Protocol
 from tvm import relax
 from tvm.relax.op import add, astype, divide, multiply, power, sqrt, subtract
 
-from ...errors import ModelError, nearest
+from ...errors import ModelError, UsageError, nearest, shortened
 from .constants import scalar
 
 STEP = "step"
@@ -176,3 +177,24 @@ def optimizer_named(name: str, options: Mapping[str, float]) -> Optimizer:
                 remedy=nearest(option, known),
             )
     return kind(**{key: float(value) for key, value in options.items()})
+
+
+def read_optimizer(text: str, place: str) -> tuple[str, dict[str, float]]:
+    """Read ``adam:rate=0.001,beta1=0.9``: a name and numbers (UsageError DIST0152)."""
+    name, colon, rest = text.partition(":")
+    options: dict[str, float] = {}
+    for item in rest.split(",") if colon else []:
+        key, equals, value = (word.strip() for word in item.partition("="))
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not key or not equals or not math.isfinite(number) or key in options:
+            raise UsageError(
+                "DIST0152",
+                f'"{shortened(item)}" is not an option and its number',
+                place=place,
+                remedy="Write NAME:key=value,..., e.g. adam:rate=0.001.",
+            )
+        options[key] = number
+    return name.strip(), options

@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tvm import ir, relax
 
 from ...ir.rewrite import substitute
-from .reverse import Reread, is_differentiable
+from .reread import Reread
+from .reverse import is_differentiable
 
 Roles = tuple[bool, ...]
 """Per parameter of a function: whether its gradient is asked for."""
@@ -166,7 +167,3 @@ class Tape:
         if isinstance(arg, relax.TupleGetItem):
             return self._on_the_way(arg.tuple_value)
         return arg in self.live and is_differentiable(arg.ty)
-
-
-Calls = Mapping[Any, CallGradient]
-"""The calls of private functions in a forward part, by the variables of their values."""

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""New weights and states, a function per layer: what one call made gradients of is updated by one."""
+"""New weights and states: those of a layer, whose gradients one call makes, by one function."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class Updates:
     def _function(
         self, name: str, labels: list[str], weights: list[Weight], args: list[Any]
     ) -> ir.GlobalVar:
-        """Write ``(*weights, *gradients, *states, *shared) -> (*new weights with their states,)``."""
+        """Write ``(*weights, *gradients, *states, *shared) -> (*new weights and states,)``."""
         slots = [
             (label, state.removeprefix(f"{weight.name}."))
             for label, weight in zip(labels, weights, strict=True)

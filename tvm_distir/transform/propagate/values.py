@@ -17,7 +17,6 @@ from ...propagation import Decision, Instance
 from ...propagation.solve import Form, Route
 from .tuples import walk_fields
 
-
 OUTSIDE = relax.Var("outside")
 """Stands for an old variable that its block does not hide."""
 

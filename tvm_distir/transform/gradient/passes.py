@@ -1,0 +1,58 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""TrainStep: a forward model becomes one step of training.
+
+Before::
+
+    def layer(x, w) -> y                                # private
+    def main(x, h_0_w, h_1_w):
+        y = cls.layer(x, h_0_w)
+        z = cls.layer(y, h_1_w)
+
+After, with ``loss="mse"``::
+
+    def layer_forward(x, w) -> (y, (saved...))          # private
+    def layer_backward(grad, (saved...), w) -> (x's gradient, w's gradient)
+    def layer_update(w, w_grad) -> (new w,)
+    def main(x, targets, h_0_w, h_1_w):
+        y_both = cls.layer_forward(x, h_0_w)
+        ...
+        y_back = cls.layer_backward(y_grad, y_saved, h_0_w)
+        y_update = cls.layer_update(h_0_w, h_0_w_grad)
+"""
+
+from __future__ import annotations
+
+from ..declaration import Rewrite, module_pass
+from .optimizers import read_optimizer
+from .step import train_step
+
+
+@module_pass("global")
+def TrainStep(loss: str = "cross_entropy", optimizer: str = "sgd", reread: bool = False) -> Rewrite:
+    """Make a step of training out of a model; its functions stay functions.
+
+    What :func:`tvm_distir.train_step` does, as a pass.
+
+    Parameters
+    ----------
+    loss : str
+        The loss: cross_entropy or mse.
+    optimizer : str
+        The optimizer and its options, as adam:rate=0.001.
+    reread : bool
+        Whether the backward part reads the weights anew.
+
+    Returns
+    -------
+    Pass
+        A module pass. It raises ModelError DIST0350 for an op without a gradient, DIST0351 for an
+        unknown loss or optimizer and for a model of another form.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 where the options of the optimizer are no numbers.
+    """
+    name, options = read_optimizer(optimizer, "TrainStep")
+    return lambda mod: train_step(mod, loss, name, reread, **options)
