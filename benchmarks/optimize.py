@@ -54,12 +54,12 @@ def _llama(layers: int, sizes: models.Sizes) -> tuple[ir.IRModule, Plan]:
         layers=layers, hidden=sizes.hidden, heads=sizes.heads, ffn=sizes.ffn, batch=sizes.batch,
         seq=sizes.seq, dtype="float32", nested=0,
     )  # fmt: skip
-    step = td.frontend.training.train_step(mod)
+    step = td.train_step(mod)
     return step, make_plan(step, models.STRATEGY, models.MESH)
 
 
 def _resnet(_: int, __: models.Sizes) -> tuple[ir.IRModule, Plan]:
-    step = td.frontend.training.train_step(td.zoo.resnet(batch=16))
+    step = td.train_step(td.zoo.resnet(batch=16))
     return step, make_plan(step, "data_parallel", {"dp": 8})
 
 
@@ -98,7 +98,7 @@ def completed_at_once(mod: ir.IRModule) -> ir.IRModule:
 def sharded_training(reread: bool, ranks: int = 2) -> ir.IRModule:
     """A step of the tiny GPT with weights, gradients and states in shards: ZeRO stage 3."""
     mod = td.zoo.gpt(
-        size="tiny", layers=2, hidden=32, heads=4, vocab=64, seq=32, batch=32, positions=32
+        size="tiny", layers=2, hidden=32, heads=4, vocab=64, seq=32, batch=32, positions=32, nested=0
     )
     step = td.train_step(mod, optimizer="adam", rate=1.0, reread=reread)
     mesh = as_mesh_spec({"dp": ranks})

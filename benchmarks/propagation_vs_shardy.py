@@ -5,8 +5,8 @@
 Ours: PropagateSharding (deciding plus rewriting), of it the deciding; then the passes to each
 device's program. Shardy's: its propagation pipeline, then its passes to local shapes with
 collectives. dp 2 x tp 4, Megatron's weights, batch over dp; a training step has gradients and
-updated weights. "nested": a private function per layer; ours gets the training step's by
-OutlineRepeatedLayers, Shardy deduplicates functions.
+updated weights. "nested": a private function per layer, of whose calls our gradients are calls;
+Shardy deduplicates functions.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def forward(layers: int, nested: bool) -> tuple[ir.IRModule, Plan]:
 
 def train(layers: int, nested: bool) -> tuple[ir.IRModule, Plan]:
     """A training step, and Megatron's plan for it."""
-    step, plan = models.training(*forward(layers, False))
-    return (transform.OutlineRepeatedLayers()(step) if nested else step), plan
+    return models.training(*forward(layers, nested))
 
 
 def measures(mod: ir.IRModule, plan: Plan) -> list[Callable[[], float]]:
@@ -84,8 +83,6 @@ def main() -> None:
         print_setting(**peer.versions)
         for name, build in (("gpt", forward), ("train", train)):
             for nested in (False, True):
-                if nested and build is train and not hasattr(transform, "OutlineRepeatedLayers"):
-                    continue
                 for layers in LAYERS:
                     mod, plan = build(layers, nested)
                     shardy = Shardy(peer, model=name, layers=layers, nested=nested, dedup=nested)

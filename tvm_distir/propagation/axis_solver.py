@@ -19,8 +19,11 @@ from .solve import Alternative, AxisProblem, Builder, PriceTables, Summary, mini
 TABLE_LIMIT = 1 << 22
 """Entries of one table; a problem that stays wider goes to the integer solver."""
 
-SUMMARY_LIMIT = 1 << 10
-"""Entries of one table of a function summary; above it a variable is kept."""
+SUMMARY_LIMIT = 1 << 6
+"""Entries of one table of a function summary; above it a variable is kept.
+
+Small ones keep the caller's problem narrow: a function with many operands, as the backward part
+of a layer is, else joins them all in its tables."""
 
 NOTHING = Alternative((), (), None)
 """Of a node without operands and results."""
