@@ -98,8 +98,9 @@ def completed_at_once(mod: ir.IRModule) -> ir.IRModule:
 def sharded_training(reread: bool, ranks: int = 2) -> ir.IRModule:
     """A step of the tiny GPT with weights, gradients and states in shards: ZeRO stage 3."""
     mod = td.zoo.gpt(
-        size="tiny", layers=2, hidden=32, heads=4, vocab=64, seq=32, batch=32, positions=32, nested=0
-    )
+        size="tiny", layers=2, hidden=32, heads=4, vocab=64, seq=32, batch=32, positions=32,
+        nested=0,
+    )  # fmt: skip
     step = td.train_step(mod, optimizer="adam", rate=1.0, reread=reread)
     mesh = as_mesh_spec({"dp": ranks})
     rules = [
