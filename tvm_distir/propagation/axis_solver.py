@@ -14,7 +14,7 @@ from .graph import Graph
 from .instances import Instances, LocalSizes
 from .module import PlacedModule
 from .reach import Reach
-from .solve import Alternative, AxisProblem, Builder, PriceTables, Summary, minimise
+from .solve import Alternative, Alternatives, AxisProblem, Builder, PriceTables, Summary, minimise
 
 TABLE_LIMIT = 1 << 22
 """Entries of one table; a problem that stays wider goes to the integer solver."""
@@ -25,7 +25,7 @@ SUMMARY_LIMIT = 1 << 6
 Small ones keep the caller's problem narrow: a function with many operands, as the backward part
 of a layer is, else joins them all in its tables."""
 
-NOTHING = Alternative((), (), None)
+NO_ENDS = ((Alternatives(-1, (Alternative((), (), None),)), -1),)
 """Of a node without operands and results."""
 
 
@@ -156,21 +156,18 @@ class AxisSolver:
     def _decode(
         self, inst: Instance, a: int, model: AxisProblem, values: Sequence[int]
     ) -> Instance:
-        g, choice, kids = inst.graph, [], {}
-        for k, (producers, consumers) in enumerate(zip(model.producers, model.consumers)):
-            ends = producers or consumers
-            if not ends or k in model.spliced:
-                choice.append(NOTHING)
-                continue
-            alts, u = ends[0]
-            choice.append(alts.items[values[u] if u >= 0 else 0])
+        g, kids = inst.graph, {}
+        ends = [
+            (made or read or NO_ENDS)[0] for made, read in zip(model.producers, model.consumers)
+        ]
+        choice = [alts.items[values[u] if u >= 0 else 0] for alts, u in ends]
         for k in g.calls:
             picked = tuple([values[u] for u in model.spliced[k]])
             kids[k] = self._specialise(inst.kids[k], a, picked)
             needs = [alts.needs[values[u] if u >= 0 else 0][0] for alts, u in model.consumers[k]]
             gives = [alts.gives[values[u] if u >= 0 else 0][0] for alts, u in model.producers[k]]
             choice[k] = Alternative(tuple(needs), tuple(gives), None)
-        return self.instances.of(g, {**inst.choice, a: tuple(choice)}, kids)
+        return self.instances.of(g, {**inst.choice, a: tuple(choice)}, kids, inst.columns)
 
     def _specialise(self, inst: Instance, a: int, picked: tuple[int, ...]) -> Instance:
         """One instance per distinct assignment of a summary's kept variables."""

@@ -21,13 +21,15 @@ class Instance:
     """One specialisation of a placed function.
 
     ``choice[a][k]`` is the alternative of node k along axis a (absent: not decided yet);
-    ``kids[k]`` the specialisation that call node k uses.
+    ``kids[k]`` the specialisation that call node k uses; ``columns[a]`` the number of
+    ``choice[a]`` among those of a labelling.
     """
 
     number: int
     graph: Graph
     choice: dict[int, tuple[Alternative, ...]]
     kids: dict[int, Instance]
+    columns: dict[int, int] = field(default_factory=dict)
     local: dict[int, tuple[list[int], dict[int, dict[int, int]]]] = field(default_factory=dict)
 
     def signature(self) -> Signature:
@@ -104,12 +106,20 @@ class Decision:
 
     def settled(self, inst: Instance) -> dict[int, Route]:
         """Routes of all values that every consumer wants as they are produced."""
-        g, found = inst.graph, {}
-        columns = {m: [inst.choice[a] for a in axes] for m, axes in self._by_mesh.items()}
-        for v, ((node, result), uses) in enumerate(zip(g.producer, g.uses)):
-            own = columns[g.values[v].mesh]
-            produced = tuple([column[node].gives[result] for column in own])
-            if P not in produced and self._at_home(uses, own, produced):
+        g, moved = inst.graph, set[int]()
+        gives = {}
+        for a, choice in inst.choice.items():
+            have = gives[a] = [choice[k].gives[j] for k, j in g.producer]
+            mesh = self.axes[a].mesh
+            for node, chosen in zip(g.nodes, choice):
+                for v, want in zip(node.operands, chosen.needs):
+                    if v >= 0 and want != have[v] and g.values[v].mesh == mesh:
+                        moved.add(v)
+        forms = {m: list(zip(*[gives[a] for a in axes])) for m, axes in self._by_mesh.items()}
+        found = {}
+        for v, value in enumerate(g.values):
+            produced = forms[value.mesh][v]
+            if v not in moved and P not in produced:
                 found[v] = Route.at_home(produced)
         return found
 

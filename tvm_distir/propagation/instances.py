@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from .decision import Instance
 from .graph import Axis, Graph
@@ -28,27 +29,47 @@ class Instances:
     def __init__(self, axes: Sequence[Axis], reach: Mapping[str, Reach]) -> None:
         self.axes, self.reach = axes, reach
         self._known: dict[object, Instance] = {}
+        self._columns: dict[tuple[Alternative, ...], int] = {}
 
     def of(
-        self, g: Graph, choice: dict[int, tuple[Alternative, ...]], kids: dict[int, Instance]
+        self,
+        g: Graph,
+        choice: dict[int, tuple[Alternative, ...]],
+        kids: dict[int, Instance],
+        columns: Mapping[int, int] = MappingProxyType({}),
     ) -> Instance:
-        """The instance of a graph with these alternatives per axis, and these callees."""
+        """The instance of a graph with these alternatives per axis, and these callees.
+
+        ``columns`` has the numbers of those of some axes (:attr:`.Instance.columns`).
+        """
+        numbers = {
+            a: columns[a] if a in columns else self._columns.setdefault(c, len(self._columns))
+            for a, c in sorted(choice.items())
+        }
         key = (
             g.key,
-            tuple(sorted(choice.items())),
-            tuple((k, kid.number) for k, kid in sorted(kids.items())),
+            tuple(numbers.items()),
+            tuple([(k, kid.number) for k, kid in sorted(kids.items())]),
         )
-        if key not in self._known:
-            self._known[key] = Instance(len(self._known), g, choice, kids)
-        return self._known[key]
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Instance(len(self._known), g, choice, kids, numbers)
+        return found
 
     def without(self, inst: Instance, a: int) -> Instance:
         """An instance with axis ``a`` open again, in its callees too."""
+        return self._without(inst, a, {})
+
+    def _without(self, inst: Instance, a: int, done: dict[int, Instance]) -> Instance:
         if a not in inst.choice:
             return inst
-        choice = {b: c for b, c in inst.choice.items() if b != a}
-        kids = {k: self.without(kid, a) for k, kid in inst.kids.items()}
-        return self.of(inst.graph, choice, kids)
+        found = done.get(inst.number)
+        if found is None:
+            choice = {b: c for b, c in inst.choice.items() if b != a}
+            columns = {b: c for b, c in inst.columns.items() if b != a}
+            kids = {k: self._without(kid, a, done) for k, kid in inst.kids.items()}
+            found = done[inst.number] = self.of(inst.graph, choice, kids, columns)
+        return found
 
     def sizes(self, inst: Instance, a: int) -> LocalSizes:
         """Bytes of each value local to the other axes of its mesh, and how its dims are cut.
@@ -63,20 +84,16 @@ class Instances:
         for b, axis in enumerate(self.axes):
             if b == a or axis.mesh != self.axes[a].mesh:
                 continue
-            choice = inst.choice.get(b)
-            for v, value in enumerate(g.values):
-                if value.mesh != axis.mesh:
-                    continue
-                if choice is None:
-                    if reach.live[b][v]:
-                        sizes[v] //= axis.size
-                    continue
-                k, j = g.producer[v]
+            choice, n = inst.choice.get(b), axis.size
+            if choice is None:  # what lies on another mesh, the axis does not reach
+                sizes = [size // n if live else size for size, live in zip(sizes, reach.live[b])]
+                continue
+            for v, (k, j) in enumerate(g.producer):
                 label = choice[k].gives[j]
-                if label >= 0:
-                    sizes[v] = -(-sizes[v] // axis.size)
+                if label >= 0 and g.values[v].mesh == axis.mesh:
+                    sizes[v] = -(-sizes[v] // n)
                     dims = cut.setdefault(v, {})
-                    dims[label] = dims.get(label, 1) * axis.size
+                    dims[label] = dims.get(label, 1) * n
         inst.local[a] = (sizes, cut)
         return inst.local[a]
 
@@ -86,8 +103,13 @@ class Instances:
 
     def same_sizes(self, one: Instance, two: Instance, a: int) -> bool:
         """Whether an axis finds the same sizes in two instances, callees included."""
-        if one is two:
-            return True
-        return self.sizes(one, a) == self.sizes(two, a) and all(
-            self.same_sizes(one.kids[k], two.kids[k], a) for k in one.kids
-        )
+        waiting, seen = [(one, two)], set[tuple[int, int]]()
+        while waiting:
+            one, two = waiting.pop()
+            if one is two or (one.number, two.number) in seen:
+                continue
+            seen.add((one.number, two.number))
+            if self.sizes(one, a) != self.sizes(two, a):
+                return False
+            waiting += [(kid, two.kids[k]) for k, kid in one.kids.items()]
+        return True

@@ -83,7 +83,7 @@ class Boundary:
         g, m, mesh, index = problem.g, problem.model, problem.mesh, problem.axis.index
         forced = None if self._forced is None else self._forced[0]
         fixed = problem.reach.fixed[problem.a]
-        given: dict[int, tuple[End, ...]] = {}
+        ends: dict[int, tuple[End, ...]] = {}
         for i, k in enumerate(g.params):
             node = g.nodes[k]
             label: int | None = R
@@ -97,9 +97,10 @@ class Boundary:
             if label is None:
                 self._free_param(node)
                 continue
-            end = given.get(label)
+            problem.given[node.results[0]] = label
+            end = ends.get(label)
             if end is None:
-                end = given[label] = ((problem.prices.forms.ends([label], needs=False), -1),)
+                end = ends[label] = ((problem.prices.forms.ends([label], needs=False), -1),)
             m.producers.append(end)
             m.consumers.append(())
 

@@ -137,5 +137,8 @@ class Builder:
         m.constant += summary.constant
         m.feasible = m.feasible and summary.feasible
         m.spliced[k] = base
+        for v, (alts, u) in zip(node.results, summary.rets):
+            if u < 0:
+                problem.given[v] = alts.gives[0][0]
         for ends, outside in ((m.producers, summary.rets), (m.consumers, summary.params)):
             ends.append(tuple([(alts, base[u]) if u >= 0 else (alts, u) for alts, u in outside]))

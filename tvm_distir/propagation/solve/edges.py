@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from .alternatives import Alternatives
 from .problem import Assembly, hold_on
 
@@ -23,28 +21,24 @@ class Edges:
 
     def open_values(self) -> list[int]:
         """Values that some consumer may want in another form than they are given in."""
-        problem = self.problem
-        g, producers, spliced = problem.g, problem.model.producers, problem.model.spliced
-        found = []
-        for v, (value, uses, (k, j)) in enumerate(zip(g.values, g.uses, g.producer)):
-            if not uses or value.mesh != problem.mesh:
+        problem, found = self.problem, set[int]()
+        g, spliced, given = problem.g, problem.model.spliced, problem.given
+        for k, (node, ends) in enumerate(zip(g.nodes, problem.model.consumers)):
+            if not ends:
                 continue
-            producer, variable = producers[k][j]
-            if variable >= 0 or not self._as_given(
-                producer.gives[0][0 if k in spliced else j], uses
-            ):
-                found.append(v)
-        return found
-
-    def _as_given(self, have: int, uses: Sequence[tuple[int, tuple[int, ...]]]) -> bool:
-        """Whether each consumer can only want the one form that a value is given in."""
-        consumers, spliced = self.problem.model.consumers, self.problem.model.spliced
-        for k, positions in uses:
-            for i in positions:
-                consumer, variable = consumers[k][i]
-                if variable >= 0 or consumer.needs[0][0 if k in spliced else i] != have:
-                    return False
-        return True
+            if k in spliced:
+                for v, (consumer, variable) in zip(node.operands, ends):
+                    if variable >= 0 or consumer.needs[0][0] != given[v]:
+                        found.add(v)
+                continue
+            consumer, variable = ends[0]
+            if variable >= 0:
+                found.update(node.operands)
+                continue
+            for v, want in zip(node.operands, consumer.needs[0]):
+                if want != given[v]:
+                    found.add(v)
+        return [v for v in sorted(found) if v >= 0 and g.values[v].mesh == problem.mesh]
 
     def between(self, v: int) -> None:
         """What it costs to hand value v to its consumers."""

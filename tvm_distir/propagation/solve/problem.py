@@ -85,6 +85,8 @@ class Assembly:
     Attributes
     ----------
     model : AxisProblem
+    given : list of (int or None)
+        Per value the only label that it is given in; None where there are several.
     """
 
     def __init__(
@@ -100,6 +102,7 @@ class Assembly:
         self.mesh = self.axis.mesh
         self.bytes, self.cut = sizes
         self.model = AxisProblem()
+        self.given: list[int | None] = [None] * len(g.values)
 
     def put(self, scope: Scope, table: tuple[int, int]) -> None:
         """Put a table, and the minimum taken out of it, over variables."""
@@ -142,6 +145,9 @@ class Assembly:
         if count > 1:
             variable = len(m.domains)
             m.domains.append(count)
+        else:
+            for v, label in zip(node.results, alternatives.gives[0]):
+                self.given[v] = label
         end = (alternatives, variable)
         m.producers.append((end,) * len(node.results))
         m.consumers.append((end,) * len(node.operands))
