@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write the tables of passes and strategies in the docs from what is registered.
+"""Write the tables of passes, strategies and gradients in the docs from what is registered.
 
 A table stands between ``<!-- table:NAME:start -->`` and ``<!-- table:NAME:end -->``::
 
@@ -20,13 +20,17 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from slots import rewrite_pages
+from tvm import ir
 
+from tvm_distir.ops import op_coverage
 from tvm_distir.plugins import Option
 from tvm_distir.strategy import find_strategy, strategy_names
 from tvm_distir.transform import find_pass, pass_names
+from tvm_distir.transform.gradient import reverse, unmoved  # noqa: F401 (registers gradients)
+from tvm_distir.transform.gradient.registry import GRADIENTS
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES = ("docs/passes.md", "docs/strategies.md")
+FILES = ("docs/passes.md", "docs/strategies.md", "docs/training.md")
 
 _SLOT = re.compile(r"(?<=<!-- table:)(\w+)(:start -->\n)(.*?)(?=<!-- table:\1:end -->)", re.DOTALL)
 
@@ -62,7 +66,32 @@ def strategies_table() -> str:
     return _table(("strategy", "options", "what it makes"), rows)
 
 
-TABLES = {"passes": passes_table, "strategies": strategies_table}
+def gradients_table() -> str:
+    """A row per kind of gradient, with the ops of that kind that have a sharding rule."""
+    ruled = [row.op for row in op_coverage() if row.source in ("hand", "derived")]
+    kinds: dict[str, list[str]] = {"ours": [], "TVM's": [], "none, on purpose": []}
+    refused: dict[str, list[str]] = {}
+    for op in ruled:
+        name = op.removeprefix("relax.")
+        if name in unmoved.UNKNOWN:
+            refused.setdefault(unmoved.UNKNOWN[name], []).append(name)
+        elif name in unmoved.STEPS:
+            kinds["none, on purpose"].append(name)
+        elif op in GRADIENTS:
+            kinds["ours"].append(name)
+        elif ir.Op.get(op).get_attr("FPrimalGradient") is not None:
+            kinds["TVM's"].append(name)
+        else:
+            kinds["none, on purpose"].append(name)
+    rows = [*kinds.items(), *((f"refused: {why}", names) for why, names in refused.items())]
+    return _table(("gradient", "ops"), [(k, ", ".join(f"`{n}`" for n in v)) for k, v in rows])
+
+
+TABLES = {
+    "passes": passes_table,
+    "strategies": strategies_table,
+    "gradients": gradients_table,
+}
 
 
 def _is_ours(made: object) -> bool:

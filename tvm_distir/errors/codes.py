@@ -64,6 +64,7 @@ CODES: dict[str, str] = {
     "DIST0340": "the inputs of a module cannot be drawn",
     "DIST0350": "an op of a model that is to be trained has no gradient",
     "DIST0351": "a model, loss or optimizer does not make a training step",
+    "DIST0353": "a gradient is registered for a kernel that has one",
     # 040x-044x: rules and propagation
     "DIST0401": "what a call calls has no sharding rule, and none can be derived",
     "DIST0402": "the shape of an operand or result of a call is unknown",

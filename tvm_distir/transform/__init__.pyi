@@ -8,6 +8,7 @@ from .declaration import module_pass as module_pass
 from .distribute import distribute as distribute
 from .distribute import pipeline as pipeline
 from .gradient import TrainStep as TrainStep
+from .gradient import register_primfunc_gradient as register_primfunc_gradient
 from .inline import InlinePrivateFunctions as InlinePrivateFunctions
 from .legalize import LegalizeRedistribute as LegalizeRedistribute
 from .legalize import UseStockCollectives as UseStockCollectives

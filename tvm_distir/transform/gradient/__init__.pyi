@@ -3,4 +3,5 @@
 
 from .optimizers import read_optimizer as read_optimizer
 from .passes import TrainStep as TrainStep
+from .primfuncs import register_primfunc_gradient as register_primfunc_gradient
 from .step import train_step as train_step

@@ -1,19 +1,21 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of convolutions, transposed ones too, and of padding.
+"""Gradients of convolutions, transposed ones too.
 
 TVM has that of ``conv2d`` alone. Its weight gradient computes more positions than the kernel has
 where strides leave rows over, and moves groups into the batch, which then cannot be cut. Here the
-samples of a grouped one are one more spatial dim.
+samples of a grouped one are one more spatial dim; of a grouped ``conv3d``, for which there is none
+left, each plane of the kernel is a grouped ``conv2d``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax.op import expand_dims, reshape, strided_slice
+from tvm.relax.op import concat, expand_dims, permute_dims, reshape, strided_slice
 
 from .registry import refuse, register_gradient, shape_of
 
@@ -21,17 +23,6 @@ SPATIAL = {1: "W", 2: "HW", 3: "DHW"}
 """Spatial dims of the plain layouts, by their number."""
 SAMPLES = {1: "H", 2: "D"}
 """What the samples are called where they are a spatial dim in front of these."""
-
-
-def _spatial(call: ir.Call, kernel: str) -> str:
-    """Spatial dims of a call in plain layouts, the only ones whose gradient is known."""
-    a = call.attrs
-    names = SPATIAL[len(shape_of(call.args[0])) - 2]
-    known = (f"NC{names}", f"{kernel}{names}", f"NC{names}")
-    given = (str(a.data_layout), str(a.kernel_layout), str(a.out_layout or a.data_layout))
-    if given != known:
-        raise refuse(call, f"the gradient for the layouts {', '.join(given)} is not known")
-    return names
 
 
 def _numbers(values: Any) -> list[int]:
@@ -42,9 +33,34 @@ def _op(name: str, count: int) -> Any:
     return getattr(relax.op.nn, f"conv{count}d{name}")
 
 
-def _weight_gradient(
-    call: ir.Call, long: Any, short: Any, names: str, builder: relax.BlockBuilder
-) -> Any:
+@dataclass(frozen=True)
+class _Weight:
+    """What the gradient of a weight depends on.
+
+    Attributes
+    ----------
+    taps : list of int
+        Spatial extents of the kernel.
+    strides, dilation, before : list of int
+        Of the convolution, by spatial dim.
+    groups : int
+    dtype : str
+    """
+
+    taps: list[int]
+    strides: list[int]
+    dilation: list[int]
+    before: list[int]
+    groups: int
+    dtype: str
+
+    @property
+    def names(self) -> str:
+        """Spatial dims."""
+        return SPATIAL[len(self.taps)]
+
+
+def _weight_gradient(w: _Weight, long: Any, short: Any, builder: relax.BlockBuilder) -> Any:
     """``dw[i, o, k] = sum of short[n, i, p] long[n, o, p stride + k dilation - before]``.
 
     Over all samples n and places p of the windows. The first operand of that convolution has the
@@ -52,28 +68,22 @@ def _weight_gradient(
 
     Parameters
     ----------
-    call : Call
-        The convolution.
+    w : _Weight
     long, short : Var
         What its windows read or write, and what there is one of per window:
         (samples, channels, ...).
-    names : str
-        Spatial dims.
     """
-    a, weight = call.attrs, shape_of(call.args[1])
-    strides, dilation, groups = _numbers(a.strides), _numbers(a.dilation), int(a.groups)
+    names, groups = w.names, w.groups
+    if groups > 1 and len(names) not in SAMPLES:
+        return _by_planes(w, long, short, builder)
     rows, places = _numbers(shape_of(long)[2:]), _numbers(shape_of(short)[2:])
-    before = _numbers(a.padding)[: len(names)]
+    before, strides, dilation = w.before, w.strides, w.dilation
     after = [
-        max(0, (p - 1) * s + (int(k) - 1) * d + 1 - n - b)
-        for p, s, k, d, n, b in zip(
-            places, strides, weight[2:], dilation, rows, before, strict=True
-        )
+        max(0, (p - 1) * s + (k - 1) * d + 1 - n - b)
+        for p, s, k, d, n, b in zip(places, strides, w.taps, dilation, rows, before, strict=True)
     ]
     data, taps = f"CN{names}", f"IO{names}"
     if groups > 1:
-        if len(names) not in SAMPLES:
-            raise refuse(call, "the gradient of a grouped conv3d is not known")
         lead, (samples, channels) = SAMPLES[len(names)], shape_of(long)[:2]
         long = builder.emit(reshape(long, [samples, groups, channels // groups, *rows]))
         short = builder.emit(expand_dims(short, 2))
@@ -89,12 +99,39 @@ def _weight_gradient(
         data_layout=data,
         kernel_layout=taps,
         out_layout=data,
-        out_dtype=str(call.args[1].ty.dtype),
+        out_dtype=w.dtype,
     )
     found = builder.normalize(found)
     if groups > 1:
-        found = reshape(builder.emit(found), shape_of(found)[1:])
-    return _first(builder.normalize(found), weight, builder)
+        found = builder.normalize(reshape(builder.emit(found), shape_of(found)[1:]))
+    return _first(found, [*shape_of(found)[:2], *w.taps], builder)
+
+
+def _by_planes(w: _Weight, long: Any, short: Any, builder: relax.BlockBuilder) -> Any:
+    """Of each plane of the kernel, of the planes that it reads: their samples are samples."""
+    depth, places = int(shape_of(long)[2]), int(shape_of(short)[2])
+    step, apart, before = w.strides[0], w.dilation[0], w.before[0]
+    reach = (places - 1) * step
+    after = max(0, reach + (w.taps[0] - 1) * apart + 1 - depth - before)
+    padded = long
+    if before or after:
+        padded = builder.emit(relax.op.nn.pad(long, [0] * 4 + [before, after] + [0] * 4))
+
+    def as_samples(value: Any) -> Any:
+        n, c, p, *rest = shape_of(value)
+        turned = builder.emit(permute_dims(value, [0, 2, 1, 3, 4]))
+        return builder.emit(reshape(turned, [n * p, c, *rest]))
+
+    plane = replace(
+        w, taps=w.taps[1:], strides=w.strides[1:], dilation=w.dilation[1:], before=w.before[1:]
+    )
+    windows, found = as_samples(short), []
+    for k in range(w.taps[0]):
+        low = k * apart
+        read = builder.emit(strided_slice(padded, [2], [low], [low + reach + 1], [step]))
+        part = builder.emit(_weight_gradient(plane, as_samples(read), windows, builder))
+        found.append(builder.emit(expand_dims(part, 2)))
+    return builder.normalize(concat(found, 2)) if len(found) > 1 else found[0]
 
 
 def _first(value: Any, shape: Sequence[Any], builder: relax.BlockBuilder) -> Any:
@@ -105,63 +142,103 @@ def _first(value: Any, shape: Sequence[Any], builder: relax.BlockBuilder) -> Any
     return strided_slice(builder.emit(value), axes, [0] * len(axes), [shape[d] for d in axes])
 
 
+def _turned(value: Any, given: str, wanted: str, builder: relax.BlockBuilder) -> Any:
+    """A value of one layout in another."""
+    if given == wanted:
+        return value
+    return builder.emit(permute_dims(value, [given.index(c) for c in wanted]))
+
+
+def _plain(
+    call: ir.Call, grad: Any, kernel: str, builder: relax.BlockBuilder
+) -> tuple[Any, Any, Any, tuple[str, str]]:
+    """Data, weight and gradient in plain layouts; the layouts of the first two before."""
+    a, (data, weight) = call.attrs, call.args
+    names = SPATIAL[len(shape_of(data)) - 2]
+    wanted = (f"NC{names}", f"{kernel}{names}", f"NC{names}")
+    given = (str(a.data_layout), str(a.kernel_layout), str(a.out_layout or a.data_layout))
+    if any(sorted(g) != sorted(w) for g, w in zip(given, wanted, strict=True)):
+        raise refuse(call, f"the gradient for the layouts {', '.join(given)} is not known")
+    values = (data, weight, grad)
+    if str(grad.ty.dtype) != str(data.ty.dtype):
+        values = (data, weight, builder.emit(relax.op.astype(grad, str(data.ty.dtype))))
+    plain = [_turned(v, g, w, builder) for v, g, w in zip(values, given, wanted, strict=True)]
+    return plain[0], plain[1], plain[2], (given[0], given[1])
+
+
+def _back(
+    found: Sequence[Any], kernel: str, layouts: tuple[str, str], builder: relax.BlockBuilder
+) -> list[Any]:
+    """Gradients of data and weight in the layouts of these."""
+    names = SPATIAL[len(layouts[0]) - 2]
+    plain = (f"NC{names}", f"{kernel}{names}")
+    if layouts == plain:
+        return list(found)
+    return [
+        _turned(builder.emit(v), w, g, builder)
+        for v, w, g in zip(found, plain, layouts, strict=True)
+    ]
+
+
+def _weight_of(call: ir.Call, weight: Any) -> _Weight:
+    a = call.attrs
+    taps = _numbers(shape_of(weight)[2:])
+    before = _numbers(a.padding)[: len(taps)]
+    return _Weight(
+        taps,
+        _numbers(a.strides),
+        _numbers(a.dilation),
+        before,
+        int(a.groups),
+        str(weight.ty.dtype),
+    )
+
+
 @register_gradient("nn.conv1d", "nn.conv2d", "nn.conv3d")
 def _convolution(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """The data's is a transposed convolution, the weight's a convolution of data and gradient."""
-    a, (data, weight) = call.attrs, call.args
-    names = _spatial(call, "OI")
-    count = len(names)
-    strides, pads = _numbers(a.strides), _numbers(a.padding)
-    rows, taps = _numbers(shape_of(data)[2:]), _numbers(shape_of(weight)[2:])
-    places, dilation = _numbers(shape_of(grad)[2:]), _numbers(a.dilation)
+    a = call.attrs
+    data, weight, grad, layouts = _plain(call, grad, "OI", builder)
+    w, pads = _weight_of(call, weight), _numbers(a.padding)
+    names, count = w.names, len(w.taps)
+    rows, places = _numbers(shape_of(data)[2:]), _numbers(shape_of(grad)[2:])
     more = [
         n - ((p - 1) * s - b - e + (k - 1) * d + 1)
         for n, p, s, b, e, k, d in zip(
-            rows, places, strides, pads, pads[count:], taps, dilation, strict=False
+            rows, places, w.strides, pads, pads[count:], w.taps, w.dilation, strict=False
         )
     ]
     through = _op("_transpose", count)(
         grad,
         weight,
-        strides=strides,
+        strides=w.strides,
         padding=pads,
         output_padding=more,
-        dilation=dilation,
-        groups=int(a.groups),
+        dilation=w.dilation,
+        groups=w.groups,
         data_layout=f"NC{names}",
         kernel_layout=f"IO{names}",
         out_layout=f"NC{names}",
         out_dtype=str(data.ty.dtype),
     )
-    return [through, _weight_gradient(call, data, grad, names, builder)]
+    return _back([through, _weight_gradient(w, data, grad, builder)], "OI", layouts, builder)
 
 
 @register_gradient("nn.conv1d_transpose", "nn.conv2d_transpose", "nn.conv3d_transpose")
 def _transposed(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """The data's is the convolution with the same weight; in the weight's the two change roles."""
-    a, (data, weight) = call.attrs, call.args
-    names = _spatial(call, "IO")
-    through = _op("", len(names))(
+    data, weight, grad, layouts = _plain(call, grad, "IO", builder)
+    w = _weight_of(call, weight)
+    through = _op("", len(w.taps))(
         grad,
         weight,
-        strides=_numbers(a.strides),
-        padding=_numbers(a.padding),
-        dilation=_numbers(a.dilation),
-        groups=int(a.groups),
-        data_layout=f"NC{names}",
-        kernel_layout=f"OI{names}",
-        out_layout=f"NC{names}",
+        strides=w.strides,
+        padding=_numbers(call.attrs.padding),
+        dilation=w.dilation,
+        groups=w.groups,
+        data_layout=f"NC{w.names}",
+        kernel_layout=f"OI{w.names}",
+        out_layout=f"NC{w.names}",
         out_dtype=str(data.ty.dtype),
     )
-    return [through, _weight_gradient(call, grad, data, names, builder)]
-
-
-@register_gradient("nn.pad")
-def _pad(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """The padding is left out again."""
-    if str(call.attrs.pad_mode) != "constant":
-        raise refuse(
-            call, f'the gradient of a padding of mode "{call.attrs.pad_mode}" is not known'
-        )
-    widths = [-int(n) for n in call.attrs.pad_width]
-    return [relax.op.nn.pad(grad, widths, pad_value=0.0)]
+    return _back([through, _weight_gradient(w, grad, data, builder)], "IO", layouts, builder)

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of normalisations."""
+"""Gradients of normalisations; of half precision they are computed in float32, as these are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.op import (
     add,
+    astype,
     mean,
     multiply,
     reshape,
@@ -18,6 +19,24 @@ from tvm.relax.op import (
 from tvm.relax.op import sum as sum_op
 
 from .registry import constant_like, fitted, register_gradient, shape_of
+
+HALF = ("float16", "bfloat16")
+"""Types whose sums are too coarse for statistics."""
+
+
+def _wide(value: Any, builder: relax.BlockBuilder) -> Any:
+    """A tensor in float32 where it is of half precision."""
+    if str(value.ty.dtype) not in HALF:
+        return value
+    return builder.emit(astype(value, "float32"))
+
+
+def _typed(found: list[Any], call: ir.Call) -> list[Any]:
+    """Gradients in the types of their operands."""
+    return [
+        astype(part, str(arg.ty.dtype)) if part is not None and str(arg.ty.dtype) in HALF else part
+        for part, arg in zip(found, call.args, strict=True)
+    ]
 
 
 def _normed(x: Any, axes: list[int], epsilon: float, builder: relax.BlockBuilder) -> Any:
@@ -43,18 +62,20 @@ def _through_norm(
 @register_gradient("nn.layer_norm")
 def _layer_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """TVM's kernel scales and shifts whatever the attributes say."""
-    x, gamma, beta = call.args
+    x, gamma, beta = (_wide(t, builder) for t in call.args)
+    grad = _wide(grad, builder)
     axes = [int(a) % len(shape_of(x)) for a in call.attrs.axes]
     normed, scale = _normed(x, axes, float(call.attrs.epsilon), builder)
     inner = builder.emit(multiply(grad, gamma))
     through = _through_norm(normed, scale, inner, axes, True, builder)
     by_gamma = fitted(builder, multiply(grad, normed), gamma)
-    return [through, by_gamma, fitted(builder, grad, beta)]
+    return _typed([through, by_gamma, fitted(builder, grad, beta)], call)
 
 
 @register_gradient("nn.rms_norm")
 def _rms_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    x, gamma = call.args
+    x, gamma = (_wide(t, builder) for t in call.args)
+    grad = _wide(grad, builder)
     axes = [int(a) % len(shape_of(x)) for a in call.attrs.axes]
     squares = builder.emit(mean(builder.emit(multiply(x, x)), axes, keepdims=True))
     scale = builder.emit(
@@ -63,13 +84,14 @@ def _rms_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> 
     normed = builder.emit(multiply(x, scale))
     inner = builder.emit(multiply(grad, gamma))
     through = _through_norm(normed, scale, inner, axes, False, builder)
-    return [through, fitted(builder, multiply(grad, normed), gamma)]
+    return _typed([through, fitted(builder, multiply(grad, normed), gamma)], call)
 
 
 @register_gradient("nn.group_norm", "nn.instance_norm")
 def _group_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Channels of a group, and the dims in ``axes``, are normalized together."""
-    x, gamma = call.args[:2]
+    x, gamma = (_wide(t, builder) for t in call.args[:2])
+    grad = _wide(grad, builder)
     shape = list(shape_of(x))
     channel = int(call.attrs.channel_axis) % len(shape)
     axes = [int(a) % len(shape) for a in call.attrs.axes]
@@ -86,29 +108,46 @@ def _group_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -
     through = builder.emit(_through_norm(normed, scale, inner, over, True, builder))
     flat = builder.emit(reshape(normed, shape))
     by_gamma = sum_op(builder.emit(multiply(grad, flat)), others)
-    return [reshape(through, shape), by_gamma, sum_op(grad, others)]
+    return _typed([reshape(through, shape), by_gamma, sum_op(grad, others)], call)
 
 
 @register_gradient("nn.batch_norm")
 def _batch_norm(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """Of the normalised data of a training batch; the running statistics have no gradient."""
-    x, gamma = call.args[:2]
-    shape = shape_of(x)
-    channel = int(call.attrs.axis) % len(shape)
+    """Of the normalised data; what becomes of the running statistics has no gradient."""
+    x, gamma, _beta, centre, spread = (_wide(t, builder) for t in call.args)
+    a, shape = call.attrs, shape_of(x)
+    channel = int(a.axis) % len(shape)
     others = [d for d in range(len(shape)) if d != channel]
     per_channel = [n if d == channel else 1 for d, n in enumerate(shape)]
-    data = builder.emit(relax.TupleGetItem(grad, 0))
-    normed, scale = _normed(x, others, float(call.attrs.epsilon), builder)
+    data = _wide(builder.emit(relax.TupleGetItem(grad, 0)), builder)
+    epsilon, training = float(a.epsilon), bool(a.training)
+    if training:
+        normed, scale = _normed(x, others, epsilon, builder)
+    else:
+        scale = builder.emit(rsqrt(builder.emit(add(spread, constant_like(epsilon, x)))))
+        scale = builder.emit(reshape(scale, per_channel))
+        shifted = builder.emit(subtract(x, builder.emit(reshape(centre, per_channel))))
+        normed = builder.emit(multiply(shifted, scale))
     inner = data
-    if call.attrs.scale:
+    if a.scale:
         inner = builder.emit(multiply(data, builder.emit(reshape(gamma, per_channel))))
-    through = _through_norm(normed, scale, inner, others, True, builder)
-    by_gamma = sum_op(builder.emit(multiply(data, normed)), others)
-    by_beta = sum_op(data, others)
-    return [
+    through = multiply(inner, scale)
+    if training:
+        through = _through_norm(normed, scale, inner, others, True, builder)
+    found = [
         through,
-        by_gamma if call.attrs.scale else None,
-        by_beta if call.attrs.center else None,
-        None,
-        None,
+        sum_op(builder.emit(multiply(data, normed)), others) if a.scale else None,
+        sum_op(data, others) if a.center else None,
     ]
+    if training:
+        return _typed([*found, None, None], call)
+    along = builder.emit(multiply(inner, scale))
+    by_spread = multiply(multiply(along, normed), multiply(constant_like(-0.5, x), scale))
+    return _typed(
+        [
+            *found,
+            sum_op(multiply(along, constant_like(-1.0, x)), others),
+            sum_op(by_spread, others),
+        ],
+        call,
+    )

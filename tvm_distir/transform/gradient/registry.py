@@ -62,3 +62,8 @@ def fitted(builder: relax.BlockBuilder, gradient: Any, like: Any) -> Any:
     if shape_of(gradient) == shape_of(like):
         return gradient
     return collapse_sum_to(builder.emit(gradient), like.ty.shape)
+
+
+def item(pair: Any, index: int) -> Any:
+    """A field of a tuple."""
+    return relax.TupleGetItem(pair, index)

@@ -1,0 +1,182 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The gradient of every op that has a sharding rule: right, none on purpose, or refused by name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax
+
+from tvm_distir.errors import ModelError
+from tvm_distir.ops import op_coverage
+from tvm_distir.ops.validate import case, var
+from tvm_distir.ops.validate.table import TABLE, UNPROVED
+from tvm_distir.transform.gradient.unmoved import MARKS, UNKNOWN
+
+sys.path.insert(0, str(Path(__file__).parent))
+import gradient_harness as h
+from gradient_cases import CASES
+
+op, nn = relax.op, relax.op.nn
+
+#: Ops whose result is a float and whose operand is, that stop gradients on purpose.
+STOPS = ("relax.grad.no_grad",)
+#: Results that are cast are coarser than the differences that would show it: see ``TIES``.
+COARSE = ("relax.astype",)
+#: What else has a rule and no gradient of its own, and why.
+OTHERS = {
+    "relax.call_tir": "its kernels have registered gradients, see test_gradients_kernels.py",
+    "relax.call_tir_with_grad": "the same",
+    "relax.multinomial_from_uniform": "it gives integers",
+}
+REFUSED = {f"relax.{name}" for name in UNKNOWN}
+MARKED = {f"relax.{name}" for name in MARKS}
+
+
+def first_cases():
+    """One call of each op that the table of gradients has none of: the first with floats."""
+    known = {c.op for c in CASES}
+    found = {}
+    for one in TABLE:
+        skipped = one.op in known or one.op in found or one.op in (*REFUSED, *STOPS, *COARSE)
+        if not skipped and h.is_differentiable(one):
+            found[one.op] = one
+    return list(found.values())
+
+
+PROVED = [*CASES, *first_cases()]
+
+
+@pytest.fixture(scope="module")
+def checks():
+    found = h.Checks()
+    for one in PROVED:
+        # what becomes of running statistics has no gradient
+        found.add(one, (0,) if one.op == "relax.nn.batch_norm" else None)
+    with tvm.transform.PassContext(config={"tirx.disable_assert": True}):
+        found.machine.compile()
+    return found
+
+
+@pytest.mark.parametrize("name", [c.name for c in PROVED])
+def test_gradients_are_differences(checks, name):
+    assert checks.fault(name) is None
+
+
+def test_every_op_with_a_rule_is_accounted_for():
+    """A new rule without a gradient is seen here: prove it, or say why there is none."""
+    proved = {c.op for c in PROVED}
+    floats = {c.op for c in TABLE if h.is_differentiable(c)}
+    ruled = {row.op for row in op_coverage() if row.source in ("hand", "derived")}
+    known = {c.op for c in TABLE} | set(UNPROVED)
+    assert ruled == known
+    left = ruled - proved - REFUSED - MARKED - set(STOPS) - set(COARSE) - set(OTHERS)
+    assert sorted(left & floats) == []
+    assert sorted(left - floats - {c.op for c in TABLE}) == []
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_has_none_is_refused_by_name(name):
+    calls = [c for c in TABLE if c.op == name and h.is_differentiable(c)]
+    for one in calls[:1]:
+        with pytest.raises(ModelError, match=rf"DIST0350.*{name}"):
+            h.backward(one)
+
+
+def gradients(call, *values, weight=None):
+    """Gradients of the sum of a call's result, each times its weight."""
+    made = h.Checks()
+    made.add(case(call))
+    made.machine.compile()
+    (name,) = made.cases
+    function = made.cases[name][1]
+    shapes = [[int(n) for n in p.ty.shape] for p in function.params[len(values) :]]
+    weights = [np.ones(s) if weight is None else np.asarray(weight) for s in shapes]
+    arrays = [np.asarray(v, str(p.ty.dtype)) for v, p in zip(values, function.params, strict=False)]
+    return [g.tolist() for g in made.run(name, arrays, weights)[1:]]
+
+
+TIES = {
+    "amax shares evenly": (op.max(var(4)), [[2, 1, 2, 0]], [[0.5, 0, 0.5, 0]]),
+    "maximum halves": (op.maximum(var(2), var(2)), [[1, 3], [1, 2]], [[0.5, 1], [0.5, 0]]),
+    "minimum halves": (op.minimum(var(2), var(2)), [[1, 3], [1, 2]], [[0.5, 0], [0.5, 1]]),
+    "abs is flat at 0": (op.abs(var(3)), [[-2, 0, 3]], [[-1, 0, 1]]),
+    "relu is flat at 0": (nn.relu(var(3)), [[-2, 0, 3]], [[0, 0, 1]]),
+    "clip passes its bounds": (op.clip(var(4), -1, 1), [[-2, -1, 1, 2]], [[0, 1, 1, 0]]),
+    "a pool takes the first": (
+        nn.max_pool2d(var(1, 1, 1, 4), (1, 2), (1, 2)),
+        [[[[[5, 5, 3, 3]]]]],
+        [[[[[1, 0, 1, 0]]]]],
+    ),
+    "a power of 0": (
+        op.power(var(3), var(3)),
+        [[0, 0, 2], [0, 2, 0]],
+        [[0, 0, 0], [0, 0, np.log(2)]],
+    ),
+    "a product with one 0": (op.prod(var(3), 0), [[3, 0, 2]], [[0, 6, 0]]),
+    "a product with two": (op.prod(var(3), 0), [[3, 0, 0]], [[0, 0, 0]]),
+    "no deviation": (op.std(var(3), 0), [[2, 2, 2]], [[0, 0, 0]]),
+    "a median is the lower": (op.median(var(4)), [[4, 1, 3, 2]], [[0, 0, 0, 1]]),
+    "nothing passes no_grad": (op.grad.no_grad(var(2)), [[1, 2]], [[0, 0]]),
+    "a cast is 1": (op.astype(var(2), "float16"), [[1, 2]], [[1, 1]]),
+}
+
+
+@pytest.mark.parametrize("what", TIES)
+def test_conventions(what):
+    call, values, wanted = TIES[what]
+    for found, expected in zip(gradients(call, *values), wanted, strict=True):
+        assert np.allclose(found, expected)
+
+
+def test_a_variance_far_from_zero_keeps_its_gradient():
+    """Sums of squares less squares of sums leave nothing in float32."""
+    x = 4096 + np.array([0.25, -0.5, 0.75, -1.0])
+    mod = h.backward(case(op.variance(var(4), 0)), "float32")
+    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    given = [tvm.runtime.tensor(v) for v in (x.astype("float32"), np.float64(1))]
+    found = vm["main"](*given)[1].numpy()
+    assert np.allclose(found, (x - x.mean()) / 2, atol=1e-6)
+
+
+#: What TVM takes no operand of, of the types of half precision.
+NOT_TYPED = {
+    "float16": (),
+    "bfloat16": ("relax.dequantize", "relax.nn.group_norm", "relax.nn.prelu"),
+}
+
+
+@pytest.mark.parametrize("dtype", NOT_TYPED)
+def test_gradients_of_half_precision_are_typed(dtype):
+    """Each has the type of its operand; none needs a wider one."""
+    for one in PROVED:
+        if one.op in NOT_TYPED[dtype]:
+            continue
+        mod = h.backward(one, dtype)
+        fn = mod["main"]
+        floats = [p.ty for p in fn.params if str(p.ty.dtype) == dtype]
+        found = list(fn.ret_ty.fields)[-len(floats) :]
+        for operand, gradient in zip(floats, found, strict=True):
+            assert tvm_ffi.structural_equal(operand, gradient), one.name
+
+
+def test_norms_of_half_precision_take_their_statistics_in_float32():
+    """A mean of many equal halves is lost in halves."""
+    rows, width = 2, 4096
+    call = nn.rms_norm(var(rows, width), var(width), -1)
+    mod = h.backward(case(call), "float16")
+    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    rng = np.random.default_rng(0)
+    x, g = rng.uniform(2, 3, (rows, width)), np.ones(width)
+    w = rng.uniform(0.5, 1.5, (rows, width))
+    given = [x.astype("float16"), g.astype("float16"), w]
+    found = vm["main"](*(tvm.runtime.tensor(v) for v in given))[1].numpy()
+    scale = 1 / np.sqrt((x**2).mean(1, keepdims=True))
+    wanted = scale * (w - x * scale**2 * (w * x).mean(1, keepdims=True))
+    assert np.abs(found - wanted).max() < 2e-3

@@ -1,0 +1,110 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of activations.
+
+That of ReLU, and of its kin, at 0 is that of the negative side, as it is in torch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import (
+    add,
+    collapse_sum_to,
+    exp,
+    greater,
+    less_equal,
+    multiply,
+    reshape,
+    sigmoid,
+    subtract,
+    tanh,
+    where,
+)
+from tvm.relax.op import erf as erf_op
+
+from .registry import constant_like, register_gradient, shape_of
+
+SELU_SCALE, SELU_ALPHA = 1.0507009873554805, 1.6732632423543772
+"""Of Klambauer et al., Self-Normalizing Neural Networks (2017)."""
+
+
+@register_gradient("nn.relu")
+def _relu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """TVM's passes what lies at 0."""
+    zero = constant_like(0.0, grad)
+    return [where(less_equal(call.args[0], zero), zero, grad)]
+
+
+@register_gradient("nn.leakyrelu")
+def _leaky(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    x = call.args[0]
+    slower = multiply(grad, constant_like(float(call.attrs.alpha), x))
+    return [where(greater(x, constant_like(0.0, x)), grad, slower)]
+
+
+@register_gradient("nn.prelu")
+def _prelu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Slopes (channels,) are trained; a single one is that of all channels."""
+    x, slopes = call.args
+    axis = int(call.attrs.axis) % len(shape_of(x))
+    wide = [shape_of(slopes)[0] if d == axis else 1 for d in range(len(shape_of(x)))]
+    zero = constant_like(0.0, x)
+    right = builder.emit(greater(x, zero))
+    through = where(right, grad, multiply(grad, reshape(slopes, wide)))
+    by_slope = builder.emit(where(right, zero, multiply(grad, x)))
+    return [through, reshape(collapse_sum_to(by_slope, wide), slopes.ty.shape)]
+
+
+@register_gradient("nn.selu")
+def _selu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    x = call.args[0]
+    scale = constant_like(SELU_SCALE, x)
+    left = multiply(constant_like(SELU_SCALE * SELU_ALPHA, x), exp(x))
+    return [multiply(grad, where(greater(x, constant_like(0.0, x)), scale, left))]
+
+
+@register_gradient("nn.softplus")
+def _softplus(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Of ``log(1 + exp(beta x)) / beta``, and of x itself beyond the threshold."""
+    x = call.args[0]
+    scaled = builder.emit(multiply(x, constant_like(float(call.attrs.beta), x)))
+    straight = greater(scaled, constant_like(float(call.attrs.threshold), x))
+    return [where(straight, grad, multiply(grad, sigmoid(scaled)))]
+
+
+@register_gradient("nn.gelu")
+def _gelu(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """``Phi(x) + x phi(x)``, the normal distribution and its density."""
+    x = call.args[0]
+    root = builder.emit(erf_op(builder.emit(multiply(constant_like(math.sqrt(0.5), x), x))))
+    below = builder.emit(
+        multiply(constant_like(0.5, x), builder.emit(add(constant_like(1.0, x), root)))
+    )
+    bell = builder.emit(exp(builder.emit(multiply(constant_like(-0.5, x), builder.emit(x * x)))))
+    density = builder.emit(multiply(constant_like(1 / math.sqrt(2 * math.pi), x), bell))
+    return [multiply(grad, builder.emit(add(below, builder.emit(multiply(x, density)))))]
+
+
+@register_gradient("nn.gelu_tanh")
+def _gelu_tanh(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Of ``x/2 (1 + t)``, ``t = tanh u``, ``u = k (x + c x^3)``.
+
+    ``(1 + t)/2 + x/2 (1 - t^2) k (1 + 3 c x^2)``.
+    """
+    x = call.args[0]
+    k, c = math.sqrt(2 / math.pi), 0.044715
+    half, one = constant_like(0.5, x), constant_like(1.0, x)
+    squared = builder.emit(multiply(x, x))
+    inner = builder.emit(add(one, builder.emit(multiply(constant_like(c, x), squared))))
+    inner = builder.emit(multiply(x, inner))
+    t = builder.emit(tanh(builder.emit(multiply(constant_like(k, x), inner))))
+    outer = builder.emit(multiply(half, builder.emit(add(one, t))))
+    slope = builder.emit(add(one, builder.emit(multiply(constant_like(3 * c, x), squared))))
+    slope = builder.emit(multiply(constant_like(0.5 * k, x), slope))
+    bell = builder.emit(subtract(one, builder.emit(multiply(t, t))))
+    bent = builder.emit(multiply(x, builder.emit(multiply(bell, slope))))
+    return [multiply(grad, builder.emit(add(outer, bent)))]

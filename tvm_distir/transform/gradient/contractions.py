@@ -1,0 +1,115 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of products: matrices, sums over subscripts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import astype, broadcast_to, einsum, matmul, multiply, permute_dims, reshape
+
+from .registry import refuse, register_gradient, shape_of
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+@register_gradient("matmul")
+def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """``x @ w``; of a weight matrix the sum over all leading dims is one contraction.
+
+    TVM sums the products of every leading index afterwards, which needs them all in memory. The
+    gradient of a wider result is rounded to the type of the operands.
+    """
+    x, w = call.args
+    if grad.ty.dtype != x.ty.dtype:
+        grad = builder.emit(astype(grad, str(x.ty.dtype)))
+    if len(shape_of(w)) != 2 or len(shape_of(x)) < 3:
+        return list(call.op.get_attr("FPrimalGradient")(_, call, grad, builder))
+    lead = "abcdefgh"[: len(shape_of(x)) - 1]
+    through = matmul(grad, builder.emit(permute_dims(w)))
+    return [through, einsum((x, grad), f"{lead}x,{lead}y->xy")]
+
+
+@register_gradient("outer")
+def _outer(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    a, b = call.args
+    return [matmul(grad, b), matmul(a, grad)]
+
+
+def _written_out(text: str, ranks: list[int], call: ir.Call) -> tuple[list[str], str]:
+    """Subscripts of operands and result, with letters for what an ellipsis stands for."""
+    text = text.replace(" ", "")
+    left, _, right = text.partition("->")
+    parts = left.split(",")
+    spare = [c for c in LETTERS if c not in text]
+    hidden = [n - len(p.replace("...", "")) for p, n in zip(parts, ranks, strict=True)]
+    most = max([h for h, p in zip(hidden, parts, strict=True) if "..." in p], default=0)
+    batch = "".join(spare[:most])
+    parts = [
+        p.replace("...", batch[most - h :] if h else "") for p, h in zip(parts, hidden, strict=True)
+    ]
+    if "->" in text:
+        return parts, right.replace("...", batch)
+    named = "".join(parts)
+    once = sorted(c for c in set(named) if named.count(c) == 1 and c not in batch)
+    return parts, batch + "".join(once)
+
+
+@register_gradient("einsum")
+def _einsum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Of an operand: the gradient and the other operands, summed over what it has not.
+
+    What only that operand has was summed alone: there it gets the same everywhere.
+    """
+    operands = list(call.args[0].fields)
+    shapes = [shape_of(x) for x in operands]
+    parts, result = _written_out(str(call.attrs.subscripts), [len(s) for s in shapes], call)
+    extents: dict[str, Any] = {}
+    for own, shape in zip(parts, shapes, strict=True):
+        for c, n in zip(own, shape, strict=True):
+            if extents.setdefault(c, n) != n:
+                raise refuse(call, f'the gradient with "{c}" broadcast is not known')
+    found = []
+    for k, own in enumerate(parts):
+        others = [(p, x) for i, (p, x) in enumerate(zip(parts, operands, strict=True)) if i != k]
+        found.append(_by_operand(call, own, shapes[k], [*others, (result, grad)], builder))
+    return [relax.Tuple(found)]
+
+
+def _by_operand(
+    call: ir.Call, own: str, shape: Any, terms: list[tuple[str, Any]], builder: relax.BlockBuilder
+) -> Any:
+    """The gradient of an operand with the subscripts ``own``."""
+    if len(set(own)) != len(own):
+        return _diagonal(call, own, shape, terms, builder)
+    known = "".join(c for c in own if any(c in p for p, _ in terms))
+    text = ",".join(p for p, _ in terms)
+    value: Any = terms[-1][1]
+    if len(terms) > 1 or terms[0][0] != known:
+        value = builder.emit(einsum(tuple(x for _, x in terms), f"{text}->{known}"))
+    if known == own:
+        return value
+    kept = [n if c in known else 1 for c, n in zip(own, shape, strict=True)]
+    return broadcast_to(reshape(value, kept), shape)
+
+
+def _diagonal(
+    call: ir.Call, own: str, shape: Any, terms: list[tuple[str, Any]], builder: relax.BlockBuilder
+) -> Any:
+    """Of an operand read along a diagonal: zeros beside it."""
+    single = "".join(dict.fromkeys(own))
+    extents = [shape[own.index(c)] for c in single]
+    value = builder.emit(_by_operand(call, single, extents, terms, builder))
+    for c in single:
+        places = [d for d, letter in enumerate(own) if letter == c]
+        if len(places) > 2:
+            raise refuse(call, f'the gradient with "{c}" three times in an operand is not known')
+    wide = reshape(value, [shape[d] if own.index(c) == d else 1 for d, c in enumerate(own)])
+    for c in single:
+        first, last = own.index(c), own.rindex(c)
+        if first != last:
+            eye = relax.op.eye(int(shape[first]), dtype=str(terms[-1][1].ty.dtype))
+            spread = [shape[first] if d in (first, last) else 1 for d in range(len(own))]
+            wide = multiply(wide, reshape(eye, spread))
+    return wide

@@ -1,0 +1,189 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of elementwise ops.
+
+Where a function has a kink its gradient there is the mean of both sides, as torch has it: of
+``abs`` it is 0, and two equal operands of ``maximum`` get one half each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import (
+    add,
+    cosh,
+    divide,
+    equal,
+    exp,
+    floor,
+    greater,
+    less,
+    log,
+    logical_or,
+    multiply,
+    negative,
+    power,
+    rsqrt,
+    sigmoid,
+    sign,
+    sinh,
+    subtract,
+    trunc,
+    where,
+)
+
+from .registry import constant_like, fitted, register_gradient
+
+Slope = Callable[[Any, Any], Any]
+"""From operand and result to the derivative."""
+
+
+def register_slope(*names: str) -> Callable[[Slope], Slope]:
+    """Register the derivative of some ops of one operand."""
+
+    def keep(slope: Slope) -> Slope:
+        def gradient(y: Any, call: ir.Call, grad: Any, _: relax.BlockBuilder) -> list[Any]:
+            return [multiply(grad, slope(call.args[0], y))]
+
+        register_gradient(*names)(gradient)
+        return slope
+
+    return keep
+
+
+def _less_square(x: Any) -> Any:
+    """``1 - x^2``."""
+    return subtract(constant_like(1.0, x), multiply(x, x))
+
+
+def _more_square(x: Any) -> Any:
+    """``1 + x^2``."""
+    return add(constant_like(1.0, x), multiply(x, x))
+
+
+register_slope("abs")(lambda x, y: sign(x))
+register_slope("acos")(lambda x, y: negative(rsqrt(_less_square(x))))
+register_slope("acosh")(lambda x, y: rsqrt(subtract(multiply(x, x), constant_like(1.0, x))))
+register_slope("asin")(lambda x, y: rsqrt(_less_square(x)))
+register_slope("asinh")(lambda x, y: rsqrt(_more_square(x)))
+register_slope("atan")(lambda x, y: divide(constant_like(1.0, x), _more_square(x)))
+register_slope("atanh")(lambda x, y: divide(constant_like(1.0, x), _less_square(x)))
+register_slope("cosh")(lambda x, y: sinh(x))
+register_slope("sinh")(lambda x, y: cosh(x))
+register_slope("tan")(lambda x, y: _more_square(y))
+
+
+@register_gradient("rsqrt")
+def _rsqrt(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """``-y^3 / 2``."""
+    cube = multiply(y, builder.emit(multiply(y, y)))
+    return [multiply(grad, builder.emit(multiply(constant_like(-0.5, y), builder.emit(cube))))]
+
+
+@register_gradient("square")
+def _square(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    x = call.args[0]
+    return [multiply(grad, builder.emit(multiply(constant_like(2.0, x), x)))]
+
+
+@register_gradient("erf")
+def _erf(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """``2 / sqrt(pi) exp(-x^2)``."""
+    x = call.args[0]
+    bell = builder.emit(exp(builder.emit(multiply(constant_like(-1.0, x), builder.emit(x * x)))))
+    return [multiply(grad, builder.emit(multiply(constant_like(2 / math.sqrt(math.pi), x), bell)))]
+
+
+@register_gradient("clip")
+def _clip(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """What lies on a bound passes, as it does in torch."""
+    x, low, high = call.args
+    below = less(x, constant_like(float(low.value), x))
+    above = greater(x, constant_like(float(high.value), x))
+    return [where(logical_or(below, above), constant_like(0.0, grad), grad), None, None]
+
+
+@register_gradient("power")
+def _power(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """``n x^(n-1)`` and ``x^n log(x)``: 0 where n, or x, is 0, and TVM's is NaN."""
+    x, n = call.args
+    zero, one = constant_like(0.0, x), constant_like(1.0, x)
+    slope = multiply(n, power(x, subtract(n, one)))
+    if isinstance(n, ir.GenericConst):
+        if not n.value.numpy().astype("float64").all():
+            slope = where(equal(n, zero), zero, slope)
+        return [fitted(builder, multiply(grad, builder.emit(slope)), x), None]
+    slope = builder.emit(where(equal(n, zero), zero, slope))
+    inner = builder.emit(where(equal(x, zero), zero, multiply(y, log(x))))
+    by_x = fitted(builder, multiply(grad, slope), x)
+    return [by_x, fitted(builder, multiply(grad, inner), n)]
+
+
+def _shared(mine: Any, equals: Any, grad: Any, like: Any, builder: relax.BlockBuilder) -> Any:
+    """The gradient where an operand is the result, one half of it where both are."""
+    zero = constant_like(0.0, grad)
+    half = multiply(grad, constant_like(0.5, grad))
+    return fitted(builder, builder.emit(where(mine, grad, where(equals, half, zero))), like)
+
+
+@register_gradient("maximum", "minimum")
+def _maximum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """TVM's gives all of a tie to one operand."""
+    a, b = call.args
+    first, second = builder.emit(greater(a, b)), builder.emit(less(a, b))
+    if str(call.op.name) == "relax.minimum":
+        first, second = second, first
+    equals = builder.emit(equal(a, b))
+    return [
+        _shared(first, equals, grad, a, builder),
+        _shared(second, equals, grad, b, builder),
+    ]
+
+
+@register_gradient("mod", "floor_mod")
+def _mod(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Of ``a - q b``, q a whole number."""
+    a, b = call.args
+    whole = trunc if str(call.op.name) == "relax.mod" else floor
+    times = builder.emit(negative(whole(divide(a, b))))
+    return [fitted(builder, grad, a), fitted(builder, multiply(grad, times), b)]
+
+
+@register_gradient("atan2")
+def _atan2(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """``b / (a^2 + b^2)`` and ``-a / (a^2 + b^2)``."""
+    a, b = call.args
+    share = builder.emit(divide(grad, add(multiply(a, a), multiply(b, b))))
+    by_b = multiply(share, builder.emit(negative(a)))
+    return [fitted(builder, multiply(share, b), a), fitted(builder, by_b, b)]
+
+
+@register_gradient("log_add_exp")
+def _log_add_exp(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """``sigmoid(a - b)`` and ``sigmoid(b - a)``."""
+    a, b = call.args
+    ours, theirs = builder.emit(sigmoid(subtract(a, b))), builder.emit(sigmoid(subtract(b, a)))
+    return [fitted(builder, multiply(grad, ours), a), fitted(builder, multiply(grad, theirs), b)]
+
+
+@register_gradient("ewise_fma")
+def _fused(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Of ``a b + c``."""
+    a, b, _c = call.args
+    return [multiply(grad, b), multiply(grad, a), grad]
+
+
+@register_gradient("where")
+def _where(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """TVM's is not summed where an operand was broadcast."""
+    chosen, a, b = call.args
+    zero = constant_like(0.0, grad)
+    return [
+        None,
+        fitted(builder, where(chosen, grad, zero), a),
+        fitted(builder, where(chosen, zero, grad), b),
+    ]

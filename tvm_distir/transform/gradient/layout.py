@@ -1,0 +1,142 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of ops that move, copy and join elements."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import (
+    broadcast_to,
+    concat,
+    flip,
+    layout_transform,
+    permute_dims,
+    reshape,
+    split,
+    squeeze,
+    tril,
+)
+from tvm.relax.op import reverse_sequence as reverse_sequence_op
+from tvm.relax.op import sum as sum_op
+
+from .registry import item, refuse, register_gradient, shape_of
+
+
+@register_gradient("squeeze", "flatten", "nn.batch_flatten")
+def _squeeze(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    return [reshape(grad, call.args[0].ty.shape)]
+
+
+@register_gradient("collapse_sum_to", "collapse_sum_like")
+def _collapse(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    return [broadcast_to(grad, call.args[0].ty.shape), None]
+
+
+@register_gradient("flip")
+def _flip(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    return [flip(grad, int(call.attrs.axis))]
+
+
+@register_gradient("reverse_sequence")
+def _reverse(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    a = call.attrs
+    return [reverse_sequence_op(grad, call.args[1], int(a.seq_axis), int(a.batch_axis)), None]
+
+
+@register_gradient("tril")
+def _tril(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    return [tril(grad, call.args[1]), *[None] * (len(call.args) - 1)]
+
+
+@register_gradient("repeat")
+def _repeat(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Sum over the copies."""
+    x, times = call.args[0], int(call.attrs.repeats)
+    shape = list(shape_of(x))
+    if call.attrs.axis is None:
+        copies = builder.emit(reshape(grad, [math.prod(shape), times]))
+        return [reshape(sum_op(copies, 1), shape)]
+    axis = int(call.attrs.axis) % len(shape)
+    copies = builder.emit(reshape(grad, [*shape[: axis + 1], times, *shape[axis + 1 :]]))
+    return [sum_op(copies, axis + 1)]
+
+
+@register_gradient("tile")
+def _tile(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Sum over the copies, each of which is a block."""
+    x = call.args[0]
+    shape, times = list(shape_of(x)), [int(n) for n in call.attrs.repeats]
+    rank = max(len(shape), len(times))
+    extents = [1] * (rank - len(shape)) + shape
+    times = [1] * (rank - len(times)) + times
+    blocks: list[Any] = []
+    for n, count in zip(extents, times, strict=True):
+        blocks += [count, n]
+    copies = builder.emit(reshape(grad, blocks))
+    return [reshape(sum_op(copies, list(range(0, 2 * rank, 2))), shape)]
+
+
+@register_gradient("stack")
+def _stack(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Each operand gets its slice."""
+    parts = list(call.args[0].ty.fields)
+    axis = int(call.attrs.axis) % (len(shape_of(grad)))
+    if len(parts) == 1:
+        return [relax.Tuple([squeeze(grad, axis)])]
+    slices = builder.emit(split(grad, len(parts), axis))
+    return [relax.Tuple([squeeze(item(slices, i), axis) for i in range(len(parts))])]
+
+
+@register_gradient("concat")
+def _concat(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Each operand gets its block."""
+    if len(call.args[0].ty.fields) == 1:
+        return [relax.Tuple([grad])]
+    return list(call.op.get_attr("FPrimalGradient")(_, call, grad, builder))
+
+
+@register_gradient("split")
+def _split(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    return [concat(grad, int(call.attrs.axis))]
+
+
+@register_gradient("meshgrid")
+def _meshgrid(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Result k repeats operand k along all dims but its own."""
+    operands = list(call.args[0].ty.fields)
+    own = list(range(len(operands)))
+    if str(call.attrs.indexing) == "xy" and len(own) > 1:
+        own[:2] = 1, 0
+        if len({int(n) for t in operands[:2] for n in t.shape}) > 1:
+            raise refuse(call, "TVM types the result of a meshgrid of rows and columns wrongly")
+    found = []
+    for k, ty in enumerate(operands):
+        part = builder.emit(item(grad, k))
+        others = [d for d in range(len(operands)) if d != own[k]]
+        found.append(reshape(sum_op(part, others) if others else part, ty.shape))
+    return [relax.Tuple(found)]
+
+
+@register_gradient("layout_transform")
+def _layout(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """The inverse of a map without padding."""
+    x = call.args[0]
+    shape = [int(n) for n in shape_of(x)]
+    if math.prod(shape) != math.prod(int(n) for n in shape_of(grad)):
+        raise refuse(call, "the gradient of a layout with padding is not known")
+    return [layout_transform(grad, call.attrs.index_map.inverse(shape))]
+
+
+@register_gradient("nn.pixel_shuffle")
+def _shuffle(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """``(n, c, h r, w r)`` back to ``(n, c r r, h, w)``."""
+    x, r = call.args[0], int(call.attrs.upscale_factor)
+    shape = list(shape_of(x))
+    lead, (channels, rows, columns) = shape[:-3], shape[-3:]
+    k = len(lead)
+    parts = reshape(grad, [*lead, channels // (r * r), rows, r, columns, r])
+    order = [*range(k), k, k + 2, k + 4, k + 1, k + 3]
+    return [reshape(permute_dims(builder.emit(parts), order), shape)]

@@ -1,0 +1,122 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of ops that read at computed places: sums over all that read a place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import (
+    arange,
+    astype,
+    broadcast_to,
+    clip,
+    concat,
+    expand_dims,
+    floor_mod,
+    reshape,
+    scatter_elements,
+    scatter_nd,
+    zeros,
+)
+from tvm.relax.op.grad import take_backward
+
+from .registry import refuse, register_gradient, shape_of
+
+
+def _within(index: Any, extent: int, mode: str, call: ir.Call, builder: relax.BlockBuilder) -> Any:
+    """Indices that ``take`` reads, of those given."""
+    if mode == "clip":
+        return builder.emit(clip(index, 0, extent - 1))
+    if mode == "wrap":
+        return builder.emit(floor_mod(index, relax.const(extent, str(index.ty.dtype))))
+    if mode == "nan":
+        raise refuse(call, "the gradient of a look-up that gives NaN beyond its table is not known")
+    return index
+
+
+@register_gradient("take")
+def _take(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Rows of the gradient, summed where they were looked up.
+
+    TVM's kernel takes flat indices, and of the table only the shape: zeros stand for it, so that
+    a table that lies elsewhere need not come.
+    """
+    table, index = call.args
+    shape, places = list(shape_of(table)), shape_of(index)
+    if call.attrs.axis is None and len(shape) != 1:
+        raise refuse(call, "the gradient of a look-up in a flattened table is not known")
+    axis = 0 if call.attrs.axis is None else int(call.attrs.axis) % len(shape)
+    index = _within(index, shape[axis], str(call.attrs.mode), call, builder)
+    count: Any = 1
+    for n in places:
+        count = count * n
+    if len(places) != 1:
+        index = builder.emit(reshape(index, (count,)), "flat_index")
+        grad = builder.emit(reshape(grad, (*shape[:axis], count, *shape[axis + 1 :])))
+    empty = builder.emit(zeros(table.ty.shape, str(table.ty.dtype)), "rows")
+    return [take_backward(grad, empty, index, axis), None]
+
+
+@register_gradient("gather_elements")
+def _gather_elements(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    x, index = call.args
+    axis = int(call.attrs.axis) % len(shape_of(x))
+    empty = builder.emit(zeros(x.ty.shape, str(x.ty.dtype)))
+    return [scatter_elements(empty, index, grad, axis=axis, reduction="add"), None]
+
+
+@register_gradient("gather_nd")
+def _gather_nd(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Batch dims, of which place k of the indices reads place k, become dims that are indexed."""
+    x, index = call.args
+    empty = builder.emit(zeros(x.ty.shape, str(x.ty.dtype)))
+    shape = shape_of(index)
+    own: list[Any] = []
+    for d in range(int(call.attrs.batch_dims)):
+        places = arange(0, int(shape[d]), 1, str(index.ty.dtype))
+        wide = reshape(places, [shape[d] if k == d else 1 for k in range(len(shape))])
+        own.append(builder.emit(broadcast_to(wide, [*shape[:-1], 1])))
+    if own:
+        index = builder.emit(concat([*own, index], len(shape) - 1))
+    return [scatter_nd(empty, index, grad, "add"), None]
+
+
+def indices_together(indices: Any, builder: relax.BlockBuilder) -> Any:
+    """One index vector per place, of a tensor of indices for each of the leading dims.
+
+    Parameters
+    ----------
+    indices : Tuple or Var
+        Of k tensors of integers, which are broadcast to one shape.
+
+    Returns
+    -------
+    Var
+        (*shape, k) of int64.
+    """
+    fields = list(indices.fields) if isinstance(indices, relax.Tuple) else None
+    if fields is None:
+        fields = [relax.TupleGetItem(indices, i) for i in range(len(indices.ty.fields))]
+    fields = [f if isinstance(f, ir.Var) else builder.emit(f) for f in fields]
+    rank = max(len(shape_of(f)) for f in fields)
+    shape = [1] * rank
+    for f in fields:
+        for d, n in enumerate(shape_of(f), rank - len(shape_of(f))):
+            shape[d] = n if shape[d] == 1 else shape[d]
+    columns = []
+    for f in fields:
+        places = builder.emit(astype(f, "int64")) if str(f.ty.dtype) != "int64" else f
+        if list(shape_of(places)) != shape:
+            places = builder.emit(broadcast_to(places, shape))
+        columns.append(builder.emit(expand_dims(places, rank)))
+    return builder.emit(concat(columns, rank)) if len(columns) > 1 else columns[0]
+
+
+@register_gradient("index_tensor")
+def _index_tensor(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    x = call.args[0]
+    index = indices_together(call.args[1], builder)
+    empty = builder.emit(zeros(x.ty.shape, str(x.ty.dtype)))
+    return [scatter_nd(empty, index, grad, "add"), None]

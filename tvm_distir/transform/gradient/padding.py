@@ -1,0 +1,58 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of padding: what was copied into it comes back to where it was copied from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import add, flip, strided_slice
+from tvm.relax.op import sum as sum_op
+
+from .registry import refuse, register_gradient, shape_of
+
+
+@register_gradient("nn.pad")
+def _pad(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """The padding is left out again, or added where its elements were read."""
+    mode = str(call.attrs.pad_mode)
+    widths = [int(n) for n in call.attrs.pad_width]
+    if mode == "constant":
+        return [relax.op.nn.pad(grad, [-n for n in widths], pad_value=0.0)]
+    if mode not in ("reflect", "replicate", "circular") or min(widths) < 0:
+        raise refuse(call, f'the gradient of a padding of mode "{mode}" is not known')
+    for d, n in enumerate(shape_of(call.args[0])):
+        before, after = widths[2 * d], widths[2 * d + 1]
+        if max(before, after) > (n - 1 if mode == "reflect" else n) and mode != "replicate":
+            raise refuse(call, f"the gradient of {before} and {after} rows around {n} is not known")
+        if before or after:
+            grad = _folded(grad, d, int(n), (before, after), mode, builder)
+    return [grad]
+
+
+def _folded(
+    grad: Any, d: int, n: int, pads: tuple[int, int], mode: str, builder: relax.BlockBuilder
+) -> Any:
+    """The gradient of a dim of n rows, of that of the padded one."""
+    before, after = pads
+
+    def rows(low: int, count: int) -> Any:
+        return builder.emit(strided_slice(grad, [d], [low], [low + count]))
+
+    total = rows(before, n)
+    for low, count in ((0, before), (before + n, after)):
+        if not count:
+            continue
+        part, front = rows(low, count), low == 0
+        if mode == "reflect":
+            part, start = builder.emit(flip(part, d)), 1 if front else n - 1 - count
+        elif mode == "replicate":
+            part, start = builder.emit(sum_op(part, d, keepdims=True)), 0 if front else n - 1
+        else:
+            start = n - count if front else 0
+        widths = [0] * (2 * len(shape_of(grad)))
+        widths[2 * d], widths[2 * d + 1] = start, n - start - int(shape_of(part)[d])
+        spread = builder.emit(relax.op.nn.pad(part, widths, pad_value=0.0))
+        total = builder.emit(add(total, spread))
+    return total

@@ -1,0 +1,202 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of pools, written with TVM's two of two dims.
+
+Of equal elements of a window the first gets the gradient of its maximum, as it does in torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax
+from tvm.relax.op import multiply, reshape, strided_slice, zeros
+from tvm.relax.op.grad import avg_pool2d_backward, max_pool2d_backward
+
+from .constants import array_like
+from .registry import refuse, register_gradient, shape_of
+
+LOWEST = {"float16": -65504.0, "bfloat16": -3.0e38, "float32": -3.4e38, "float64": -1.7e308}
+"""Below what a window holds, by type."""
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Windows over two dims.
+
+    Attributes
+    ----------
+    kernel, strides, before, after : tuple of two ints
+    ceil, include : bool
+        Whether windows may reach beyond the padding; whether averages count the padding.
+    layout : str
+        NCHW or NHWC.
+    """
+
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    before: tuple[int, int]
+    after: tuple[int, int]
+    ceil: bool
+    include: bool
+    layout: str
+
+    @property
+    def dims(self) -> tuple[int, int]:
+        """Where the two dims lie."""
+        return self.layout.index("H"), self.layout.index("W")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As TVM's ops take them."""
+        return {
+            "pool_size": self.kernel,
+            "strides": self.strides,
+            "padding": (*self.before, *self.after),
+            "ceil_mode": self.ceil,
+            "count_include_pad": self.include,
+            "layout": self.layout,
+            "out_layout": self.layout,
+        }
+
+
+def _rows_before_after(value: Any, dims: Any, pads: Any, fill: float) -> Any:
+    widths = [0] * (2 * len(shape_of(value)))
+    for d, (before, after) in zip(dims, pads, strict=True):
+        widths[2 * d], widths[2 * d + 1] = before, after
+    return relax.op.nn.pad(value, widths, pad_value=fill)
+
+
+def _maximum(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any:
+    """TVM's op, which needs as many windows as overlap an element along either dim.
+
+    With fewer it reads windows of the next row: windows without a gradient are put behind.
+    """
+    counts = [int(shape_of(grad)[d]) for d in w.dims]
+    spare = [max(0, -(-k // s) - n) for k, s, n in zip(w.kernel, w.strides, counts, strict=True)]
+    if not any(spare):
+        return max_pool2d_backward(grad, x, **w.options)
+    rows = [int(shape_of(x)[d]) for d in w.dims]
+    after = [
+        max(a, (n + more - 1) * s + k - b - size)
+        for a, n, more, s, k, b, size in zip(
+            w.after, counts, spare, w.strides, w.kernel, w.before, rows, strict=True
+        )
+    ]
+    pads = list(zip(w.before, after, strict=True))
+    data = builder.emit(_rows_before_after(x, w.dims, pads, LOWEST[str(x.ty.dtype)]))
+    wide = replace(w, before=(0, 0), after=(0, 0), ceil=False)
+    places = [
+        (int(shape_of(data)[d]) - k) // s + 1
+        for d, k, s in zip(w.dims, w.kernel, w.strides, strict=True)
+    ]
+    more = [(0, p - n) for p, n in zip(places, counts, strict=True)]
+    grad = builder.emit(_rows_before_after(grad, w.dims, more, 0.0))
+    found = builder.emit(max_pool2d_backward(grad, data, **wide.options))
+    ends = [b + n for b, n in zip(w.before, rows, strict=True)]
+    return strided_slice(found, list(w.dims), list(w.before), ends)
+
+
+def _average(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any:
+    """TVM's op; not for windows that reach beyond the padding, whose elements it miscounts.
+
+    There gradients are divided by what their windows count, and the padding is wide enough.
+    """
+    if w.ceil:
+        after = []
+        for k, d in enumerate(w.dims):
+            rows, count = int(shape_of(x)[d]), int(shape_of(grad)[d])
+            end = rows + w.before[k] + w.after[k]
+            starts = np.arange(count) * w.strides[k]
+            after.append(max(w.after[k], int(starts[-1]) + w.kernel[k] - rows - w.before[k]))
+            low, high = (0, end) if w.include else (w.before[k], w.before[k] + rows)
+            held = np.minimum(starts + w.kernel[k], high) - np.maximum(starts, low)
+            shares = w.kernel[k] / np.maximum(held, 1)
+            wide = [count if i == d else 1 for i in range(len(shape_of(x)))]
+            table = array_like(shares.reshape(wide), x, builder)
+            grad = builder.emit(multiply(grad, table))
+        w = replace(w, after=(after[0], after[1]), ceil=False, include=True)
+    return avg_pool2d_backward(grad, x, **w.options)
+
+
+BACKWARD = {"max": _maximum, "avg": _average}
+
+
+@register_gradient(*(f"nn.{kind}_pool{n}d" for kind in BACKWARD for n in (1, 2, 3)))
+def _pool(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Of one dim as of two; of three in two steps, as the pool may be taken in two."""
+    a, x = call.attrs, call.args[0]
+    layout, count = str(a.layout), len(a.strides)
+    if any(int(n) != 1 for n in a.dilation) or str(a.out_layout or layout) != layout:
+        raise refuse(call, "the gradient of a pool with dilation, or that reorders, is not known")
+    if sorted(layout) != sorted("NC" + "DHW"[3 - count :]):
+        raise refuse(call, f"the gradient of a pool of the layout {layout} is not known")
+    sizes = [int(n) for n in a.pool_size]
+    strides, pads = [int(n) for n in a.strides], [int(n) for n in a.padding]
+    ceil, include = bool(a.ceil_mode), bool(a.count_include_pad)
+    flat = "NHWC" if layout.endswith("C") else "NCHW"
+    backward = BACKWARD["max" if ".max_" in str(call.op.name) else "avg"]
+
+    def windows(first: int | None, second: int | None) -> _Windows:
+        def pair(values: list[int], other: int) -> tuple[int, int]:
+            one, two = (other if k is None else values[k] for k in (first, second))
+            return one, two
+
+        kernel, steps = pair(sizes, 1), pair(strides, 1)
+        before, after = pair(pads[:count], 0), pair(pads[count:], 0)
+        return _Windows(kernel, steps, before, after, ceil, include, flat)
+
+    if count == 2:
+        return [backward(grad, x, windows(0, 1), builder)]
+    if count == 1:
+        one = builder.emit(reshape(grad, _with_row(shape_of(grad), flat)))
+        data = builder.emit(reshape(x, _with_row(shape_of(x), flat)))
+        found = backward(one, data, windows(None, 0), builder)
+        return [reshape(builder.emit(found), x.ty.shape)]
+    return [_three(grad, x, windows(1, 2), windows(0, None), backward, builder)]
+
+
+def _with_row(shape: Any, layout: str) -> list[Any]:
+    """Shape of a value of one spatial dim with a dim of one in front of it."""
+    found = list(shape)
+    found.insert(layout.index("H"), 1)
+    return found
+
+
+def _three(
+    grad: Any, x: Any, plane: _Windows, depth: _Windows, backward: Any, builder: relax.BlockBuilder
+) -> Any:
+    """A pool over planes, then one over depth, both walked back."""
+    shape, rest = [int(n) for n in shape_of(x)], [int(n) for n in shape_of(grad)]
+    if plane.layout == "NCHW":
+        n, c, d, h, w = shape
+        p, q, r = rest[2:]
+        flat, pooled, deep, out = (
+            [n, c * d, h, w],
+            [n, c * d, q, r],
+            [n, c, d, q * r],
+            [n, c, p, q * r],
+        )
+    else:
+        n, d, h, w, c = shape
+        p, q, r = rest[1:4]
+        flat, pooled, deep, out = (
+            [n * d, h, w, c],
+            [n * d, q, r, c],
+            [n, d, q * r, c],
+            [n, p, q * r, c],
+        )
+    planes = builder.emit(reshape(x, flat))
+    if backward is _maximum:
+        middle = builder.emit(reshape(_pooled(planes, plane, builder), deep))
+    else:
+        middle = builder.emit(zeros(deep, str(x.ty.dtype)))
+    back = builder.emit(backward(builder.emit(reshape(grad, out)), middle, depth, builder))
+    back = builder.emit(reshape(back, pooled))
+    return reshape(builder.emit(backward(back, planes, plane, builder)), shape)
+
+
+def _pooled(x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any:
+    return builder.emit(relax.op.nn.max_pool2d(x, **w.options))

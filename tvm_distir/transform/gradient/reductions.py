@@ -1,0 +1,131 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of reductions and of sums and products along a dim."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import (
+    astype,
+    cumprod,
+    cumsum,
+    divide,
+    equal,
+    expand_dims,
+    flip,
+    logical_and,
+    mean,
+    multiply,
+    ones_like,
+    reshape,
+    subtract,
+    where,
+    zeros_like,
+)
+from tvm.relax.op import prod as prod_op
+from tvm.relax.op import sum as sum_op
+
+from .registry import constant_like, register_gradient, shape_of
+
+
+def _axes(call: ir.Call) -> list[int]:
+    """Dims that a call reduces."""
+    rank = len(shape_of(call.args[0]))
+    given = call.attrs.axis
+    return list(range(rank)) if given is None else sorted(int(a) % rank for a in given)
+
+
+def _kept(value: Any, call: ir.Call, builder: relax.BlockBuilder) -> Any:
+    """A result, or its gradient, with the reduced dims as dims of one."""
+    axes = _axes(call)
+    if bool(call.attrs.keepdims) or not axes or not shape_of(value):
+        return value
+    return builder.emit(expand_dims(value, axes))
+
+
+@register_gradient("max", "min")
+def _extreme(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Equal elements share the gradient evenly, as they do in torch's amax."""
+    x, axes = call.args[0], _axes(call)
+    mine = builder.emit(astype(equal(x, _kept(y, call, builder)), str(x.ty.dtype)))
+    count = sum_op(mine, axes, keepdims=True)
+    return [multiply(mine, divide(_kept(grad, call, builder), count))]
+
+
+@register_gradient("prod")
+def _product(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """The product of the others: where one element is 0 it alone has a gradient."""
+    x, axes = call.args[0], _axes(call)
+    zero, one = constant_like(0.0, x), constant_like(1.0, x)
+    empty = builder.emit(equal(x, zero))
+    filled = builder.emit(where(empty, one, x))
+    count = builder.emit(sum_op(astype(empty, str(x.ty.dtype)), axes, keepdims=True))
+    others = builder.emit(prod_op(filled, axes, keepdims=True))
+    others = builder.emit(multiply(others, _kept(grad, call, builder)))
+    alone = where(logical_and(empty, equal(count, one)), others, zero)
+    return [where(equal(count, zero), divide(others, filled), alone)]
+
+
+@register_gradient("variance", "std")
+def _variance(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """``2 (x - mean) / n``, of a deviation y that by 2 y; 0 where there is none.
+
+    TVM's subtracts sums of x from x, which leaves nothing of it where the mean is large.
+    """
+    x, axes = call.args[0], _axes(call)
+    count = math.prod(int(shape_of(x)[d]) for d in axes)
+    apart = subtract(x, mean(x, axes, keepdims=True))
+    inner = _kept(grad, call, builder)
+    if str(call.op.name) == "relax.variance":
+        return [multiply(multiply(inner, constant_like(2 / count, x)), apart)]
+    spread = _kept(y, call, builder)
+    zero = constant_like(0.0, x)
+    share = divide(multiply(inner, constant_like(1 / count, x)), spread)
+    return [multiply(where(equal(spread, zero), zero, share), apart)]
+
+
+def _backwards(value: Any, axis: int, exclusive: bool, builder: relax.BlockBuilder) -> Any:
+    """Sums of what follows along a dim, each element itself included or not."""
+    turned = builder.emit(flip(value, axis))
+    return builder.emit(flip(builder.emit(cumsum(turned, axis, exclusive=exclusive)), axis))
+
+
+@register_gradient("cumsum")
+def _cumsum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Sums from the end; TVM's are differences of sums, and know no exclusive ones."""
+    x, a = call.args[0], call.attrs
+    axis = 0 if a.axis is None else int(a.axis) % len(shape_of(x))
+    found = _backwards(grad, axis, bool(a.exclusive), builder)
+    if a.axis is None:
+        found = builder.emit(reshape(found, x.ty.shape))
+    return [astype(found, str(x.ty.dtype)) if found.ty.dtype != x.ty.dtype else found]
+
+
+@register_gradient("cumprod")
+def _cumprod(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Up to the first 0 ``sum of grad y / x``; of that 0 the same with 1 in its place; then 0."""
+    x, a = call.args[0], call.attrs
+    own = x
+    if a.axis is None:
+        own = builder.emit(reshape(x, [math.prod(int(n) for n in shape_of(x))]))
+    if y.ty.dtype != x.ty.dtype:
+        own = builder.emit(astype(own, str(y.ty.dtype)))
+    axis = 0 if a.axis is None else int(a.axis) % len(shape_of(x))
+    exclusive = bool(a.exclusive)
+    zero, one = constant_like(0.0, own), constant_like(1.0, own)
+    empty = builder.emit(equal(own, zero))
+    count = builder.emit(cumsum(where(empty, ones_like(own), zeros_like(own)), axis))
+    first = builder.emit(logical_and(empty, equal(count, one)))
+    filled = cumprod(where(first, one, own), axis, exclusive=exclusive)
+    before = divide(
+        _backwards(builder.emit(multiply(grad, y)), axis, exclusive, builder),
+        where(empty, one, own),
+    )
+    there = _backwards(builder.emit(multiply(grad, filled)), axis, exclusive, builder)
+    found = where(equal(count, zero), before, where(first, there, zero))
+    if y.ty.dtype != x.ty.dtype:
+        found = astype(found, str(x.ty.dtype))
+    return [reshape(found, x.ty.shape) if a.axis is None else found]

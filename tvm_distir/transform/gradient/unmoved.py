@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Ops whose gradient is none, or that of their result; and ops whose gradient is not known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import astype
+from tvm.relax.op import sum as sum_op
+
+from .registry import fitted, refuse, register_gradient
+
+STEPS = (
+    "ceil eye_like equal floor floor_divide grad.no_grad greater greater_equal less less_equal "
+    "not_equal ones ones_like round sign trunc zeros zeros_like"
+).split()
+"""Their results do not change with small changes of their operands, or are not to: no gradient."""
+
+MARKS = (
+    "memory.ensure_zero_offset grad.start_checkpoint grad.end_checkpoint builtin.stop_lift_params "
+    "to_vdevice hint_on_device dist.annotate_sharding".split()
+)
+"""They give their operand."""
+
+UNKNOWN = {
+    "nn.dropout": "a training step with dropout is not offered: its stream is not defined",
+    "dist.redistribute": "a training step is made of a model at level 1",
+    "quantize": "a quantised value steps: train before it is quantised",
+    "grad.avg_pool2d_backward": "gradients of gradients are not offered",
+    "grad.max_pool2d_backward": "gradients of gradients are not offered",
+    "grad.nll_loss_backward": "gradients of gradients are not offered",
+    "grad.take_backward": "gradients of gradients are not offered",
+    "vision.all_class_non_max_suppression": "it selects boxes: train on what it selects from",
+    "vision.get_valid_counts": "it selects boxes: train on what it selects from",
+    "vision.multibox_transform_loc": "it selects boxes: train on what it selects from",
+    "vision.non_max_suppression": "it selects boxes: train on what it selects from",
+    "vision.roi_align": "the gradient of regions of interest is not known",
+    "vision.roi_pool": "the gradient of regions of interest is not known",
+}
+"""Ops with floats in and out that are refused, and why."""
+
+
+@register_gradient(*STEPS)
+def _none(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    return [None] * len(call.args)
+
+
+@register_gradient(*MARKS)
+def _same(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    return [grad, *[None] * (len(call.args) - 1)]
+
+
+@register_gradient("full", "full_like")
+def _full(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Of the value: the sum over all places."""
+    value = call.args[1]
+    if grad.ty.dtype != value.ty.dtype:
+        grad = builder.emit(astype(grad, str(value.ty.dtype)))
+    return [None, fitted(builder, builder.emit(sum_op(grad)), value)]
+
+
+@register_gradient(*UNKNOWN)
+def _refused(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    raise refuse(call, UNKNOWN[str(call.op.name).removeprefix("relax.")])

@@ -1,0 +1,130 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of ops that write at computed places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import (
+    astype,
+    divide,
+    equal,
+    gather_elements,
+    gather_nd,
+    multiply,
+    ones,
+    scatter_elements,
+    scatter_nd,
+    where,
+    zeros,
+)
+
+from .lookups import indices_together
+from .registry import constant_like, fitted, refuse, register_gradient, shape_of
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where a call writes.
+
+    Attributes
+    ----------
+    builder : BlockBuilder
+    read : callable
+        From a tensor to what lies there.
+    write : callable
+        ``(tensor, values, reduction)`` to the tensor with values written there.
+    """
+
+    builder: relax.BlockBuilder
+    read: Callable[[Any], Any]
+    write: Callable[[Any, Any, str], Any]
+
+    def looked(self, value: Any) -> Any:
+        """Emit a read."""
+        return self.builder.emit(self.read(self.builder.emit(value)))
+
+    def filled(self, base: Any, values: Any, how: str) -> Any:
+        """Emit a write."""
+        return self.builder.emit(self.write(base, values, how))
+
+
+def _filled(make: Any, like: Any, builder: relax.BlockBuilder) -> Any:
+    return builder.emit(make(like.ty.shape, str(like.ty.dtype)))
+
+
+def _through(how: str, y: Any, data: Any, values: Any, grad: Any, at: _Places) -> list[Any]:
+    """Gradients of the data and of the values written.
+
+    What is written last is taken to be everything that was written at a place; what was ``max``
+    or ``min`` shares evenly.
+    """
+    builder = at.builder
+    if how == "update":
+        empty = _filled(zeros, values, builder)
+        return [at.write(grad, empty, "update"), at.read(grad)]
+    if how == "add":
+        return [grad, at.read(grad)]
+    if how == "mul":
+        return _of_product(data, values, grad, at)
+    mine = builder.emit(astype(equal(data, y), str(data.ty.dtype)))
+    theirs = builder.emit(astype(equal(values, at.looked(y)), str(data.ty.dtype)))
+    share = builder.emit(divide(grad, at.filled(mine, theirs, "add")))
+    return [multiply(share, mine), multiply(at.looked(share), theirs)]
+
+
+def _of_product(data: Any, values: Any, grad: Any, at: _Places) -> list[Any]:
+    """The product of all else at a place: where one value is 0, it alone has a gradient."""
+    builder = at.builder
+    zero, one = constant_like(0.0, data), constant_like(1.0, data)
+    empty = builder.emit(equal(values, zero))
+    counted = builder.emit(astype(empty, str(values.ty.dtype)))
+    others = builder.emit(where(empty, one, values))
+    count = at.looked(at.filled(_filled(zeros, data, builder), counted, "add"))
+    product = at.looked(multiply(grad, at.filled(data, others, "mul")))
+    alone = where(equal(count, one), product, zero)
+    among = where(equal(count, zero), divide(product, others), zero)
+    factor = at.filled(_filled(ones, data, builder), values, "mul")
+    return [multiply(grad, factor), where(empty, alone, among)]
+
+
+@register_gradient("scatter_elements")
+def _scatter_elements(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    data, index, values = call.args
+    axis = int(call.attrs.axis) % len(shape_of(data))
+    at = _Places(
+        builder,
+        lambda t: gather_elements(t, index, axis),
+        lambda t, v, how: scatter_elements(t, index, v, axis, how),
+    )
+    if str(call.attrs.reduction) == "mean":
+        raise refuse(call, "TVM's mean of several values depends on their order")
+    by_data, by_values = _through(str(call.attrs.reduction), y, data, values, grad, at)
+    return [by_data, None, by_values]
+
+
+@register_gradient("scatter_nd")
+def _scatter_nd(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    data, index, values = call.args
+    at = _Places(
+        builder,
+        lambda t: gather_nd(t, index),
+        lambda t, v, how: scatter_nd(t, index, v, how),
+    )
+    by_data, by_values = _through(str(call.attrs.reduction), y, data, values, grad, at)
+    return [by_data, None, by_values]
+
+
+@register_gradient("index_put")
+def _index_put(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    _data, indices, values = call.args
+    index = indices_together(indices, builder)
+    by_values = builder.emit(gather_nd(grad, index))
+    by_data = grad
+    if not bool(call.attrs.accumulate):
+        by_data = scatter_nd(grad, index, _filled(zeros, by_values, builder), "update")
+    return [by_data, None, fitted(builder, by_values, values)]
