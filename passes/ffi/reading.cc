@@ -12,9 +12,11 @@
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/object.h>
 #include <tvm/ffi/reflection/accessor.h>
+#include <tvm/ffi/string.h>
 
 #include <cstdint>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -29,6 +31,7 @@ using tvm::ffi::Array;
 using tvm::ffi::Function;
 using tvm::ffi::ObjectRef;
 using tvm::ffi::Shape;
+using tvm::ffi::String;
 
 constexpr int64_t kNone = -1;
 
@@ -56,7 +59,7 @@ struct Fields {
   FieldGetter bindings{"relax.expr.BindingBlock", "bindings"};
   FieldGetter var{"relax.expr.Binding", "var"}, value{"relax.expr.VarBinding", "value"};
   FieldGetter cast_value{"relax.expr.MatchCast", "value"};
-  FieldGetter type{"ir.Expr", "ty"}, fields{"ir.Tuple", "fields"};
+  FieldGetter type{"ir.Expr", "ty"}, fields{"ir.Tuple", "fields"}, name{"ir.Var", "name"};
   FieldGetter whole{"ir.TupleGetItem", "tuple_value"}, index{"ir.TupleGetItem", "index"};
   FieldGetter op{"ir.Call", "op"}, args{"ir.Call", "args"};
   FieldGetter attrs{"ir.Call", "attrs"}, type_args{"ir.Call", "ty_args"};
@@ -126,6 +129,7 @@ class Reader {
     return {Array<Any>(bindings_.begin(), bindings_.end()),
             Array<Any>(variables_.begin(), variables_.end()),
             Array<Any>(values_.begin(), values_.end()),
+            String(names_),
             ToShape(kinds_),
             ToShape(like_),
             ToShape(begin_),
@@ -150,6 +154,8 @@ class Reader {
   void AddVariable(const Any& variable) {
     numbers_.emplace(Node(variable), static_cast<int64_t>(variables_.size()));
     variables_.push_back(variable);
+    const String name = fields_.name(Node(variable)).cast<String>();
+    names_.append(name.data(), name.size()).push_back('\0');
     types_.push_back(shared_.numbers.Of(fields_.type(Node(variable))));
   }
 
@@ -247,6 +253,7 @@ class Reader {
   const Fields& fields_ = Fields::Get();
   Shared& shared_;
   std::vector<Any> bindings_, variables_, values_;
+  std::string names_;  // a zero behind each
   Ints kinds_, like_, reads_, types_;
   Ints begin_{0};
   bool is_own_ = false;  // whether the value read mentions what is of its module only

@@ -26,6 +26,8 @@ class Reading(NamedTuple):
         Parameters, then what the bindings bind.
     values : list of Expr
         What the bindings bind it to.
+    said : str
+        Names of the variables, see :attr:`names`.
     kinds : sequence of int
         Per binding, :data:`OP_CALL` and so on.
     like : sequence of int
@@ -48,6 +50,7 @@ class Reading(NamedTuple):
     bindings: list[Any]
     variables: list[Any]
     values: list[Any]
+    said: str
     kinds: Sequence[int]
     like: Sequence[int]
     begin: Sequence[int]
@@ -59,6 +62,11 @@ class Reading(NamedTuple):
     def params(self) -> int:
         """How many parameters the function has: binding i binds variable ``params + i``."""
         return len(self.variables) - len(self.bindings)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the variables; ask once for many."""
+        return self.said.split("\0")[:-1]
 
     def used(self, number: int) -> Sequence[int]:
         """What a binding reads."""
@@ -84,7 +92,7 @@ def read_functions(functions: Sequence[Any]) -> list[Reading]:
         In normal form.
     """
     return [
-        Reading(*map(elements, found[:3]), *map(tuple, found[3:]))
+        Reading(*[*map(elements, found[:3]), found[3], *map(tuple, found[4:])])
         for found in load_library()["read_functions"](list(functions))
     ]
 

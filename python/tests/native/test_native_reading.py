@@ -91,6 +91,7 @@ def test_reads_are_those_of_a_walk():
     for number, value in enumerate(reading.values):
         read = [reading.variables[n] for n in reading.used(number) if n >= 0]
         assert [handle(v) for v in read] == [handle(v) for v in variables(value)]
+    assert reading.names == [v.name for v in reading.variables]
     assert [handle(reading.variables[n]) for n in reading.result] == [handle(fn.body.body)]
 
 

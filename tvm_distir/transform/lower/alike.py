@@ -31,6 +31,8 @@ class LikeBindings:
 
     Attributes
     ----------
+    names : list of str
+        Of the variables.
     locals : list of Var or None
         The local form of each variable that is one like others: of its state.
     """
@@ -38,6 +40,7 @@ class LikeBindings:
     def __init__(self, values: LocalValues, reading: Reading) -> None:
         self.values, self.reading, self._first = values, reading, reading.params
         self.templates = values.context.templates_on(values.number)
+        self.names = reading.names
         self.locals: list[Any] = [None] * len(reading.variables)
         self._states: list[State | None] = [None] * len(reading.variables)
         self._numbers: list[int | None] = [None] * len(reading.variables)
@@ -55,7 +58,7 @@ class LikeBindings:
             value = reading.values[number]
             constants = self._constants(value, template) if -1 in used else ()
             new = template.value(value, [self.locals[n] for n in used], constants)
-            local = make_var(var.name, template.ty, type(var) is relax.DataflowVar)
+            local = make_var(self.names[place], template.ty, type(var) is relax.DataflowVar)
             values.writer.bindings.append(make_binding(local, new))
             self.locals[place], self._states[place] = local, template.state
             self._numbers[place] = template.number
@@ -64,7 +67,7 @@ class LikeBindings:
             return False
         local = self.locals[used[0]]
         if type(local) is relax.DataflowVar and type(var) is not relax.DataflowVar:
-            hidden, local = local, make_var(var.name, local.ty)
+            hidden, local = local, make_var(self.names[place], local.ty)
             values.writer.bindings.append(make_binding(local, hidden))
         self.locals[place], self._states[place] = local, self._states[used[0]]
         self._numbers[place] = self._numbers[used[0]]

@@ -93,7 +93,6 @@ class LocalFunction:
         complete, at = State((sums(()),), (self.entry,)), 0
         number = self.alike.templates.number(complete)
         for position, like in enumerate(self.reading.types[: self.reading.params]):
-            param = self.reading.variables[position]
             local = known.get(like)
             if local is not None:
                 var, axes = self._like_param(position, local), boundary.get(at)
@@ -103,6 +102,7 @@ class LocalFunction:
                     self.alike.know(position, var, complete, number)
                 at += 1
                 continue
+            param = self.reading.variables[position]
             leaves = flat_types(param.ty)
             tensors = is_tensors(param.ty)
             for i in range(len(leaves) if tensors else 0):
@@ -123,7 +123,7 @@ class LocalFunction:
 
     def _like_param(self, position: int, known: LocalType) -> Any:
         """A parameter that is a tensor of a type that has its local form."""
-        name = str(self.reading.variables[position].name)
+        name = self.alike.names[position]
         local = make_var(name, known.local)
         self.params.append(local)
         if self.entry:

@@ -115,7 +115,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
         if is_private(fn):
             values = LocalValues(context, member.name, where[0], infos[where[0]])
             new = LocalFunction(values, fn, reading, entry=False).run()
-            context.callees[gv] = retyped(gv, _function_type(new))
+            context.callees[gv] = retyped(gv, new.ty)
             result[context.callees[gv]] = new
             continue
         result.update(_entries(context, member, where, infos))
@@ -131,10 +131,6 @@ def _context(mod: ir.IRModule) -> Context:
     return Context(mod, [mesh_key(m) for m in meshes(mod)], {})
 
 
-def _function_type(fn: relax.Function) -> Any:
-    return relax.FuncType([p.ty for p in fn.params[:]], fn.ret_ty, bool(fn.is_pure))
-
-
 def _entries(
     context: Context, member: Member, where: Sequence[int], infos: Sequence[Any]
 ) -> dict[Any, relax.Function]:
@@ -147,7 +143,7 @@ def _entries(
     for one, entry in zip(classes, entry_names(name, infos, classes)):
         new = merged([parts[n] for n in one.meshes], infos, one, order, entry)
         gv = ir.GlobalVar(entry)
-        relax.expr._update_type(gv, _function_type(new))
+        relax.expr._update_type(gv, new.ty)
         found[gv] = new
     return found
 
@@ -163,8 +159,7 @@ def _part(values: LocalValues, member: Member) -> relax.Function:
     for position, label, ty, like in lowered.param_leaves:
         item = {"index": position, "name": label, **_described(ty, like, known)}
         if data is not None:
-            name = str(member.reading.variables[position].name)
-            item["role"] = "data" if name in data else "weight"
+            item["role"] = "data" if lowered.alike.names[position] in data else "weight"
         inputs.append(item)
     outputs = [{"index": o.position, **_described(o.ty, o.like, known)} for o in lowered.outputs]
     if "num_input" in (fn.attrs or {}):
