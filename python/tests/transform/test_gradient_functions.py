@@ -141,8 +141,8 @@ def test_a_step_has_the_size_of_a_layer():
         if name != "main":
             tvm.ir.assert_structural_equal(few[name], many[name])
     weights = 16
-    # Forward: call, result, saved. Backward: call, gradients. Update: call, weights, outputs.
-    each = 3 + (1 + 1 + weights) + (1 + weights + weights)
+    # Forward: call, result, saved. Backward: call, gradients. Update: call, weights.
+    each = 3 + (1 + 1 + weights) + (1 + weights)
     assert len(bindings_of(many["main"])) - len(bindings_of(few["main"])) == 4 * each
     ops = {str(b.value.op.name_hint) for b in bindings_of(many["main"]) if _calls(b.value)}
     assert ops == {"layer_forward", "layer_backward", "layer_update"}

@@ -159,7 +159,7 @@ class _Step:
         builder = self.builder
         with builder.function("main", [var for _, var in named]):
             with builder.dataflow():
-                outputs = [builder.emit_output(value) for value in self._body()]
+                outputs = self._body()
             builder.emit_func_output(relax.Tuple(outputs))
         fn = builder.get()["main"]
         inputs = [name for name, _ in self.data] + [TARGETS]
@@ -195,7 +195,7 @@ class _Step:
         self.again = {w.name: str(marks[w.var].name) for w in self.weights if w.var in marks}
         pairs = zip(self.weights, gradients, strict=True)
         self.gradients = {weight.name: str(gradient.name) for weight, gradient in pairs}
-        return [loss, *self._updates(tape, gradients)]
+        return [self.builder.emit_output(loss), *self._updates(tape, gradients)]
 
     def _forward(self, tape: Tape, binding: Any) -> None:
         """Emit a binding of the model."""
@@ -221,7 +221,7 @@ class _Step:
         return out if count is None else [*out, self._named(STEP, count)]
 
     def _named(self, name: str, value: Any) -> Any:
-        var = self.builder.emit(value, plain_name(name) + UPDATED_SUFFIX)
+        var = self.builder.emit_output(value, plain_name(name) + UPDATED_SUFFIX)
         self.updated[name] = str(var.name)
         return var
 

@@ -133,7 +133,9 @@ class Updates:
                 titles = [label, *(f"{label}_{slot}" for of, slot in slots if of == label)]
                 new = self._updated(builder, weight, gradient, shared)
                 made += [
-                    builder.emit(value, plain_name(title) + UPDATED_SUFFIX)
+                    value
+                    if isinstance(value, ir.Var)
+                    else builder.emit(value, plain_name(title) + UPDATED_SUFFIX)
                     for title, value in zip(titles, new, strict=True)
                 ]
             return made
