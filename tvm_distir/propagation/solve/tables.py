@@ -103,6 +103,7 @@ class PriceTables:
             other.costs = self.costs.along(axis)
             other.conversions = self.conversions.along(axis)
             other.ops, other._edges, other._shares, other._works = {}, {}, {}, {}
+            other._along = {}
         return self._along[axis]
 
     @property
