@@ -10,6 +10,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.relax.transform import DeadCodeElimination
 
 from tvm_distir.ops.validate.machine import Machine
+from tvm_distir.transform.gradient.primfuncs import backward_kernel
 from tvm_distir.transform.gradient.reverse import reverse
 
 FLOATS = ("float16", "float32", "bfloat16", "float64")
@@ -92,6 +93,16 @@ def backward(case, dtype="float64", results=None):
     return builder.get() if case.numpy is None else DeadCodeElimination()(builder.get())
 
 
+def kernels_of(mod):
+    """What the main function calls, by handle."""
+    handles = []
+    relax.analysis.post_order_visit(
+        mod["main"], lambda e: handles.append(e) if isinstance(e, ir.GlobalVar) else None
+    )
+    known = dict(mod.functions.items())
+    return {g: known[g] if g in known else backward_kernel(g.name_hint)[1] for g in handles}
+
+
 @mutator
 class Renamed(PyExprMutator):
     """Calls kernels under other names."""
@@ -114,8 +125,7 @@ class Checks:
         dtype = "float32" if case.op in SINGLE else "float64"
         mod = backward(case, dtype, results)
         function = mod["main"]
-        kernels = {g: f for g, f in mod.functions.items() if g.name_hint != "main"}
-        env = {g: self.machine.kernel(f, g.name_hint) for g, f in kernels.items()}
+        env = {g: self.machine.kernel(f, g.name_hint) for g, f in kernels_of(mod).items()}
         self.machine.add(case.name, Renamed(env).visit_expr(function) if env else function)
         self.cases[case.name] = (case, function, dtype)
 

@@ -8,10 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from tvm import relax, te
+from tvm import relax, te, tirx
+from tvm.relax.op.base import call_tir_with_grad
 
+import tvm_distir as td
 from tvm_distir.errors import ModelError
 from tvm_distir.ops.validate import Case, var
+from tvm_distir.strategy import make_plan
 from tvm_distir.transform import register_primfunc_gradient
 from tvm_distir.transform.gradient import primfuncs
 
@@ -19,36 +22,46 @@ sys.path.insert(0, str(Path(__file__).parent))
 import gradient_harness as h
 
 op = relax.op
-F = "float64"
+ROWS = 32
 
 
-def made(shapes, compute):
+def made(dtype, shapes, compute):
     """A kernel of operands of some shapes."""
-    operands = [te.placeholder(shape, F, f"p{i}") for i, shape in enumerate(shapes)]
+    operands = [te.placeholder(shape, dtype, f"p{i}") for i, shape in enumerate(shapes)]
     results = compute(*operands)
-    return te.create_prim_func([*operands, *results])
+    return te.create_prim_func([*operands, *results]).without_attr("global_symbol")
 
 
-ROWS = te.reduce_axis((0, 4), "rows")
-#: ``x^2 s``, a scale per column.
-SCALED = made(
-    [(4, 3), (3,)], lambda x, s: [te.compute((4, 3), lambda i, j: x[i, j] * x[i, j] * s[j], "y")]
-)
-SCALED_BACKWARD = made(
-    [(4, 3), (3,), (4, 3), (4, 3)],
-    lambda x, s, y, dy: [
-        te.compute((4, 3), lambda i, j: 2.0 * x[i, j] * s[j] * dy[i, j], "dx"),
-        te.compute((3,), lambda j: te.sum(y[ROWS, j] / s[j] * dy[ROWS, j], ROWS), "ds"),
-    ],
-)
+def scaled(dtype):
+    """``x^2 s``, a scale per column, and its backward parts."""
+    two = tirx.const(2.0, dtype)
+    forward = made(
+        dtype,
+        [(ROWS, 6), (6,)],
+        lambda x, s: [te.compute((ROWS, 6), lambda i, j: x[i, j] * x[i, j] * s[j], "y")],
+    )
+    shapes = [(ROWS, 6), (6,), (ROWS, 6), (ROWS, 6)]
+
+    def by_x(x, s, y, dy):
+        return [te.compute((ROWS, 6), lambda i, j: two * x[i, j] * s[j] * dy[i, j], "dx")]
+
+    def by_scale(x, s, y, dy):
+        part = te.reduce_axis((0, ROWS), "rows")
+        of = lambda j: te.sum(x[part, j] * x[part, j] * dy[part, j], part)  # noqa: E731
+        return [te.compute((6,), of, "ds")]
+
+    return forward, [made(dtype, shapes, by_x), made(dtype, shapes, by_scale)]
 
 
-def kernel_case(kernel, name):
+FORWARD, BACKWARD = scaled("float64")
+
+
+def kernel_case(name):
     """A call of a kernel under a name of a module."""
     builder = relax.BlockBuilder()
-    handle = builder.add_func(kernel, name)
-    operands = relax.Tuple([var(4, 3, dtype=F), var(3, dtype=F)])
-    call = relax.call_tir(handle, operands, relax.TensorType([4, 3], F))
+    handle = builder.add_func(FORWARD, name)
+    operands = relax.Tuple([var(ROWS, 6, dtype="float64"), var(6, dtype="float64")])
+    call = relax.call_tir(handle, operands, relax.TensorType([ROWS, 6], "float64"))
     return Case(name, call, mod=builder.get())
 
 
@@ -58,9 +71,40 @@ def written(call, results, grads, _):
     return [op.multiply(grads[0], op.multiply(op.add(x, x), s)), None]
 
 
+def model(marked, private):
+    """``kernel(x @ w, s)``, the kernel named by a mark or not, in a function of its own or not."""
+    builder = relax.BlockBuilder()
+    kernel = builder.add_func(scaled("float32")[0], "any" if marked else "scaled")
+    ty = relax.TensorType([ROWS, 6], "float32")
+
+    def called(h, s):
+        if marked:
+            return call_tir_with_grad(kernel, relax.Tuple([h, s]), ty, te_grad_name="scaled")
+        return relax.call_tir(kernel, relax.Tuple([h, s]), ty)
+
+    shapes = {"x": [ROWS, 8], "w": [8, 6], "s": [6], "h": [ROWS, 6]}
+    x, w, s, h = (relax.Var(n, relax.TensorType(k, "float32")) for n, k in shapes.items())
+    layer = None
+    if private:
+        t = relax.Var("t", s.ty)
+        with builder.function("layer", [h, t], private=True):
+            with builder.dataflow():
+                y = builder.emit_output(builder.emit(op.tanh(builder.emit(called(h, t)))))
+            layer = builder.emit_func_output(y)
+    with builder.function("main", [x, w, s]):
+        with builder.dataflow():
+            y = builder.emit(op.matmul(x, w))
+            y = builder.emit_output(relax.Call(layer, [y, s]) if private else called(y, s))
+        builder.emit_func_output(y)
+    mod = builder.get()
+    mod["main"] = mod["main"].with_attr("num_input", 1)
+    return mod
+
+
 @pytest.fixture(autouse=True)
 def _own_pairs(monkeypatch):
-    monkeypatch.setattr(primfuncs, "_PAIRS", {})
+    for name in ("_PAIRS", "_KERNELS"):
+        monkeypatch.setattr(primfuncs, name, {})
 
 
 def fault(one):
@@ -71,26 +115,33 @@ def fault(one):
 
 
 def test_a_kernel_is_differentiated_by_its_pair():
-    register_primfunc_gradient("scaled", SCALED_BACKWARD)
-    assert fault(kernel_case(SCALED, "scaled")) is None
-
-
-def test_an_attribute_names_the_pair():
-    """Kernels are renamed where names meet."""
-    register_primfunc_gradient("scaled", SCALED_BACKWARD)
-    assert fault(kernel_case(SCALED.with_attr("dist.gradient", "scaled"), "fused_2")) is None
+    register_primfunc_gradient("scaled", BACKWARD)
+    assert fault(kernel_case("scaled")) is None
 
 
 def test_a_writer_of_relax():
     register_primfunc_gradient("scaled", written)
-    said = fault(kernel_case(SCALED, "scaled"))
+    said = fault(kernel_case("scaled"))
     assert said is not None and said.startswith("operand 1"), "the scale counts as constant"
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize("marked", [False, True])
+def test_models_with_kernels_train_over_devices(marked, private):
+    """The rules of both kernels are derived; a mark that names the gradient is one of TVM's."""
+    register_primfunc_gradient("scaled", scaled("float32")[1])
+    step = td.train_step(model(marked, private), "mse", rate=1.0)
+    assert relax.analysis.check_well_formed(step)
+    plan = make_plan(step, "data_parallel", {"dp": 2})
+    dist = td.distribute(step, plan)
+    assert td.verify(step, plan, dist=dist).equal
+    assert "all_gather" not in str(dist)
 
 
 def test_errors():
     register_primfunc_gradient("scaled", written)
     with pytest.raises(ModelError, match=r"DIST0353 scaled: .*override"):
-        register_primfunc_gradient("scaled", SCALED_BACKWARD)
-    register_primfunc_gradient("scaled", SCALED_BACKWARD, override=True)
+        register_primfunc_gradient("scaled", BACKWARD)
+    register_primfunc_gradient("scaled", BACKWARD, override=True)
     with pytest.raises(ModelError, match=r'DIST0350 scale: .*no gradient.*"scaled"'):
-        h.backward(kernel_case(SCALED, "scale"))
+        h.backward(kernel_case("scale"))

@@ -11,6 +11,7 @@ from tvm import ir, relax
 
 from ...errors import ModelError
 from ...ir.rewrite import let_out, merged_blocks, typed
+from .primfuncs import backward_kernel
 
 Made = TypeVar("Made")
 
@@ -48,9 +49,16 @@ class Functions:
             for name in _named_in(fn) if isinstance(fn, relax.Function) else ():
                 if name not in found:
                     found[name] = None
-                    waiting.append(self.of[name])
+                    waiting.append(self._taken(name))
         functions = {self.variables[name]: self.of[name] for name in sorted(found)}
         return ir.IRModule({"main": main, **functions}, attrs=attrs)
+
+    def _taken(self, name: str) -> Any:
+        """A function by name; the kernels that gradients call are taken in."""
+        kernel = None if name in self.of else backward_kernel(name)
+        if kernel is not None:
+            self.variables[name], self.of[name] = kernel
+        return self.of[name]
 
 
 def _named_in(fn: relax.Function) -> list[str]:

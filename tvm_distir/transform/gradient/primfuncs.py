@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax, tirx
@@ -15,50 +16,75 @@ from ...ir import flat_types
 from ...ir.rewrite import leaves_of
 from .registry import item, register_gradient
 
-KERNEL_ATTR = "dist.gradient"
-"""Attribute of a PrimFunc: under which name its gradient is registered, where not its own."""
-
 Backward = Callable[[ir.Call, Any, Any, relax.BlockBuilder], list[Any]]
 """``(call, results, gradients of the results, builder)`` to a gradient, or None, per operand."""
 
+_MARKED = "relax.call_tir_with_grad"
 _PAIRS: dict[str, Backward] = {}
+_KERNELS: dict[str, tuple[ir.GlobalVar, tirx.PrimFunc]] = {}
 
 
-def _is_float(ty: Any) -> bool:
-    return "float" in str(ty.dtype)
+def backward_kernel(name: str) -> tuple[ir.GlobalVar, tirx.PrimFunc] | None:
+    """A kernel that gradients call, by the name of its handle."""
+    return _KERNELS.get(name)
 
 
-def _with_kernel(kernel: tirx.PrimFunc, name: str) -> Backward:
-    """A backward part that is one kernel."""
+@dataclass(frozen=True)
+class _Kernel:
+    """A backward kernel without the parameters that it does not read: those could not be cut."""
+
+    handle: ir.GlobalVar
+    read: tuple[int, ...]
+
+    def call(self, given: Sequence[Any], ty: Any) -> Any:
+        """Call it on those of the operands, results and gradients that it reads."""
+        return relax.call_tir(self.handle, relax.Tuple([given[i] for i in self.read]), ty)
+
+
+def _kept(given: tirx.PrimFunc, name: str) -> _Kernel:
+    """Keep a backward kernel."""
+    used = set(tirx.analysis.undefined_vars(given.body, []))
+    *inputs, output = given.params
+    read = tuple(i for i, param in enumerate(inputs) if param in used)
+    params = [*(inputs[i] for i in read), output]
+    kernel = tirx.PrimFunc(params, given.body, given.ret_type, given.attrs)
+    kernel = kernel.without_attr("global_symbol")
+    handle = relax.BlockBuilder().add_func(kernel, name)
+    _KERNELS[str(handle.name_hint)] = handle, kernel
+    return _Kernel(handle, read)
+
+
+def _with_kernels(kernels: Sequence[_Kernel | None]) -> Backward:
+    """A backward part that is a kernel per operand, where it is not constant."""
 
     def backward(call: ir.Call, results: Any, grads: Any, builder: relax.BlockBuilder) -> list[Any]:
-        operands = list(call.args[1].fields)
+        operands = [x for x, _, _ in leaves_of(call.args[1])]
         given = [*operands, *results, *grads]
-        types = [x.ty for x in operands if _is_float(x.ty)]
-        handle = builder.add_func(kernel.without_attr("global_symbol"), name)
-        one = len(types) == 1
-        found = builder.emit(relax.call_tir(handle, given, types[0] if one else types))
-        parts = iter([found] if one else [item(found, i) for i in range(len(types))])
-        return [next(parts) if _is_float(x.ty) else None for x in operands]
+        return [
+            None if kernel is None else kernel.call(given, x.ty)
+            for kernel, x in zip(kernels, operands, strict=True)
+        ]
 
     return backward
 
 
 def register_primfunc_gradient(
-    name: str, backward: tirx.PrimFunc | Backward, override: bool = False
+    name: str, backward: Sequence[tirx.PrimFunc | None] | Backward, override: bool = False
 ) -> None:
     """Say what the gradient of a kernel is, so that models that call it can be trained.
 
     Parameters
     ----------
     name : str
-        The kernel's name in its module, or what its attribute ``dist.gradient`` says.
-    backward : PrimFunc or callable
-        A kernel: its parameters are all operands of the forward one, its results, their gradients,
-        and then, to be written, a gradient of the shape of each operand of a float type. Or a
-        function ``(call, results, gradients, builder)``, of the forward ``call_tir``, the lists of
-        its results and of their gradients, and the open block, to one expression (or None) per
-        operand.
+        The kernel's name in its module; of a ``call_tir_with_grad`` its ``te_grad_name``.
+    backward : sequence of PrimFunc, or callable
+        A kernel per operand: its parameters are all operands of the forward one, its results,
+        their gradients, and then, to be written, the gradient of the operand; None for one that
+        counts as constant. (One kernel for several would be cut along what they have in common
+        only: where samples are cut, the gradient of data is a part, that of a weight a term.) Or
+        a function ``(call, results, gradients, builder)``, of the forward call, the lists of its
+        results and of their gradients, and the open block, to one expression or None per operand,
+        of Relax ops.
     override : bool
         Replace what was registered for the name.
 
@@ -69,7 +95,7 @@ def register_primfunc_gradient(
 
     Examples
     --------
-    >>> register_primfunc_gradient("my_relu", my_relu_backward)
+    >>> register_primfunc_gradient("scale", [scale_by_data, scale_by_weight])
     """
     if name in _PAIRS and not override:
         raise ModelError(
@@ -78,24 +104,34 @@ def register_primfunc_gradient(
             place=name,
             remedy="Pass override=True to replace it.",
         )
-    if isinstance(backward, tirx.PrimFunc):
-        _PAIRS[name] = _with_kernel(backward, f"{name}_backward")
-    else:
+    if callable(backward):
         _PAIRS[name] = backward
+        return
+    kernels = [
+        None if given is None else _kept(given, f"gradient_of_{name}_{position}")
+        for position, given in enumerate(backward)
+    ]
+    _PAIRS[name] = _with_kernels(kernels)
 
 
-def _name(call: ir.Call, builder: relax.BlockBuilder) -> str:
+def without_mark(value: Any) -> Any:
+    """A ``call_tir`` in place of one that names its gradient, which is no more asked for."""
+    if not isinstance(value, ir.Call) or value.op != ir.Op.get(_MARKED):
+        return value
+    return ir.Call(ir.Op.get("relax.call_tir"), list(value.args), None, list(value.ty_args))
+
+
+def _name(call: ir.Call) -> str:
     """Under which name the gradient of a called kernel is looked up."""
-    handle = call.args[0]
-    kernel = builder.get().functions.get(handle)
-    said = None if kernel is None or kernel.attrs is None else kernel.attrs.get(KERNEL_ATTR)
-    return str(said) if said is not None else str(handle.name_hint)
+    if str(call.op.name) == _MARKED:
+        return str(call.attrs.te_grad_name)
+    return str(call.args[0].name_hint)
 
 
 @register_gradient("call_tir", "call_tir_with_grad")
 def _kernel(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Of the operands in their tuple; what has none counts as constant."""
-    name = _name(call, builder)
+    name = _name(call)
     if name not in _PAIRS:
         hint = nearest(name, _PAIRS) if _PAIRS else ""
         raise ModelError(

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from tvm import ir, relax
 
 from ...ir.rewrite import substitute
+from .primfuncs import without_mark
 from .reread import Reread
 from .reverse import is_differentiable
 
@@ -129,7 +130,7 @@ class Tape:
         name = str(var.name)
         call = self._call(var, value)
         if call is None:
-            new = self.builder.emit(value, name)
+            new = self.builder.emit(without_mark(value), name)
         elif not call.pair.saves:
             new = self.builder.emit(ir.Call(call.pair.forward, list(value.args)), name)
         else:
