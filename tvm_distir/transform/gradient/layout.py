@@ -10,7 +10,6 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.op import (
     broadcast_to,
-    concat,
     flip,
     layout_transform,
     permute_dims,
@@ -96,11 +95,6 @@ def _concat(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
     if len(call.args[0].ty.fields) == 1:
         return [relax.Tuple([grad])]
     return list(call.op.get_attr("FPrimalGradient")(_, call, grad, builder))
-
-
-@register_gradient("split")
-def _split(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    return [concat(grad, int(call.attrs.axis))]
 
 
 @register_gradient("meshgrid")

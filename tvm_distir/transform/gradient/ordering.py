@@ -7,7 +7,17 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax.op import argsort, astype, expand_dims, reshape, scatter_elements, zeros
+from tvm.relax.op import (
+    argsort,
+    astype,
+    divide,
+    equal,
+    expand_dims,
+    multiply,
+    scatter_elements,
+    zeros,
+)
+from tvm.relax.op import sum as sum_op
 from tvm.relax.op import topk as topk_op
 
 from .registry import item, register_gradient, shape_of
@@ -43,19 +53,12 @@ def _topk(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 @register_gradient("median")
 def _median(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """The lower of two middle elements is the median, and gets all; so it does in torch."""
+    """The lower of two middle elements gets all; of a whole tensor, all that equal it share."""
     x, a = call.args[0], call.attrs
-    rank = len(shape_of(x))
     if a.axis is None:
-        flat = builder.emit(reshape(x, (-1,)))
-        count = int(shape_of(flat)[0])
-        order = builder.emit(argsort(flat, 0, False, "int32"))
-        middle = builder.emit(
-            relax.op.strided_slice(order, [0], [(count - 1) // 2], [(count + 1) // 2])
-        )
-        value = builder.emit(reshape(grad, (1,)))
-        return [reshape(_sent_back(flat, middle, value, 0, builder), x.ty.shape)]
-    axis = int(a.axis[0]) % rank
+        mine = builder.emit(astype(equal(x, y), str(x.ty.dtype)))
+        return [multiply(mine, divide(grad, sum_op(mine)))]
+    axis = int(a.axis[0]) % len(shape_of(x))
     values, places = builder.emit(item(grad, 0)), builder.emit(item(y, 1))
     if not bool(a.keepdims):
         values, places = (builder.emit(expand_dims(t, axis)) for t in (values, places))

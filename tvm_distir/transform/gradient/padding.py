@@ -24,10 +24,14 @@ def _pad(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[
         raise refuse(call, f'the gradient of a padding of mode "{mode}" is not known')
     for d, n in enumerate(shape_of(call.args[0])):
         before, after = widths[2 * d], widths[2 * d + 1]
-        if max(before, after) > (n - 1 if mode == "reflect" else n) and mode != "replicate":
+        if not before and not after:
+            continue
+        if (
+            max(before, after) > (int(n) - 1 if mode == "reflect" else int(n))
+            and mode != "replicate"
+        ):
             raise refuse(call, f"the gradient of {before} and {after} rows around {n} is not known")
-        if before or after:
-            grad = _folded(grad, d, int(n), (before, after), mode, builder)
+        grad = _folded(grad, d, int(n), (before, after), mode, builder)
     return [grad]
 
 

@@ -169,7 +169,7 @@ def _three(
     grad: Any, x: Any, plane: _Windows, depth: _Windows, backward: Any, builder: relax.BlockBuilder
 ) -> Any:
     """A pool over planes, then one over depth, both walked back."""
-    shape, rest = [int(n) for n in shape_of(x)], [int(n) for n in shape_of(grad)]
+    shape, rest = list(shape_of(x)), list(shape_of(grad))
     if plane.layout == "NCHW":
         n, c, d, h, w = shape
         p, q, r = rest[2:]

@@ -104,14 +104,16 @@ def _matrix(call: ir.Call, n: int, m: int) -> np.ndarray:
 def _resize(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Of an enlargement by whole factors that copies pixels: the sum over the copies of a pixel."""
     x, layout = call.args[0], str(call.attrs.layout)
-    shape, out = [int(n) for n in shape_of(x)], [int(n) for n in shape_of(grad)]
+    shape, out = list(shape_of(x)), list(shape_of(grad))
     if str(call.attrs.coordinate_transformation_mode) == "tf_crop_and_resize":
         raise refuse(call, "the gradient of a resize of a part is not known")
     if not layout.isupper():
         raise refuse(call, f"the gradient of a resize of the layout {layout} is not known")
     nearest = str(call.attrs.method) == "nearest_neighbor"
     matrices = {
-        d: _matrix(call, shape[d], out[d]) for d, axis in enumerate(layout) if axis not in "NC"
+        d: _matrix(call, int(shape[d]), int(out[d]))
+        for d, axis in enumerate(layout)
+        if axis not in "NC"
     }
     copied = nearest and all(_copies(matrix) for matrix in matrices.values())
     if copied:
@@ -131,14 +133,14 @@ def _copies(matrix: np.ndarray) -> bool:
     return m % n == 0 and bool((matrix == np.repeat(np.eye(n), m // n, axis=0)).all())
 
 
-def _sum_of_copies(grad: Any, shape: list[int], dims: list[int], builder: Any) -> Any:
-    split: list[int] = []
+def _sum_of_copies(grad: Any, shape: list[Any], dims: list[int], builder: Any) -> Any:
+    split: list[Any] = []
     copies = []
     for d, n in enumerate(shape):
         split.append(n)
         if d in dims:
             copies.append(len(split))
-            split.append(int(shape_of(grad)[d]) // n)
+            split.append(int(shape_of(grad)[d]) // int(n))
     return builder.emit(sum_op(builder.emit(reshape(grad, split)), copies))
 
 
@@ -146,18 +148,19 @@ def _sum_of_copies(grad: Any, shape: list[int], dims: list[int], builder: Any) -
 def _adaptive(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Each pixel gets its share; of a global mean the same."""
     x, layout = call.args[0], str(call.attrs.layout)
-    shape, out = [int(n) for n in shape_of(x)], [int(n) for n in shape_of(grad)]
+    shape, out = list(shape_of(x)), list(shape_of(grad))
     dims = [d for d, axis in enumerate(layout) if axis not in "NC"]
     if not layout.isupper() or str(call.attrs.out_layout or layout) != layout:
         raise refuse(call, f"the gradient of a pool of the layout {layout} is not known")
-    if all(out[d] == 1 for d in dims):
-        pixels = math.prod(shape[d] for d in dims)
+    if all(int(out[d]) == 1 for d in dims):
+        pixels = math.prod(int(shape[d]) for d in dims)
         share = builder.emit(multiply(grad, constant_like(1 / pixels, x)))
         return [broadcast_to(share, x.ty.shape)]
     for d in dims:
-        matrix = np.zeros((out[d], shape[d]))
-        for k in range(out[d]):
-            low, high = k * shape[d] // out[d], -(-(k + 1) * shape[d] // out[d])
+        m, n = int(out[d]), int(shape[d])
+        matrix = np.zeros((m, n))
+        for k in range(m):
+            low, high = k * n // m, -(-(k + 1) * n // m)
             matrix[k, low:high] = 1 / (high - low)
         grad = along(grad, d, matrix, builder)
     return [grad]

@@ -24,16 +24,16 @@ def _rows(extent: int, low: int, high: int, step: int) -> range:
 @register_gradient("strided_slice")
 def _strided_slice(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Zeros around the slice; between its rows too, where it leaves some out."""
-    shape = [int(n) for n in shape_of(call.args[0])]
+    shape = list(shape_of(call.args[0]))
     axes, begin, end = (_integers(call.args[i]) for i in (1, 2, 3))
     steps = _integers(call.args[4]) if len(call.args) > 4 else [1] * len(axes)
     widths = [0] * (2 * len(shape))
     spread = []
     for axis, low, high, step in zip(axes, begin, end, steps, strict=True):
         d = axis % len(shape)
-        rows = _rows(shape[d], low, high, step)
+        rows = _rows(int(shape[d]), low, high, step)
         if step == 1:
-            widths[2 * d], widths[2 * d + 1] = rows.start, shape[d] - rows.start - len(rows)
+            widths[2 * d], widths[2 * d + 1] = rows.start, int(shape[d]) - rows.start - len(rows)
         else:
             spread.append((d, rows))
     for d, rows in spread:
