@@ -86,7 +86,8 @@ class Assembly:
     ----------
     model : AxisProblem
     given : list of (int or None)
-        Per value the only label that it is given in; None where there are several.
+        Per value the only label that it is given in; None where there are several, and at the
+        end, for constants (:data:`~tvm_distir.propagation.graph.CONST`).
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Assembly:
         self.mesh = self.axis.mesh
         self.bytes, self.cut = sizes
         self.model = AxisProblem()
-        self.given: list[int | None] = [None] * len(g.values)
+        self.given: list[int | None] = [None] * (len(g.values) + 1)
 
     def put(self, scope: Scope, table: tuple[int, int]) -> None:
         """Put a table, and the minimum taken out of it, over variables."""

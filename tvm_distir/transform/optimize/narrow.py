@@ -16,7 +16,9 @@ from ...ir import (
     flat_types,
 )
 from ...ir.rewrite import (
+    handle,
     let_out,
+    make_binding,
     pruned,
     rebuild,
     substitute,
@@ -37,15 +39,16 @@ class KeptParts:
 def narrowed(fn: relax.Function, read: set[int] | None) -> tuple[relax.Function, KeptParts]:
     """Drop the parameters of a private function, and fields of its result, that nobody reads."""
     result, fields = _narrow_result(fn, read)
-    blocks, result = let_out(fn.body.blocks, result)
+    blocks, result = let_out(fn.body.blocks[:], result)
     blocks, _ = pruned(blocks, result)
-    used = set(variables(result))
+    used = set(map(handle, variables(result)))
     for block in blocks:
-        for binding in block.bindings:
-            used.update(variables(binding.value))
-    params = tuple(i for i, p in enumerate(fn.params) if p in used)
+        for binding in block.bindings[:]:
+            used.update(map(handle, variables(binding.value)))
+    old = fn.params[:]
+    params = tuple(i for i, p in enumerate(old) if handle(p) in used)
     attrs = _attributes(fn, params, fields)
-    new = with_body(fn, [fn.params[i] for i in params], blocks, result, bool(fn.is_pure), attrs)
+    new = with_body(fn, [old[i] for i in params], blocks, result, bool(fn.is_pure), attrs)
     return new, KeptParts(params, fields)
 
 
@@ -68,8 +71,10 @@ def _narrow_result(fn: relax.Function, read: set[int] | None) -> tuple[Any, tupl
 def result_value(fn: relax.Function) -> Any:
     """What a function returns, looked up where it is a variable."""
     result = fn.body.body
-    values = {b.var: b.value for block in fn.body.blocks for b in block.bindings}
-    return values.get(result, result) if isinstance(result, ir.Var) else result
+    if not isinstance(result, ir.Var):
+        return result
+    bound = (b for block in fn.body.blocks[:] for b in block.bindings[:])
+    return next((b.value for b in bound if b.var.same_as(result)), result)
 
 
 def _attributes(fn: relax.Function, params: Sequence[int], fields: Sequence[int]) -> Any:
@@ -126,33 +131,36 @@ class ChangedCalls:
     def run(self) -> relax.Function:
         """Return the function."""
         fn, blocks = self.fn, []
-        for block in fn.body.blocks:
+        for block in fn.body.blocks[:]:
             dataflow = isinstance(block, relax.DataflowBlock)
-            bindings = [self._binding(b.var, b.value) for b in block.bindings]
+            bindings = [self._binding(b) for b in block.bindings[:]]
             blocks.append((relax.DataflowBlock if dataflow else relax.BindingBlock)(bindings))
         result = substitute(fn.body.body, self.env)
         blocks, _ = pruned(blocks, result)
         return with_body(fn, fn.params, blocks, result, bool(fn.is_pure))
 
-    def _binding(self, var: Any, value: Any) -> Any:
-        if isinstance(value, relax.TupleGetItem) and value.tuple_value in self.fields:
-            index = self.fields[value.tuple_value].index(int(value.index))
-            whole = self.env[value.tuple_value]
-            return relax.VarBinding(var, typed(relax.TupleGetItem(whole, index), var.ty))
-        changed = (
-            isinstance(value, ir.Call)
-            and isinstance(value.op, ir.GlobalVar)
-            and value.op in self.env
-        )
-        if not changed:
-            return relax.VarBinding(var, substitute(value, self.env))
-        kept = self.kept[str(value.op.name_hint)]
-        args = [substitute(value.args[i], self.env) for i in kept.params]
-        callee = self.env[value.op]
-        ty = callee.ty.ret
-        call = rebuild(value, callee, args, ty)
+    def _binding(self, binding: Any) -> Any:
+        var, value = binding.var, binding.value
+        if type(value) is relax.TupleGetItem:
+            whole = value.tuple_value
+            fields = self.fields.get(whole)
+            if fields is not None:
+                item = relax.TupleGetItem(self.env[whole], fields.index(int(value.index)))
+                return make_binding(var, typed(item, var.ty))
+        elif type(value) is ir.Call:
+            op = value.op
+            if type(op) is ir.GlobalVar and op in self.env:
+                return self._call(var, value)
+        new = substitute(value, self.env)
+        return binding if new is value else make_binding(var, new)
+
+    def _call(self, var: Any, value: ir.Call) -> Any:
+        """A call of a function that has changed."""
+        kept, callee = self.kept[str(value.op.name_hint)], self.env[value.op]
+        old, ty = value.args[:], callee.ty.ret
+        call = rebuild(value, callee, [substitute(old[i], self.env) for i in kept.params], ty)
         new = type(var)(var.name, ty)
         if kept.fields:
             self.fields[var] = kept.fields
         self.env[var] = new
-        return relax.VarBinding(new, call)
+        return make_binding(new, call)
