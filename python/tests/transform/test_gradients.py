@@ -14,10 +14,11 @@ import tvm_ffi
 from tvm import relax
 
 from tvm_distir.errors import ModelError
+from tvm_distir.ir.rewrite import all_bindings, variables
 from tvm_distir.ops import op_coverage
 from tvm_distir.ops.validate import case, var
 from tvm_distir.ops.validate.table import TABLE, UNPROVED
-from tvm_distir.transform.gradient.unmoved import MARKS, UNKNOWN
+from tvm_distir.transform.gradient.unmoved import MARKS, STEPS, UNKNOWN
 
 sys.path.insert(0, str(Path(__file__).parent))
 import gradient_harness as h
@@ -79,6 +80,18 @@ def test_every_op_with_a_rule_is_accounted_for():
     left = ruled - proved - REFUSED - MARKED - set(STOPS) - set(COARSE) - set(OTHERS)
     assert sorted(left & floats) == []
     assert sorted(left - floats - {c.op for c in TABLE}) == []
+
+
+def test_backward_parts_hold_nothing_unused():
+    """What no gradient reads is not written, in the text or for the passes that read it."""
+    for one in PROVED:
+        if one.numpy is not None or one.op.removeprefix("relax.") in STEPS:
+            continue
+        results = (0,) if one.op == "relax.nn.batch_norm" else None
+        fn = h.backward(one, "float32", results)["main"]
+        bindings = list(all_bindings(fn.body))
+        used = {v for b in bindings for v in variables(b.value)} | set(variables(fn.body.body))
+        assert [b.var.name for b in bindings if b.var not in used] == [], one.name
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

@@ -73,34 +73,30 @@ def _einsum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
     found = []
     for k, own in enumerate(parts):
         others = [(p, x) for i, (p, x) in enumerate(zip(parts, operands, strict=True)) if i != k]
-        found.append(_by_operand(call, own, shapes[k], [*others, (result, grad)], builder))
+        found.append(_by_operand(call, own, shapes[k], [*others, (result, grad)]))
     return [relax.Tuple(found)]
 
 
-def _by_operand(
-    call: ir.Call, own: str, shape: Any, terms: list[tuple[str, Any]], builder: relax.BlockBuilder
-) -> Any:
+def _by_operand(call: ir.Call, own: str, shape: Any, terms: list[tuple[str, Any]]) -> Any:
     """The gradient of an operand with the subscripts ``own``."""
     if len(set(own)) != len(own):
-        return _diagonal(call, own, shape, terms, builder)
+        return _diagonal(call, own, shape, terms)
     known = "".join(c for c in own if any(c in p for p, _ in terms))
     text = ",".join(p for p, _ in terms)
     value: Any = terms[-1][1]
     if len(terms) > 1 or terms[0][0] != known:
-        value = builder.emit(einsum(tuple(x for _, x in terms), f"{text}->{known}"))
+        value = einsum(tuple(x for _, x in terms), f"{text}->{known}")
     if known == own:
         return value
     kept = [n if c in known else 1 for c, n in zip(own, shape, strict=True)]
     return broadcast_to(reshape(value, kept), shape)
 
 
-def _diagonal(
-    call: ir.Call, own: str, shape: Any, terms: list[tuple[str, Any]], builder: relax.BlockBuilder
-) -> Any:
+def _diagonal(call: ir.Call, own: str, shape: Any, terms: list[tuple[str, Any]]) -> Any:
     """Of an operand read along a diagonal: zeros beside it."""
     single = "".join(dict.fromkeys(own))
     extents = [shape[own.index(c)] for c in single]
-    value = builder.emit(_by_operand(call, single, extents, terms, builder))
+    value = _by_operand(call, single, extents, terms)
     for c in single:
         places = [d for d, letter in enumerate(own) if letter == c]
         if len(places) > 2:

@@ -36,7 +36,7 @@ from tvm.relax.op import (
     where,
 )
 
-from .registry import constant_like, fitted, register_gradient
+from .registry import constant_like, register_gradient, unbroadcast
 
 Slope = Callable[[Any, Any], Any]
 """From operand and result to the derivative."""
@@ -108,40 +108,34 @@ def _clip(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
 
 
 @register_gradient("power")
-def _power(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _power(y: Any, call: ir.Call, grad: Any, _: relax.BlockBuilder) -> list[Any]:
     """``n x^(n-1)`` and ``x^n log(x)``: 0 where n, or x, is 0, and TVM's is NaN."""
     x, n = call.args
     zero, one = constant_like(0.0, x), constant_like(1.0, x)
     slope = multiply(n, power(x, subtract(n, one)))
-    if isinstance(n, ir.GenericConst):
-        if not n.value.numpy().astype("float64").all():
-            slope = where(equal(n, zero), zero, slope)
-        return [fitted(builder, multiply(grad, builder.emit(slope)), x), None]
-    slope = builder.emit(where(equal(n, zero), zero, slope))
-    inner = builder.emit(where(equal(x, zero), zero, multiply(y, log(x))))
-    by_x = fitted(builder, multiply(grad, slope), x)
-    return [by_x, fitted(builder, multiply(grad, inner), n)]
+    if not isinstance(n, ir.GenericConst) or not n.value.numpy().astype("float64").all():
+        slope = where(equal(n, zero), zero, slope)
+    inner = where(equal(x, zero), zero, multiply(y, log(x)))
+    by_x = unbroadcast(multiply(grad, slope), grad, x)
+    return [by_x, unbroadcast(multiply(grad, inner), grad, n)]
 
 
-def _shared(mine: Any, equals: Any, grad: Any, like: Any, builder: relax.BlockBuilder) -> Any:
+def _shared(mine: Any, equals: Any, grad: Any, like: Any) -> Any:
     """The gradient where an operand is the result, one half of it where both are."""
     zero = constant_like(0.0, grad)
     half = multiply(grad, constant_like(0.5, grad))
-    return fitted(builder, builder.emit(where(mine, grad, where(equals, half, zero))), like)
+    return unbroadcast(where(mine, grad, where(equals, half, zero)), grad, like)
 
 
 @register_gradient("maximum", "minimum")
 def _maximum(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """TVM's gives all of a tie to one operand."""
     a, b = call.args
-    first, second = builder.emit(greater(a, b)), builder.emit(less(a, b))
+    first, second = greater(a, b), less(a, b)
     if str(call.op.name) == "relax.minimum":
         first, second = second, first
-    equals = builder.emit(equal(a, b))
-    return [
-        _shared(first, equals, grad, a, builder),
-        _shared(second, equals, grad, b, builder),
-    ]
+    equals = equal(a, b)
+    return [_shared(first, equals, grad, a), _shared(second, equals, grad, b)]
 
 
 @register_gradient("mod", "floor_mod")
@@ -149,25 +143,26 @@ def _mod(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[
     """Of ``a - q b``, q a whole number."""
     a, b = call.args
     whole = trunc if str(call.op.name) == "relax.mod" else floor
-    times = builder.emit(negative(whole(divide(a, b))))
-    return [fitted(builder, grad, a), fitted(builder, multiply(grad, times), b)]
+    times = negative(whole(divide(a, b)))
+    return [unbroadcast(grad, grad, a), unbroadcast(multiply(grad, times), grad, b)]
 
 
 @register_gradient("atan2")
 def _atan2(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """``b / (a^2 + b^2)`` and ``-a / (a^2 + b^2)``."""
     a, b = call.args
-    share = builder.emit(divide(grad, add(multiply(a, a), multiply(b, b))))
-    by_b = multiply(share, builder.emit(negative(a)))
-    return [fitted(builder, multiply(share, b), a), fitted(builder, by_b, b)]
+    share = divide(grad, add(multiply(a, a), multiply(b, b)))
+    by_b = multiply(share, negative(a))
+    return [unbroadcast(multiply(share, b), grad, a), unbroadcast(by_b, grad, b)]
 
 
 @register_gradient("log_add_exp")
 def _log_add_exp(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """``sigmoid(a - b)`` and ``sigmoid(b - a)``."""
     a, b = call.args
-    ours, theirs = builder.emit(sigmoid(subtract(a, b))), builder.emit(sigmoid(subtract(b, a)))
-    return [fitted(builder, multiply(grad, ours), a), fitted(builder, multiply(grad, theirs), b)]
+    ours, theirs = sigmoid(subtract(a, b)), sigmoid(subtract(b, a))
+    by_a = unbroadcast(multiply(grad, ours), grad, a)
+    return [by_a, unbroadcast(multiply(grad, theirs), grad, b)]
 
 
 @register_gradient("ewise_fma")
@@ -184,6 +179,6 @@ def _where(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> lis
     zero = constant_like(0.0, grad)
     return [
         None,
-        fitted(builder, where(chosen, grad, zero), a),
-        fitted(builder, where(chosen, zero, grad), b),
+        unbroadcast(where(chosen, grad, zero), grad, a),
+        unbroadcast(where(chosen, zero, grad), grad, b),
     ]

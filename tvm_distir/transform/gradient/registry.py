@@ -61,7 +61,16 @@ def fitted(builder: relax.BlockBuilder, gradient: Any, like: Any) -> Any:
     gradient = builder.normalize(gradient)
     if shape_of(gradient) == shape_of(like):
         return gradient
-    return collapse_sum_to(builder.emit(gradient), like.ty.shape)
+    if not isinstance(gradient, ir.Var):
+        gradient = builder.emit(gradient)
+    return collapse_sum_to(gradient, like.ty.shape)
+
+
+def unbroadcast(gradient: Any, whole: Any, like: Any) -> Any:
+    """Sum a gradient of the shape of ``whole`` likewise, without a builder: nothing is emitted."""
+    if shape_of(whole) == shape_of(like):
+        return gradient
+    return collapse_sum_to(gradient, like.ty.shape)
 
 
 def item(pair: Any, index: int) -> Any:

@@ -105,7 +105,6 @@ def _grid_sample(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
         sources.append(_source(raw, extent, ends, mode, builder))
     (y, by_y), (x, by_x) = sources
     g = builder.emit(reshape(grad, wide))
-    pixels = builder.emit(reshape(data, [n, channels, height * width]))
     image = builder.emit(zeros([n, channels, height * width], str(data.ty.dtype)))
     one = constant_like(1.0, x)
     if method == "nearest":
@@ -114,6 +113,7 @@ def _grid_sample(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) 
         )
         image = scatter_elements(image, index, builder.emit(multiply(g, valid)), 2, "add")
         return [reshape(image, data.ty.shape), None]
+    pixels = builder.emit(reshape(data, [n, channels, height * width]))
     low, left = builder.emit(floor(y)), builder.emit(floor(x))
     down, right = builder.emit(subtract(y, low)), builder.emit(subtract(x, left))
     slopes: list[Any] = [None, None]
