@@ -177,6 +177,16 @@ POOLS = [
             ((1, 2, 5, 3, 3), ((3, 2, 2), 2), {"ceil_mode": True}),
         )
     ),
+    *(
+        case(getattr(nn, f"{kind}_pool2d")(var(1, 1, 7, 6), (3, 2), **more))
+        for kind in ("max", "avg")
+        for more in (
+            {"dilation": (2, 3), "padding": (1, 2, 2, 0)},
+            {"dilation": 2, "strides": (2, 1), "padding": 1, "count_include_pad": True},
+            {"dilation": (1, 2), "strides": 3, "ceil_mode": True},
+        )
+    ),
+    case(nn.max_pool1d(var(1, 6, 2), 2, dilation=2, layout="NWC")),
     case(nn.adaptive_avg_pool2d(var(1, 2, 5, 7), (3, 2))),
     case(nn.adaptive_avg_pool2d(var(1, 5, 4, 2), (2, 3), layout="NHWC")),
     case(nn.adaptive_avg_pool1d(var(1, 2, 7), 3)),

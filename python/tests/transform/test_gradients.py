@@ -127,6 +127,11 @@ TIES = {
         [[[[[5, 5, 3, 3]]]]],
         [[[[[1, 0, 1, 0]]]]],
     ),
+    "a dilated pool takes the first": (
+        nn.max_pool2d(var(1, 1, 1, 3), (1, 2), dilation=(1, 2)),
+        [[[[[5, 7, 5]]]]],
+        [[[[[1, 0, 0]]]]],
+    ),
     "a power of 0": (
         op.power(var(3), var(3)),
         [[0, 0, 2], [0, 2, 0]],

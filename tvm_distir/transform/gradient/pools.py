@@ -16,6 +16,7 @@ from tvm.relax.op import multiply, reshape, strided_slice, zeros
 from tvm.relax.op.grad import avg_pool2d_backward, max_pool2d_backward
 
 from .constants import array_like
+from .dilated import Reach, of_windows
 from .registry import refuse, register_gradient, shape_of
 
 LOWEST = {"float16": -65504.0, "bfloat16": -3.0e38, "float32": -3.4e38, "float64": -1.7e308}
@@ -125,17 +126,19 @@ BACKWARD = {"max": _maximum, "avg": _average}
 
 
 @register_gradient(*(f"nn.{kind}_pool{n}d" for kind in BACKWARD for n in (1, 2, 3)))
-def _pool(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+def _pool(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
     """Of one dim as of two; of three in two steps, as the pool may be taken in two."""
     a, x = call.attrs, call.args[0]
     layout, count = str(a.layout), len(a.strides)
-    if any(int(n) != 1 for n in a.dilation) or str(a.out_layout or layout) != layout:
-        raise refuse(call, "the gradient of a pool with dilation, or that reorders, is not known")
+    if str(a.out_layout or layout) != layout:
+        raise refuse(call, "the gradient of a pool that reorders is not known")
     if sorted(layout) != sorted("NC" + "DHW"[3 - count :]):
         raise refuse(call, f"the gradient of a pool of the layout {layout} is not known")
     sizes = [int(n) for n in a.pool_size]
     strides, pads = [int(n) for n in a.strides], [int(n) for n in a.padding]
     ceil, include = bool(a.ceil_mode), bool(a.count_include_pad)
+    if any(int(n) != 1 for n in a.dilation):
+        return [_dilated(y, call, grad, builder)]
     flat = "NHWC" if layout.endswith("C") else "NCHW"
     backward = BACKWARD["max" if ".max_" in str(call.op.name) else "avg"]
 
@@ -156,6 +159,26 @@ def _pool(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list
         found = backward(one, data, windows(None, 0), builder)
         return [reshape(builder.emit(found), x.ty.shape)]
     return [_three(grad, x, windows(1, 2), windows(0, None), backward, builder)]
+
+
+def _dilated(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> Any:
+    a, x, layout = call.attrs, call.args[0], str(call.attrs.layout)
+    dims = [d for d, axis in enumerate(layout) if axis not in "NC"]
+    reaches = [
+        Reach(
+            dim=d,
+            rows=int(shape_of(x)[d]),
+            count=int(shape_of(grad)[d]),
+            kernel=int(a.pool_size[k]),
+            stride=int(a.strides[k]),
+            dilation=int(a.dilation[k]),
+            before=int(a.padding[k]),
+            after=int(a.padding[len(dims) + k]),
+        )
+        for k, d in enumerate(dims)
+    ]
+    lowest = LOWEST[str(x.ty.dtype)] if ".max_" in str(call.op.name) else None
+    return of_windows(y, grad, x, reaches, lowest, bool(a.count_include_pad), builder)
 
 
 def _with_row(shape: Any, layout: str) -> list[Any]:

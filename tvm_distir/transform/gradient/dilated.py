@@ -1,0 +1,140 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Gradients of pools with dilation, of which TVM has no kernel: one element of the windows each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax
+from tvm.relax.op import (
+    add,
+    equal,
+    logical_and,
+    logical_not,
+    logical_or,
+    multiply,
+    slice_scatter,
+    strided_slice,
+    where,
+    zeros,
+)
+
+from .constants import array_like
+from .registry import constant_like, shape_of
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What windows with dilation read along a dim.
+
+    Attributes
+    ----------
+    dim, rows, count : int
+        The dim, its rows, and how many windows there are along it.
+    kernel, stride, dilation, before, after : int
+    """
+
+    dim: int
+    rows: int
+    count: int
+    kernel: int
+    stride: int
+    dilation: int
+    before: int
+    after: int
+
+    @property
+    def padded(self) -> int:
+        """Rows that the windows lie in: the padding, and what they reach beyond it."""
+        end = (self.count - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
+        return max(self.before + self.rows + self.after, end)
+
+    def read(self, element: int) -> tuple[int, int]:
+        """First row, and the end, of what is one element of all windows."""
+        low = element * self.dilation
+        return low, low + (self.count - 1) * self.stride + 1
+
+    def shares(self, include: bool) -> np.ndarray:
+        """One over the elements of each window that an average counts."""
+        places = np.arange(self.count)[:, None] * self.stride - self.before
+        places = places + np.arange(self.kernel) * self.dilation
+        low, high = (-self.before, self.rows + self.after) if include else (0, self.rows)
+        held = ((places >= low) & (places < high)).sum(1)
+        return np.asarray(1 / np.maximum(held, 1))
+
+
+def _padded(x: Any, reaches: Sequence[Reach], fill: float) -> Any:
+    widths = [0] * (2 * len(shape_of(x)))
+    for r in reaches:
+        widths[2 * r.dim], widths[2 * r.dim + 1] = r.before, r.padded - r.before - r.rows
+    return relax.op.nn.pad(x, widths, pad_value=fill)
+
+
+def _spread(
+    part: Any, reaches: Sequence[Reach], elements: Sequence[int], builder: relax.BlockBuilder
+) -> Any:
+    """Zeros like the padded data with a value per window where its element lies."""
+    for r, element in zip(reaches, elements, strict=True):
+        low, high = r.read(element)
+        shape = list(shape_of(part))
+        shape[r.dim] = r.padded
+        empty = builder.emit(zeros(shape, str(part.ty.dtype)))
+        part = builder.emit(slice_scatter(empty, part, low, high, r.stride, r.dim))
+    return part
+
+
+def of_windows(
+    y: Any,
+    grad: Any,
+    x: Any,
+    reaches: Sequence[Reach],
+    lowest: float | None,
+    include: bool,
+    builder: relax.BlockBuilder,
+) -> Any:
+    """Write the gradient of a pool's data.
+
+    Parameters
+    ----------
+    y, grad, x : Var
+        Result, its gradient, and the data.
+    reaches : sequence of Reach
+    lowest : float, optional
+        What the padding of a maximum holds; None for an average.
+    include : bool
+        Whether averages count the padding.
+    """
+    dims = [r.dim for r in reaches]
+    if lowest is None:
+        for r in reaches:
+            wide = [r.count if d == r.dim else 1 for d in range(len(shape_of(x)))]
+            table = array_like(r.shares(include).reshape(wide), x, builder)
+            grad = builder.emit(multiply(grad, table))
+    else:
+        x = builder.emit(_padded(x, reaches, lowest))
+    total, taken = None, None
+    for elements in itertools.product(*(range(r.kernel) for r in reaches)):
+        part = grad
+        if lowest is not None:
+            ends = [r.read(e) for r, e in zip(reaches, elements, strict=True)]
+            read = strided_slice(
+                x, dims, [low for low, _ in ends], [end for _, end in ends],
+                [r.stride for r in reaches],
+            )  # fmt: skip
+            mine = builder.emit(equal(builder.emit(read), y))
+            if taken is None:
+                taken = mine
+            else:
+                known = taken if isinstance(taken, ir.Var) else builder.emit(taken)
+                taken = logical_or(known, mine)
+                mine = builder.emit(logical_and(mine, logical_not(known)))
+            part = builder.emit(where(mine, grad, constant_like(0.0, grad)))
+        spread = _spread(part, reaches, elements, builder)
+        total = spread if total is None else builder.emit(add(total, spread))
+    begin = [r.before for r in reaches]
+    return strided_slice(total, dims, begin, [r.before + r.rows for r in reaches])
