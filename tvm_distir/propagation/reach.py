@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ..ir import R
 from ..ops import Rule
-from .graph import Graph, Node, PinLabels
+from .graph import Axis, Graph, Node, PinLabels
 from .module import PlacedModule
 from .unify import Unified
 
@@ -58,6 +58,21 @@ class Reach:
     partial: list[bytearray] = field(default_factory=list)
     fixed: list[dict[int, int | None]] = field(default_factory=list)
     held: list[dict[int, bool]] = field(default_factory=list)
+    _labels: dict[int, list[int | None]] = field(default_factory=dict)
+
+    def param_labels(self, g: Graph, axis: Axis, a: int) -> list[int | None]:
+        """Labels of the graph's parameters along axis ``a``; None where they are open."""
+        found = self._labels.get(a)
+        if found is None:
+            fixed, found = self.fixed[a], []
+            for k, v in zip(g.params, g.param_values):
+                pin = g.nodes[k].pin if g.public else None
+                if g.values[v].mesh != axis.mesh:
+                    found.append(R)
+                else:
+                    found.append(fixed.get(k) if pin is None else pin[axis.index])
+            self._labels[a] = found
+        return found
 
 
 class Reacher:

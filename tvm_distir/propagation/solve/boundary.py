@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...ir import P, R
 from ..decision import Signature
 from ..graph import Node
@@ -80,29 +82,26 @@ class Boundary:
         Most have one label only: they are many, and cost a few lookups each.
         """
         problem = self.problem
-        g, m, mesh, index = problem.g, problem.model, problem.mesh, problem.axis.index
-        forced = None if self._forced is None else self._forced[0]
-        fixed = problem.reach.fixed[problem.a]
-        ends: dict[int, tuple[End, ...]] = {}
-        for i, k in enumerate(g.params):
-            node = g.nodes[k]
-            label: int | None = R
-            if g.values[node.results[0]].mesh == mesh:
-                if forced is not None:
-                    label = forced[i]
-                elif g.public and node.pin is not None:
-                    label = node.pin[index]
-                else:
-                    label = fixed.get(k)
+        g, m, ends = problem.g, problem.model, dict[int, tuple[End, ...]]()
+        labels: Sequence[int | None] = problem.reach.param_labels(g, problem.axis, problem.a)
+        if self._forced is not None:
+            on_mesh = [g.values[v].mesh == problem.mesh for v in g.param_values]
+            labels = [x if here else R for x, here in zip(self._forced[0], on_mesh)]
+        for label in set(labels):
+            if label is not None:
+                ends[label] = ((problem.prices.forms.ends([label], needs=False), -1),)
+        for v, label in zip(g.param_values, labels):
+            problem.given[v] = label
+        if None not in labels:
+            m.producers += [ends[x] for x in labels if x is not None]
+            m.consumers += [()] * len(labels)
+            return
+        for k, label in zip(g.params, labels):
             if label is None:
-                self._free_param(node)
-                continue
-            problem.given[node.results[0]] = label
-            end = ends.get(label)
-            if end is None:
-                end = ends[label] = ((problem.prices.forms.ends([label], needs=False), -1),)
-            m.producers.append(end)
-            m.consumers.append(())
+                self._free_param(g.nodes[k])
+            else:
+                m.producers.append(ends[label])
+                m.consumers.append(())
 
     def _free_param(self, node: Node) -> None:
         problem = self.problem
