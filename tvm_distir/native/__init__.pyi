@@ -6,6 +6,8 @@ from .loader import ABI_VERSION as ABI_VERSION
 from .loader import LIBRARY_VARIABLE as LIBRARY_VARIABLE
 from .loader import library_path as library_path
 from .loader import load_library as load_library
+from .making import make_ports as make_ports
+from .making import make_variables as make_variables
 from .reading import ALIAS as ALIAS
 from .reading import CAST as CAST
 from .reading import FUNCTION as FUNCTION

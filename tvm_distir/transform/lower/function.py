@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tvm import ir, relax
@@ -16,12 +17,11 @@ from ...ir.rewrite import (
     handle,
     is_tensors,
     leaves_of,
-    make_var,
     pruned_bindings,
     typed,
     with_body,
 )
-from ...native import Reading
+from ...native import Reading, make_variables
 from ...ops import attribute_axes, axes_of, sums
 from .alike import LikeBindings
 from .bindings import Bindings
@@ -90,16 +90,15 @@ class LocalFunction:
         values = self.values
         boundary = attribute_axes(self.fn, "params")
         known = values.context.local_types[values.number]
-        complete, at = State((sums(()),), (self.entry,)), 0
-        number = self.alike.templates.number(complete)
+        alike: list[tuple[int, int, Any]] = []
+        at = 0
         for position, like in enumerate(self.reading.types[: self.reading.params]):
-            local = known.get(like)
-            if local is not None:
-                var, axes = self._like_param(position, local), boundary.get(at)
-                if axes:
-                    self.alike.know(position, var, State((sums(axes),), (self.entry,)))
-                else:
-                    self.alike.know(position, var, complete, number)
+            if like in known:
+                alike.append((len(self.params), position, boundary.get(at)))
+                self.params.append(None)
+                if self.entry:
+                    name, whole = self.alike.names[position], known[like].whole
+                    self.param_leaves.append(Leaf(position, name, whole, like))
                 at += 1
                 continue
             param = self.reading.variables[position]
@@ -121,15 +120,30 @@ class LocalFunction:
             if type(param.ty) is DTensorType and own is not None:
                 known[like] = LocalType(param.ty, own.ty)
 
-    def _like_param(self, position: int, known: LocalType) -> Any:
-        """A parameter that is a tensor of a type that has its local form."""
-        name = self.alike.names[position]
-        local = make_var(name, known.local)
-        self.params.append(local)
-        if self.entry:
-            like = self.reading.types[position]
-            self.param_leaves.append(Leaf(position, name, known.whole, like))
-        return local
+        self._like_params(alike)
+
+    def _like_params(self, alike: Sequence[tuple[int, int, Any]]) -> None:
+        """Make parameters that are tensors of types that have their local forms.
+
+        Given are the place of each among the new ones, its position, and its partial axes.
+        """
+        values, types = self.values, self.reading.types
+        known, names = values.context.local_types[values.number], self.alike.names
+        kinds = list(dict.fromkeys([types[position] for _, position, _ in alike]))
+        numbers = {like: i for i, like in enumerate(kinds)}
+        made = make_variables(
+            [names[position] for _, position, _ in alike],
+            [known[like].local for like in kinds],
+            [numbers[types[position]] for _, position, _ in alike],
+        )
+        complete = State((sums(()),), (self.entry,))
+        number = self.alike.templates.number(complete)
+        for (place, position, axes), local in zip(alike, made):
+            self.params[place] = local
+            if axes:
+                self.alike.know(position, local, State((sums(axes),), (self.entry,)))
+            else:
+                self.alike.know(position, local, complete, number)
 
     def _entry_param(self, position: int, param: Any) -> None:
         """Parameters of an entry are tensors on its mesh; tuples are taken apart."""

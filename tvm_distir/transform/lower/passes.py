@@ -23,7 +23,7 @@ from ...ir import (
     static_shape,
 )
 from ...ir.rewrite import argument, has_dtensor, retyped
-from ...native import Member, Reading, read_module
+from ...native import Member, Reading, make_ports, read_module
 from ..branches import restore_branches
 from ..declaration import Rewrite, module_pass
 from ..legalize import has_local_view
@@ -155,13 +155,18 @@ def _part(values: LocalValues, member: Member) -> relax.Function:
     new = lowered.run()
     attrs = {k: v for k, v in (fn.attrs or {}).items() if k not in ("global_symbol", "num_input")}
     data = {str(n) for n in attrs[INPUTS_ATTR]} if INPUTS_ATTR in attrs else None
-    inputs, known = [], dict[int, dict[str, Any]]()
-    for position, label, ty, like in lowered.param_leaves:
-        item = {"index": position, "name": label, **_described(ty, like, known)}
+    said, which = _Described(), []
+    for position, _, ty, like in lowered.param_leaves:
+        role = ""
         if data is not None:
-            item["role"] = "data" if lowered.alike.names[position] in data else "weight"
-        inputs.append(item)
-    outputs = [{"index": o.position, **_described(o.ty, o.like, known)} for o in lowered.outputs]
+            role = "data" if lowered.alike.names[position] in data else "weight"
+        which.append(said.number(ty, like, role))
+    names = [leaf.name for leaf in lowered.param_leaves]
+    positions = [leaf.position for leaf in lowered.param_leaves]
+    inputs = make_ports(names, positions, said.rows, which)
+    outputs = [
+        {"index": o.position, **said.rows[said.number(o.ty, o.like)]} for o in lowered.outputs
+    ]
     if "num_input" in (fn.attrs or {}):
         first = int(fn.attrs["num_input"])
         attrs["num_input"] = sum(1 for leaf in lowered.param_leaves if leaf.position < first)
@@ -171,19 +176,33 @@ def _part(values: LocalValues, member: Member) -> relax.Function:
     return relax.Function(lowered.params, new.body, new.ret_ty, bool(new.is_pure), dictionary)
 
 
-def _described(ty: Any, like: int, known: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """What ``dist.io`` says of a type; ``known`` has that of others, by their numbers."""
-    if like in known:
-        return known[like]
-    shape = static_shape(ty)
-    found = {
-        "shape": tvm_ffi.convert([int(n) for n in shape or ()]),
-        "dtype": str(ty.tensor_ty.dtype),
-        "placement": placement_text(labels_of(ty.placement)),
-    }
-    if like >= 0:
-        known[like] = found
-    return found
+class _Described:
+    """What ``dist.io`` says of types, of each once.
+
+    Attributes
+    ----------
+    rows : list of dict
+        What it says, by number.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self._known: dict[tuple[int, str], int] = {}
+
+    def number(self, ty: Any, like: int, role: str = "") -> int:
+        """Number of what is said of a type, whose own number is ``like``, in a role."""
+        found = self._known.get((like, role))
+        if found is not None:
+            return found
+        row = {
+            "shape": tvm_ffi.convert([int(n) for n in static_shape(ty) or ()]),
+            "dtype": str(ty.tensor_ty.dtype),
+            "placement": placement_text(labels_of(ty.placement)),
+        }
+        self.rows.append({**row, "role": role} if role else row)
+        if like >= 0:
+            self._known[like, role] = len(self.rows) - 1
+        return len(self.rows) - 1
 
 
 def _without_unused(mod: ir.IRModule) -> ir.IRModule:

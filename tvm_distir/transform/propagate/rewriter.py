@@ -11,6 +11,7 @@ from tvm import ir, relax
 
 from ...ir import R, as_dtensor, value_types
 from ...ir.rewrite import argument, handle, make_var, merged_blocks
+from ...native import elements, make_variables
 from ...propagation import Decision, Instance
 from ...propagation.graph import CONST
 from .calls import Calls
@@ -54,7 +55,7 @@ class FunctionRewriter:
     def run(self, attrs: Any) -> relax.Function:
         """Parameters, blocks, result; ``attrs`` are those of the new function."""
         values = self.values
-        params = [self._param(p) for p in self.old.params[:]]
+        params = self._params()
         blocks = [self._block(*one) for one in enumerate(self.old.body.blocks[:])]
         values.open_block(False)
         result = self.returned.expression()
@@ -64,16 +65,27 @@ class FunctionRewriter:
         relax.expr._update_type(body, result.ty)
         return relax.Function(params, body, result.ty, self.old.is_pure, attrs)
 
-    def _param(self, old: Any) -> Any:
-        values, key, plain = self.values, handle(old), old.ty
-        leaves = values.g.env[key]
-        if type(plain) is relax.TensorType:
-            new = make_var(values.g.values[leaves[0]].name, values.root_type(leaves[0]))
-            values.exprs[key] = values.roots[leaves[0]] = new
-            return new
-        new = make_var(old.name, rebuilt(plain, iter(map(values.root_type, leaves))))
-        values.bind_leaves(old, new)
-        return new
+    def _params(self) -> list[Any]:
+        """The new parameters; tensors among them are made at once."""
+        values, params = self.values, list[Any]()
+        tensors: list[tuple[int, int, int]] = []  # place, handle of the old one, value
+        types: list[Any] = []
+        for old in elements(self.old.params):
+            key, plain = handle(old), old.ty
+            leaves = values.g.env[key]
+            if type(plain) is relax.TensorType:
+                tensors.append((len(params), key, leaves[0]))
+                types.append(values.root_type(leaves[0]))
+                params.append(None)
+                continue
+            new = make_var(old.name, rebuilt(plain, iter(map(values.root_type, leaves))))
+            values.bind_leaves(old, new)
+            params.append(new)
+        names = [values.g.values[v].name for _, _, v in tensors]
+        made = make_variables(names, types, range(len(types)))
+        for (place, key, v), new in zip(tensors, made):
+            params[place] = values.exprs[key] = values.roots[v] = new
+        return params
 
     def _block(self, number: int, block: Any) -> Any:
         values, dataflow = self.values, isinstance(block, relax.DataflowBlock)
