@@ -69,21 +69,15 @@ def _product(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> l
     return [where(equal(count, zero), divide(others, filled), alone)]
 
 
-@register_gradient("variance", "std")
-def _variance(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """``2 (x - mean) / n``, of a deviation y that by 2 y; 0 where there is none.
-
-    TVM's subtracts sums of x from x, which leaves nothing of it where the mean is large.
-    """
+@register_gradient("std")
+def _deviation(y: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """``(x - mean) / (n y)`` of a deviation y; 0 where there is none."""
     x, axes = call.args[0], _axes(call)
     count = math.prod(int(shape_of(x)[d]) for d in axes)
-    apart = subtract(x, mean(x, axes, keepdims=True))
-    inner = _kept(grad, call, builder)
-    if str(call.op.name) == "relax.variance":
-        return [multiply(multiply(inner, constant_like(2 / count, x)), apart)]
-    spread = _kept(y, call, builder)
+    inner, spread = _kept(grad, call, builder), _kept(y, call, builder)
     zero = constant_like(0.0, x)
     share = divide(multiply(inner, constant_like(1 / count, x)), spread)
+    apart = subtract(x, mean(x, axes, keepdims=True))
     return [multiply(where(equal(spread, zero), zero, share), apart)]
 
 
