@@ -43,27 +43,28 @@ class Edges:
     def between(self, v: int) -> None:
         """What it costs to hand value v to its consumers."""
         problem = self.problem
-        g, m, uses = problem.g, problem.model, problem.g.uses[v]
-        k, j = g.producer[v]
+        g, m, prices = problem.g, problem.model, problem.prices
+        uses, (k, j) = g.uses[v], g.producer[v]
         producer, variable = m.producers[k][j]
         if k in m.spliced:
             j = 0
+        size, n, held = problem.bytes[v], problem.axis.size, False
+        if g.nodes[g.origin[k]].rule is None:  # what an op makes is neither
+            pinned, held = hold_on(g, problem.reach, problem.axis, problem.a, k)
+            size *= prices.costs.move if pinned else 1
         consumers: list[tuple[Alternatives, int, tuple[int, ...]]] = []
         for kc, positions in uses:
             if kc in m.spliced:
                 consumers += [(*m.consumers[kc][i], (0,)) for i in positions]
             else:
                 consumers.append((*m.consumers[kc][positions[0]], positions))
-        pinned, held = hold_on(g, problem.reach, problem.axis, problem.a, k)
-        size = problem.bytes[v] * (problem.prices.costs.move if pinned else 1)
-        n = problem.axis.size
         if len(consumers) == 1:
             consumer, other, ops = consumers[0]
-            table = problem.prices.edge(producer, j, consumer, ops, size, n, held)
+            table = prices.edge(producer, j, consumer, ops, size, n, held)
             problem.put_edge(table, variable, other)
             return
         ends = tuple([(t, ops) for t, _, ops in consumers])
-        count, first, rest = problem.prices.share(producer, j, ends, size, n, held)
+        count, first, rest = prices.share(producer, j, ends, size, n, held)
         shared = -1
         if count > 1:
             shared = len(m.domains)
