@@ -132,7 +132,8 @@ class Reacher:
             for v in foreign:
                 active[g.offset[v] : g.offset[v + 1]] = bytes(len(g.values[v].shape))
             reach.active.append(active)
-            reach.live.append([1 in active[i:j] for i, j in itertools.pairwise(g.offset)])
+            find = active.find
+            reach.live.append([find(1, i, j) >= 0 for i, j in itertools.pairwise(g.offset)])
             mask = [0] * len(g.nodes)
             for k, node, rule in ruled:
                 mask[k] = self._factor_mask(g, node, rule, active)

@@ -95,6 +95,8 @@ class Boundary:
         if None not in labels:
             m.producers += [ends[x] for x in labels if x is not None]
             m.consumers += [()] * len(labels)
+            only = {x: alternatives.items[0] for x, ((alternatives, _),) in ends.items()}
+            m.leading = [only[x] for x in labels if x is not None]
             return
         for k, label in zip(g.params, labels):
             if label is None:

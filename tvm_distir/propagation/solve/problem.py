@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ...native import INFINITE, Elimination, Scope
 from ..graph import Axis, Graph, Node
 from ..reach import Reach
-from .alternatives import Alternatives
+from .alternatives import Alternative, Alternatives
 from .tables import TableSource
 
 End = tuple[Alternatives, int]
@@ -24,7 +24,10 @@ End = tuple[Alternatives, int]
 
 @dataclass
 class AxisProblem:
-    """Variables (``domains``), tables (``factors``), constant, and the ends of every node."""
+    """Variables (``domains``), tables (``factors``), constant, and the ends of every node.
+
+    ``leading`` has the alternatives of the first nodes, as far as none has another one.
+    """
 
     domains: list[int] = field(default_factory=list)
     factors: dict[Scope, int] = field(default_factory=dict)
@@ -33,6 +36,7 @@ class AxisProblem:
     producers: list[tuple[End, ...]] = field(default_factory=list)
     consumers: list[tuple[End, ...]] = field(default_factory=list)
     spliced: dict[int, range] = field(default_factory=dict)
+    leading: list[Alternative] = field(default_factory=list)
 
 
 @dataclass

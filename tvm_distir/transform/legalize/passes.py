@@ -21,6 +21,7 @@ from ...ir.rewrite import (
     retyped,
 )
 from ...native import OP_CALL, Member, read_module
+from ...ops import learned
 from ...redistribution import CCL_KINDS, KINDS, Planner
 from ...system import System
 from ..declaration import Rewrite, module_pass
@@ -116,7 +117,7 @@ def legalize(mod: ir.IRModule, planner: Planner) -> ir.IRModule:
 
 
 def _transferring(members: Sequence[Member]) -> set[str]:
-    """Names of the functions that transfer between meshes; like calls are looked at once.
+    """Names of the functions that transfer between meshes; of like calls one is looked at.
 
     Raises
     ------
@@ -124,7 +125,7 @@ def _transferring(members: Sequence[Member]) -> set[str]:
         DIST0451 for an annotation.
     """
     found: set[str] = set()
-    known: dict[int, bool] = {}
+    known: dict[int, bool] = learned("transfers")
     for gv, _, reading in members:
         name = str(gv.name_hint)
         for number, like in enumerate(reading.like):
