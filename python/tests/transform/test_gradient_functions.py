@@ -163,6 +163,19 @@ def test_views_of_weights_are_not_kept():
     assert not weights & set(kept)
 
 
+def test_the_reverse_reads_a_transposed_weight_as_it_lies():
+    """``x @ w.T`` has the gradient ``grad @ w``: nothing is transposed that is a weight."""
+    backward = td.train_step(td.zoo.gpt(size="tiny", layers=1))["layer_backward"]
+    of = [b.value for b in bindings_of(backward) if _is(b.value, "relax.permute_dims")]
+    assert of and not [v for v in of if v.args[0] in set(backward.params)]
+    products = [b.value for b in bindings_of(backward) if _is(b.value, "relax.matmul")]
+    assert sum(v.args[1] in set(backward.params) for v in products) == 6
+
+
+def _is(value, name):
+    return isinstance(value, tvm.ir.Call) and str(getattr(value.op, "name", "")) == name
+
+
 def test_its_text_reads_back_and_its_input_stays():
     mod = td.zoo.vit(size="tiny")
     before = mod.script(show_meta=True)

@@ -9,7 +9,9 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.op import astype, broadcast_to, einsum, matmul, multiply, permute_dims, reshape
 
-from .registry import refuse, register_gradient, shape_of
+from .registry import fitted, refuse, register_gradient, shape_of
+
+PERMUTE = ir.Op.get("relax.permute_dims")
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -24,11 +26,35 @@ def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
     x, w = call.args
     if grad.ty.dtype != x.ty.dtype:
         grad = builder.emit(astype(grad, str(x.ty.dtype)))
-    if len(shape_of(w)) != 2 or len(shape_of(x)) < 3:
+    if min(len(shape_of(x)), len(shape_of(w))) < 2:
         return list(call.op.get_attr("FPrimalGradient")(_, call, grad, builder))
-    lead = "abcdefgh"[: len(shape_of(x)) - 1]
-    through = matmul(grad, builder.emit(permute_dims(w)))
-    return [through, einsum((x, grad), f"{lead}x,{lead}y->xy")]
+    through = matmul(grad, _transposed(w, builder))
+    if len(shape_of(w)) == 2 and len(shape_of(x)) > 2:
+        lead = "abcdefgh"[: len(shape_of(x)) - 1]
+        return [through, einsum((x, grad), f"{lead}x,{lead}y->xy")]
+    by_w = matmul(_transposed(x, builder), grad)
+    return [fitted(builder, through, x), fitted(builder, by_w, w)]
+
+
+def _transposed(matrix: Any, builder: relax.BlockBuilder) -> Any:
+    """The last two dims exchanged: what a matrix was transposed from, where it was.
+
+    So the backward part of a product with a transposed weight reads the weight, of which no
+    transposed copy lives from the forward part to the backward part.
+    """
+    order = list(range(len(shape_of(matrix))))
+    order[-2:] = reversed(order[-2:])
+    made = builder.lookup_binding(matrix) if isinstance(matrix, ir.Var) else None
+    if isinstance(made, ir.Call) and made.op.same_as(PERMUTE):
+        axes = made.attrs.axes
+        done = (
+            [int(a) % len(order) for a in axes]
+            if axes is not None
+            else list(range(len(order)))[::-1]
+        )
+        if done == order and isinstance(made.args[0], ir.Var):
+            return made.args[0]
+    return builder.emit(permute_dims(matrix, order))
 
 
 @register_gradient("outer")
