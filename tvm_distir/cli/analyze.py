@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .opt import script
-from .options import add_model_options, check_model_options
+from .options import TRAINING, add_model_options, check_model_options
 from .outputs import Outputs
 from .stages import StagedModel, Stopwatch, load_work, run_passes
 from .terminal import put, say, wants_colour
@@ -41,12 +41,13 @@ def add_parser(commands: Any) -> None:
 def command_line(arguments: argparse.Namespace) -> str:
     """The command that gives the same analysis again, without its output files."""
     words = ["tvm-distir", arguments.command, arguments.model]
-    for option in ("plan", "strategy", "mesh", "batch", "train", "loss", "optimizer", "system"):
-        value = getattr(arguments, option, None)
+    for option in ("plan", "strategy", "mesh", "batch", "train", *TRAINING, "system"):
+        value, flag = getattr(arguments, option, None), f"--{option.replace('_', '-')}"
         if value is True:
-            words.append(f"--{option}")
+            words.append(flag)
         elif value not in (None, False):
-            words += [f"--{option}", str(value)]
+            for one in value if isinstance(value, list) else [value]:
+                words += [flag, str(one)]
     return shlex.join(words)
 
 

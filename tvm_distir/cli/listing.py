@@ -96,6 +96,13 @@ def strategy_names() -> Iterable[str]:
     return names()
 
 
+def optimizer_names() -> Iterable[str]:
+    """Names of all optimizers."""
+    from ..transform.gradient.optimizers import optimizer_names as names
+
+    return names()
+
+
 def system_help() -> str:
     """What ``--system`` takes."""
     from ..system import system_names

@@ -9,7 +9,7 @@ import math
 import re
 
 from ..errors import MAX_DEVICES, MAX_INT, MeshError, UsageError, parse_int, shortened
-from .listing import HelpStrategies, LateHelp, strategy_names, system_help
+from .listing import HelpStrategies, LateHelp, optimizer_names, strategy_names, system_help
 
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REMEDY = "Write axes and sizes, major first: --mesh dp=2,tp=4."
@@ -84,6 +84,22 @@ def parse_batch(text: str | None) -> int | None:
     return batch
 
 
+def parse_number(text: str, option: str) -> float:
+    """Read a finite number (UsageError DIST0152)."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise UsageError(
+            "DIST0152",
+            f'"{shortened(text)}" is not a number',
+            place=option,
+            remedy=f"Give one, e.g. {option} 1.0.",
+        )
+    return number
+
+
 def parse_seed(text: str) -> int:
     """Read the value of ``--seed``: an integer from 0 to 2^32 - 1."""
     seed = parse_int(text, 0, 2**32 - 1)
@@ -139,18 +155,41 @@ def add_model_options(parser: argparse.ArgumentParser, system_required: bool = F
     )
     parser.add_argument(
         "--optimizer",
+        action=LateHelp,
         metavar="NAME[:k=v,...]",
-        help="with --train: sgd (the default) or adam, with options such as rate=0.001",
+        late=lambda: f"with --train: {', '.join(optimizer_names())}; sgd if none is given",
     )
+    parser.add_argument(
+        "--clip", metavar="NORM", help="with --train: most that the norm of all gradients may be"
+    )
+    parser.add_argument(
+        "--loss-scale", metavar="S", help="with --train: scale of the loss, a number or dynamic"
+    )
+    parser.add_argument(
+        "--master",
+        action="store_true",
+        default=None,
+        help="with --train: float32 copies of half-precision weights, which are updated",
+    )
+    parser.add_argument(
+        "--freeze",
+        metavar="PATTERN",
+        action="append",
+        help="with --train: weights that are not trained, as wte.*; may be given again",
+    )
+
+
+TRAINING = ("loss", "optimizer", "clip", "loss_scale", "master", "freeze")
+"""Options of a training step."""
 
 
 def _check_training(arguments: argparse.Namespace) -> None:
     """Refuse options of a training step without ``--train``."""
-    for option in ("loss", "optimizer"):
+    for option in TRAINING:
         if getattr(arguments, option) is not None and not arguments.train:
             raise UsageError(
                 "DIST0151",
-                f"--{option} needs --train",
+                f"--{option.replace('_', '-')} needs --train",
                 place=f"tvm-distir {arguments.command}",
                 remedy="Add --train.",
             )

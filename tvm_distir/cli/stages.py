@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import UsageError
+from .options import parse_number
 
 
 class Stopwatch:
@@ -94,11 +95,27 @@ def load_work(
 
 
 def training_step(mod: Any, arguments: argparse.Namespace) -> Any:
-    """Make the training step that ``--train``, ``--loss`` and ``--optimizer`` ask for."""
+    """Make the training step that ``--train`` and its options ask for.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 where ``--clip`` or an option of the optimizer is no number.
+    """
     from ..transform.gradient import read_optimizer, train_step
 
-    name, options = read_optimizer(arguments.optimizer or "sgd", "--optimizer")
-    return train_step(mod, arguments.loss or "cross_entropy", name, False, **options)
+    name, numbers = read_optimizer(arguments.optimizer or "sgd", "--optimizer")
+    options: dict[str, Any] = dict(numbers)
+    return train_step(
+        mod,
+        arguments.loss or "cross_entropy",
+        name,
+        clip=0.0 if arguments.clip is None else parse_number(arguments.clip, "--clip"),
+        loss_scale="" if arguments.loss_scale is None else arguments.loss_scale,
+        master=bool(arguments.master),
+        frozen=arguments.freeze or (),
+        **options,
+    )
 
 
 def load_plan(path: str, axes: dict[str, int] | None) -> Any:

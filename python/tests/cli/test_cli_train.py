@@ -50,6 +50,12 @@ def test_a_step_does_three_times_the_work(capsys: pytest.CaptureFixture[str]) ->
         (["--train", "--loss", "mes"], 1, "DIST0351"),
         (["--train", "--optimizer", "adam:rate"], 2, "DIST0152"),
         (["--train", "--optimizer", "sgd:beta1=0.5"], 1, "beta1"),
+        (["--clip", "1"], 2, "DIST0151.*--clip needs --train"),
+        (["--loss-scale", "8"], 2, "DIST0151.*--loss-scale needs --train"),
+        (["--train", "--clip", "one"], 2, "DIST0152.*--clip"),
+        (["--train", "--clip", "-1"], 1, "DIST0351.*clip is -1"),
+        (["--train", "--loss-scale", "dynamc"], 1, "DIST0351.*dynamc.*or dynamic"),
+        (["--train", "--freeze", "wt.*"], 1, "DIST0351.*wt.*wte"),
     ],
 )
 def test_wrong_options(
@@ -57,7 +63,19 @@ def test_wrong_options(
 ) -> None:
     got = main(["analyze", MODEL, *PLAN, "--system", "dgx-a100", *arguments])
     assert got == code
-    assert words in capsys.readouterr().err
+    assert re.search(words, capsys.readouterr().err, re.DOTALL)
+
+
+def test_masters_frozen_weights_and_scales(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of each half-precision weight: itself, a float32 master and two moments, 14 bytes for 2."""
+    model = LARGER + ",dtype=bfloat16"
+    plain = analyzed(["--train"], capsys, model)["devices"][0]["param_bytes"]
+    options = ["--train", "--optimizer", "adamw", "--clip", "1", "--loss-scale", "dynamic"]
+    whole = analyzed([*options, "--master"], capsys, model)["devices"][0]["param_bytes"]
+    assert whole == pytest.approx(7 * plain, rel=0.02)
+    frozen = [*options, "--master", "--freeze", "h.*", "--freeze", "ln_f.*"]
+    some = analyzed(frozen, capsys, model)["devices"][0]["param_bytes"]
+    assert plain < some < whole / 2
 
 
 def test_the_report_names_every_option(

@@ -97,10 +97,10 @@ def test_sgd_with_momentum_and_decay():
     assert np.allclose(new, w - 0.5 * moved, rtol=1e-4, atol=1e-5)
 
 
-def test_adam():
+def test_adamw():
     """The third step, with decoupled decay."""
     mod, shapes = linear()
-    step = td.train_step(mod, "mse", "adam", rate=0.1, decay=0.01)
+    step = td.train_step(mod, "mse", "adamw", rate=0.1, decay=0.01)
     x, t, w, m, v = drawn([*shapes, (3, 2), (3, 2)])
     v = np.abs(v)
     grad = 2 * x.T @ (x @ w - t) / t.size

@@ -15,6 +15,7 @@ from .calls import rebuild as rebuild
 from .calls import tensor_args as tensor_args
 from .calls import typed as typed
 from .collector import collector_paused as collector_paused
+from .constants import scalar as scalar
 from .functions import callees_first as callees_first
 from .functions import callees_of as callees_of
 from .functions import callers_closure as callers_closure

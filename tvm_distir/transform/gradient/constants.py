@@ -4,23 +4,11 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import numpy as np
-from tvm import ir, relax
+from tvm import relax
 from tvm.relax.op import astype
-
-
-@functools.cache
-def _known(digits: str, dtype: str) -> Any:
-    return relax.const(float.fromhex(digits), dtype)
-
-
-def scalar(value: float, dtype: str) -> Any:
-    """Make a constant (), a node of its own; equal ones share their data, which costs most."""
-    known = _known(float(value).hex(), dtype)
-    return ir.GenericConst(known.value, known.ty)
 
 
 def array_like(values: np.ndarray, like: Any, builder: relax.BlockBuilder) -> Any:

@@ -23,13 +23,24 @@ After, with ``loss="mse"``::
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..declaration import Rewrite, module_pass
 from .optimizers import read_optimizer
 from .step import train_step
 
 
 @module_pass("global")
-def TrainStep(loss: str = "cross_entropy", optimizer: str = "sgd", reread: bool = False) -> Rewrite:
+def TrainStep(
+    loss: str = "cross_entropy",
+    optimizer: str = "sgd",
+    reread: bool = False,
+    clip: float = 0.0,
+    loss_scale: str = "",
+    master: bool = False,
+    rate_input: bool = False,
+    frozen: Sequence[str] = (),
+) -> Rewrite:
     """Make a step of training out of a model; its functions stay functions.
 
     What :func:`tvm_distir.train_step` does, as a pass.
@@ -39,9 +50,19 @@ def TrainStep(loss: str = "cross_entropy", optimizer: str = "sgd", reread: bool 
     loss : str
         The loss: cross_entropy or mse.
     optimizer : str
-        The optimizer and its options, as adam:rate=0.001.
+        The optimizer and its options, as adamw:rate=0.001.
     reread : bool
         Whether the backward part reads the weights anew.
+    clip : float
+        Most that the norm of all gradients together may be; 0 for any.
+    loss_scale : str
+        What the loss is multiplied with for the backward part: a number, or dynamic.
+    master : bool
+        Whether weights of half precision have float32 copies that the optimizer works on.
+    rate_input : bool
+        Whether the learning rate is an input of the step.
+    frozen : sequence of str
+        Patterns of weights that are not trained.
 
     Returns
     -------
@@ -55,4 +76,15 @@ def TrainStep(loss: str = "cross_entropy", optimizer: str = "sgd", reread: bool 
         DIST0152 where the options of the optimizer are no numbers.
     """
     name, options = read_optimizer(optimizer, "TrainStep")
-    return lambda mod: train_step(mod, loss, name, reread, **options)
+    return lambda mod: train_step(
+        mod,
+        loss,
+        name,
+        reread,
+        clip=clip,
+        loss_scale=loss_scale,
+        master=master,
+        rate_input=rate_input,
+        frozen=frozen,
+        **options,
+    )

@@ -18,7 +18,7 @@ from tvm.relax.op import (
 
 from ...errors import ModelError
 from ...ir import static_shape
-from .constants import scalar
+from ...ir.rewrite import scalar
 
 Gradient = Callable[[Any, ir.Call, Any, relax.BlockBuilder], list[Any]]
 GRADIENTS: dict[str, Gradient] = {}

@@ -195,6 +195,7 @@ def reverse(
     place: str = "main",
     reread: Reread | None = None,
     calls: Mapping[Any, Backward] | None = None,
+    seed: Any = None,
 ) -> list[Any]:
     """Write the gradients of a scalar into an open dataflow block.
 
@@ -214,6 +215,8 @@ def reverse(
         What the backward part reads anew.
     calls : mapping of Var to Backward, optional
         Calls of private functions, by the variables of their values.
+    seed : expression, optional
+        Gradient of the scalar to begin with, of its type; None: one.
 
     Returns
     -------
@@ -227,6 +230,6 @@ def reverse(
     """
     work = Reverse(builder, active(bindings, wanted), place, reread, calls)
     if loss in work.live:
-        work.give(loss, ones((), str(loss.ty.dtype)))
+        work.give(loss, ones((), str(loss.ty.dtype)) if seed is None else seed)
     work.run(bindings)
     return [work.total(var) for var in wanted]

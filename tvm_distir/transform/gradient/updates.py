@@ -9,16 +9,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax
+from tvm.relax.op import add, multiply, where
+from tvm.relax.op import sum as sum_op
 
 from ...plan import plain_name
 from .functions import Functions, private_function, tuple_of, written
-from .optimizers import Optimizer
+from .optimizers import Optimizer, Shared, cast
+from .scaling import FACTOR, FINITE
 from .tape import CallGradient
 
 UPDATED_SUFFIX = "_updated"
 """Ends the names of the values that are new weights and states."""
 
-_UPDATE = "_update"
+_UPDATE, _SQUARES = "_update", "_squares"
 
 
 @dataclass
@@ -38,6 +41,13 @@ class Weight:
     var: Any
     states: list[Any] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+
+
+Rows = list[tuple[Weight, Any, int]]
+"""Weights, their gradients, and which results of the call these are."""
+
+Groups = dict[Any, Rows]
+"""By the call of a backward part; those that none alone makes under None."""
 
 
 class Updates:
@@ -65,81 +75,129 @@ class Updates:
         self.backs = {call.back: call for call in calls if call.back is not None}
         self._made: dict[Any, ir.GlobalVar] = {}
 
-    def write(
-        self, weights: Sequence[Weight], gradients: Sequence[Any], shared: tuple[Any, ...]
-    ) -> dict[str, Any]:
-        """Return the new weights and states by name, not emitted yet."""
-        found: dict[str, Any] = {}
-        layers: dict[Any, list[tuple[Weight, Any, int]]] = {}
+    def grouped(self, weights: Sequence[Weight], gradients: Sequence[Any]) -> Groups:
+        """Group weights by the call that makes their gradients; None: by none alone."""
+        layers: Groups = {}
         for weight, gradient in zip(weights, gradients, strict=True):
             made = self.builder.lookup_binding(gradient)
             back = made.tuple_value if isinstance(made, relax.TupleGetItem) else None
-            if back in self.backs:
-                layers.setdefault(back, []).append((weight, gradient, int(made.index)))
+            index = int(made.index) if back in self.backs else 0
+            key = back if back in self.backs else None
+            layers.setdefault(key, []).append((weight, gradient, index))
+        return layers
+
+    def squares(self, groups: Groups) -> Any:
+        """Emit the sum of the squares of all gradients, float32 ()."""
+        total: Any = None
+        for back, rows in groups.items():
+            gradients = [gradient for _, gradient, _ in rows]
+            if back is None:
+                part = _squares(self.builder, gradients)
             else:
+                part = self._squares_of(self.backs[back], gradients)
+            total = part if total is None else self.builder.emit(add(total, part))
+        return total
+
+    def write(self, groups: Groups, shared: Shared) -> dict[str, Any]:
+        """Return the new weights and states by name, not emitted yet."""
+        found: dict[str, Any] = {}
+        for back, rows in groups.items():
+            if back is not None:
+                found.update(self._layer(self.backs[back], rows, shared))
+                continue
+            for weight, gradient, _ in rows:
                 new = self._updated(self.builder, weight, gradient, shared)
                 found.update(zip([weight.name, *weight.names], new, strict=True))
-        for back, rows in layers.items():
-            found.update(self._layer(self.backs[back], rows, shared))
         return found
 
     def _updated(
-        self, builder: relax.BlockBuilder, weight: Weight, gradient: Any, shared: tuple[Any, ...]
+        self, builder: relax.BlockBuilder, weight: Weight, gradient: Any, shared: Shared
     ) -> list[Any]:
-        new, states = self.optimizer.update(builder, weight.var, gradient, weight.states, shared)
-        return [new, *states]
+        var, optimizer = weight.var, self.optimizer
+        if FACTOR in shared or optimizer.wide:
+            gradient = cast(builder, gradient, "float32")
+        if FACTOR in shared:
+            gradient = builder.emit(multiply(gradient, shared[FACTOR]))
+        if not optimizer.wide:
+            gradient = cast(builder, gradient, str(var.ty.dtype))
+        new, states = optimizer.update(builder, var, gradient, weight.states, shared)
+        if FINITE not in shared:
+            return [new, *states]
+        old = [var, *weight.states]
+        made = [new if isinstance(new, ir.Var) else builder.emit(new), *states]
+        return [where(shared[FINITE], n, o) for n, o in zip(made, old, strict=True)]
 
-    def _layer(
-        self, call: CallGradient, rows: list[tuple[Weight, Any, int]], shared: tuple[Any, ...]
-    ) -> Mapping[str, Any]:
+    def _squares_of(self, call: CallGradient, gradients: list[Any]) -> Any:
+        """Emit the call that sums the squares of a layer's gradients."""
+        key = (_SQUARES, call.pair.name, *(str(gradient.ty) for gradient in gradients))
+        if key not in self._made:
+            params = [relax.Var(f"grad{i}", g.ty) for i, g in enumerate(gradients)]
+            bindings, total = written(params, lambda builder: _squares(builder, params))
+            title = call.pair.name + _SQUARES
+            function = private_function(title, params, bindings, total)
+            self._made[key] = self.functions.add(title, function)
+        return self.builder.emit(ir.Call(self._made[key], gradients), f"{call.label}{_SQUARES}")
+
+    def _layer(self, call: CallGradient, rows: Rows, shared: Shared) -> Mapping[str, Any]:
         """Emit the call that updates the weights of a layer."""
         weights = [weight for weight, _, _ in rows]
         args = [
             *(weight.var for weight in weights),
             *(gradient for _, gradient, _ in rows),
             *(state for weight in weights for state in weight.states),
-            *shared,
+            *shared.values(),
         ]
         labels = [call.pair.params[call.pair.given[index]] for _, _, index in rows]
-        key = (call.pair.name, *labels, *(str(arg.ty) for arg in args))
+        key = (_UPDATE, call.pair.name, *labels, *shared, *(str(arg.ty) for arg in args))
         if key not in self._made:
-            self._made[key] = self._function(call.pair.name, labels, weights, args)
+            self._made[key] = self._function(call.pair.name, labels, weights, args, list(shared))
         new = self.builder.emit(ir.Call(self._made[key], args), f"{call.label}{_UPDATE}")
         names = [name for weight in weights for name in (weight.name, *weight.names)]
         return {name: relax.TupleGetItem(new, k) for k, name in enumerate(names)}
 
     def _function(
-        self, name: str, labels: list[str], weights: list[Weight], args: list[Any]
+        self,
+        name: str,
+        labels: list[str],
+        weights: list[Weight],
+        args: list[Any],
+        of_all: list[str],
     ) -> ir.GlobalVar:
         """Write ``(*weights, *gradients, *states, *shared) -> (*new weights and states,)``."""
-        slots = [
-            (label, state.removeprefix(f"{weight.name}."))
+        titles = [
+            [label, *(f"{label}_{n.removeprefix(f'{weight.name}.')}" for n in weight.names)]
             for label, weight in zip(labels, weights, strict=True)
-            for state in weight.names
         ]
         wishes = [*labels, *(f"{label}_grad" for label in labels)]
-        wishes += [f"{label}_{slot}" for label, slot in slots]
-        wishes += [f"shared{i}" for i in range(len(args) - len(wishes))]
+        wishes += [*(title for own in titles for title in own[1:]), *of_all]
         params = [relax.Var(wish, arg.ty) for wish, arg in zip(wishes, args, strict=True)]
         count = len(weights)
         own, gradients, rest = params[:count], params[count : 2 * count], params[2 * count :]
-        states, shared = rest[: len(slots)], tuple(rest[len(slots) :])
-        each = len(slots) // count
+        shared = dict(zip(of_all, rest[len(rest) - len(of_all) :], strict=True))
 
         def write(builder: relax.BlockBuilder) -> list[Any]:
-            made = []
-            for i, (label, var, gradient) in enumerate(zip(labels, own, gradients, strict=True)):
-                weight = Weight(label, var, states[i * each : (i + 1) * each])
-                titles = [label, *(f"{label}_{slot}" for of, slot in slots if of == label)]
+            made, left = [], iter(rest)
+            for title, var, gradient in zip(titles, own, gradients, strict=True):
+                weight = Weight(title[0], var, [next(left) for _ in title[1:]])
                 new = self._updated(builder, weight, gradient, shared)
                 made += [
                     value
                     if isinstance(value, ir.Var)
-                    else builder.emit(value, plain_name(title) + UPDATED_SUFFIX)
-                    for title, value in zip(titles, new, strict=True)
+                    else builder.emit(value, plain_name(wish) + UPDATED_SUFFIX)
+                    for wish, value in zip(title, new, strict=True)
                 ]
             return made
 
         bindings, new = written(params, write)
         title = name + _UPDATE
         return self.functions.add(title, private_function(title, params, bindings, tuple_of(new)))
+
+
+def _squares(builder: relax.BlockBuilder, gradients: Sequence[Any]) -> Any:
+    """Emit the sum of the squares of some tensors, float32 ()."""
+    total: Any = None
+    for gradient in gradients:
+        wide = cast(builder, gradient, "float32")
+        part = builder.emit(sum_op(builder.emit(multiply(wide, wide))))
+        total = part if total is None else builder.emit(add(total, part))
+    return total

@@ -1,0 +1,64 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Master weights: float32 copies of half-precision weights, which the optimizer works on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import relax
+from tvm.relax.op import astype
+
+from .protocol import Optimizer, Shared
+
+MASTER = "master"
+"""Name of the state."""
+
+
+@dataclass(frozen=True)
+class Master:
+    """An optimizer of master weights (Micikevicius et al. 2018).
+
+    The master is a state beside those of the optimizer, all in float32. A new weight is the new
+    master rounded. A weight that is float32 already has none.
+
+    Attributes
+    ----------
+    inner : Optimizer
+    """
+
+    inner: Optimizer
+    wide = True
+
+    @property
+    def counts(self) -> bool:
+        """As of the optimizer."""
+        return self.inner.counts
+
+    def states(self, weight: Any) -> dict[str, Any]:
+        """The master, and its states."""
+        if str(weight.dtype) == "float32":
+            return self.inner.states(weight)
+        wide = relax.TensorType(weight.shape, "float32")
+        return {MASTER: wide, **self.inner.states(wide)}
+
+    def begin(self, builder: relax.BlockBuilder, step: Any) -> dict[str, Any]:
+        """As of the optimizer."""
+        return self.inner.begin(builder, step)
+
+    def update(
+        self,
+        builder: relax.BlockBuilder,
+        weight: Any,
+        grad: Any,
+        states: Sequence[Any],
+        shared: Shared,
+    ) -> tuple[Any, list[Any]]:
+        """See :class:`.protocol.Optimizer`."""
+        if str(weight.ty.dtype) == "float32":
+            return self.inner.update(builder, weight, grad, states, shared)
+        new, kept = self.inner.update(builder, states[0], grad, states[1:], shared)
+        master = builder.emit(new)
+        return astype(master, str(weight.ty.dtype)), [master, *kept]
