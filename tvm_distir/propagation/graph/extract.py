@@ -66,6 +66,8 @@ class _Function:
         self.survey = survey(self.fn, ANNOTATE, self.annotations.stationary)
         self.leaves = Leaves(facts, self.g, self.survey)
         self.g.bound = self.survey.handles[len(self.params) :]
+        kinds = zip(self.survey.handles, self.survey.first)
+        self.g.tensors = {key for key, first in kinds if first >= 0}
         self.of_calls: dict[int, _Known] = {}
         self.of_pins: dict[int, Annotation] = {}
         # a private function's caller decides how an argument comes in: there the annotation is

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -98,11 +98,12 @@ class Graph:
     """A function: values, nodes in program order, parameters first, and where variables went.
 
     Relax variables of ``fn`` go by their :func:`~tvm_distir.ir.handle`: ``bound`` has those of its
-    ``bindings`` in order, ``env`` maps each to its flat value numbers, ``node_of`` those bound to a
-    node to that node, ``pinned`` those bound to the one annotation of a parameter to the
-    parameter; ``reread`` has, per binding block, those bound in it that it reads itself and does
-    not hide. ``key`` is the function's name plus, after placing, its
-    meshes. ``origin[k]`` is the node whose result a chain of layout ops ending at node k hands on.
+    ``bindings`` in order, ``tensors`` those that are tensors of known dims, ``env`` maps each to
+    its flat value numbers, ``node_of`` those bound to a node to that node, ``pinned`` those bound
+    to the one annotation of a parameter to the parameter; ``reread`` has, per binding block, those
+    bound in it that it reads itself and does not hide. ``key`` is the function's name plus, after
+    placing, its meshes. ``origin[k]`` is the node whose result a chain of layout ops ending at
+    node k hands on.
     """
 
     key: str
@@ -114,6 +115,7 @@ class Graph:
     node_of: dict[int, int] = field(default_factory=dict)
     bindings: Sequence[Any] = ()
     bound: Sequence[int] = ()
+    tensors: Set[int] = frozenset()
     pinned: dict[int, int] = field(default_factory=dict)
     reread: list[list[int]] = field(default_factory=list)
     public: bool = False

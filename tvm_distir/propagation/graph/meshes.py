@@ -189,7 +189,7 @@ class _Placing:
         g = Graph(raw.key, raw.name, raw.fn, public=raw.public)
         g.values = [v._replace(mesh=m) for v, m in zip(raw.values, self.mesh)]
         g.env, g.bindings, g.bound = raw.env, raw.bindings, raw.bound
-        g.pinned, g.reread = raw.pinned, raw.reread
+        g.tensors, g.pinned, g.reread = raw.tensors, raw.pinned, raw.reread
         renumbered: dict[int, int] = {}
         moved: dict[tuple[int, int], int] = {}
 

@@ -98,9 +98,9 @@ class Operands:
 
     def _argument(self, k: int, old: Any, count: Iterator[int]) -> Any:
         """One argument; ``count`` numbers the flat operands."""
-        ty = old.ty
-        if type(ty) is relax.TensorType:
+        if handle(old) in self.values.g.tensors:
             return self.operand(k, next(count), old)
+        ty = old.ty
         if type(ty) is relax.TupleType:
             fields = [self._argument(k, item, count) for item in tuple_items(old)]
             same = self._unchanged_tuple(old, fields)

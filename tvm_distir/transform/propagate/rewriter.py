@@ -71,14 +71,14 @@ class FunctionRewriter:
         tensors: list[tuple[int, int, int]] = []  # place, handle of the old one, value
         types: list[Any] = []
         for old in elements(self.old.params):
-            key, plain = handle(old), old.ty
+            key = handle(old)
             leaves = values.g.env[key]
-            if type(plain) is relax.TensorType:
+            if key in values.g.tensors:
                 tensors.append((len(params), key, leaves[0]))
                 types.append(values.root_type(leaves[0]))
                 params.append(None)
                 continue
-            new = make_var(old.name, rebuilt(plain, iter(map(values.root_type, leaves))))
+            new = make_var(old.name, rebuilt(old.ty, iter(map(values.root_type, leaves))))
             values.bind_leaves(old, new)
             params.append(new)
         names = [values.g.values[v].name for _, _, v in tensors]
