@@ -177,9 +177,15 @@ def add_model_options(parser: argparse.ArgumentParser, system_required: bool = F
         action="append",
         help="with --train: weights that are not trained, as wte.*; may be given again",
     )
+    parser.add_argument(
+        "--recompute",
+        metavar="POLICY",
+        help="with --train: what the backward part makes again: none, selective or full, or "
+        "NAME=POLICY,... for functions by name",
+    )
 
 
-TRAINING = ("loss", "optimizer", "clip", "loss_scale", "master", "freeze")
+TRAINING = ("loss", "optimizer", "clip", "loss_scale", "master", "freeze", "recompute")
 """Options of a training step."""
 
 

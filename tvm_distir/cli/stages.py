@@ -114,6 +114,7 @@ def training_step(mod: Any, arguments: argparse.Namespace) -> Any:
         loss_scale="" if arguments.loss_scale is None else arguments.loss_scale,
         master=bool(arguments.master),
         frozen=arguments.freeze or (),
+        recompute=arguments.recompute or "none",
         **options,
     )
 

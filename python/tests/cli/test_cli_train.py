@@ -56,6 +56,7 @@ def test_a_step_does_three_times_the_work(capsys: pytest.CaptureFixture[str]) ->
         (["--train", "--clip", "-1"], 1, "DIST0351.*clip is -1"),
         (["--train", "--loss-scale", "dynamc"], 1, "DIST0351.*dynamc.*or dynamic"),
         (["--train", "--freeze", "wt.*"], 1, "DIST0351.*wt.*wte"),
+        (["--train", "--recompute", "some"], 1, "DIST0351.*some"),
     ],
 )
 def test_wrong_options(

@@ -18,8 +18,8 @@ from ...errors import ModelError
 from ...ir import is_private
 from ...ir.rewrite import variables
 from .functions import Functions, private_function, tuple_of, written
+from .recompute import Recompute
 from .reverse import Reverse, active
-from .saving import kept_and_again
 from .tape import Pair, Roles, Tape
 
 FORWARD_SUFFIX, BACKWARD_SUFFIX = "_forward", "_backward"
@@ -32,10 +32,12 @@ class Pairs:
     ----------
     functions : Functions
         New ones are added.
+    recompute : Recompute
+        What each keeps.
     """
 
-    def __init__(self, functions: Functions) -> None:
-        self.functions = functions
+    def __init__(self, functions: Functions, recompute: Recompute) -> None:
+        self.functions, self.recompute = functions, recompute
         self._made: dict[tuple[str, Roles], Pair] = {}
         self._open: list[str] = []
 
@@ -101,7 +103,7 @@ class Pairs:
         before, after = parts
         read = [v for b in after for v in variables(b.value)]
         read += [v for gradient in gradients for v in variables(gradient)]
-        kept, again = kept_and_again(before, read, params)
+        kept, again = self.recompute.of(name)(before, read, params)
         body = [*again, *after]
         used = {*read, *(v for b in again for v in variables(b.value))}
         needed = tuple(i for i, param in enumerate(params) if param in used)

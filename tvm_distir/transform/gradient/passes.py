@@ -40,6 +40,7 @@ def TrainStep(
     master: bool = False,
     rate_input: bool = False,
     frozen: Sequence[str] = (),
+    recompute: str = "none",
 ) -> Rewrite:
     """Make a step of training out of a model; its functions stay functions.
 
@@ -63,6 +64,8 @@ def TrainStep(
         Whether the learning rate is an input of the step.
     frozen : sequence of str
         Patterns of weights that are not trained.
+    recompute : str
+        What functions make again instead of keeping it: none, selective, full, or NAME=POLICY,...
 
     Returns
     -------
@@ -86,5 +89,6 @@ def TrainStep(
         master=master,
         rate_input=rate_input,
         frozen=frozen,
+        recompute=recompute,
         **options,
     )

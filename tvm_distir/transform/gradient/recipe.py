@@ -12,6 +12,7 @@ from ...errors import ModelError, nearest, shortened
 from ...plan import match_name
 from .losses import Loss, loss_named
 from .optimizers import Master, Optimizer, optimizer_named
+from .recompute import Recompute
 
 DYNAMIC = "dynamic"
 """The loss scale that grows and shrinks with what overflows."""
@@ -36,6 +37,8 @@ class Recipe:
         Whether the learning rate is an input of the step.
     frozen : tuple of str
         Patterns of weights that stay as they are.
+    recompute : Recompute
+        What functions keep for their backward part.
     """
 
     loss: Loss
@@ -46,6 +49,7 @@ class Recipe:
     dynamic: bool
     rate_input: bool
     frozen: tuple[str, ...]
+    recompute: Recompute
 
     def trains(self, name: str) -> bool:
         """Whether a weight is updated."""
@@ -74,6 +78,7 @@ def recipe_of(
     master: bool,
     rate_input: bool,
     frozen: Sequence[str],
+    recompute: str,
 ) -> Recipe:
     """Read what :func:`.step.train_step` is given (ModelError DIST0351)."""
     method = optimizer_named(optimizer, options)
@@ -100,4 +105,5 @@ def recipe_of(
         dynamic,
         rate_input,
         tuple(frozen),
+        Recompute(recompute),
     )

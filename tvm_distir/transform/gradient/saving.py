@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir
@@ -27,7 +27,7 @@ def view_source(value: Any) -> Any:
 
 
 def kept_and_again(
-    forward: Sequence[Any], read: Iterable[Any], params: Sequence[Any]
+    forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any]
 ) -> tuple[list[Any], list[Any]]:
     """Divide what the backward part reads into what is kept for it and what it makes again.
 
@@ -38,7 +38,7 @@ def kept_and_again(
     ----------
     forward : sequence of Binding
         The forward part, in order.
-    read : iterable of Var
+    read : sequence of Var
         What the backward part reads.
     params : sequence of Var
         They are at hand in either part.

@@ -1,0 +1,124 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Recomputation: the same bits, less that lives from forward to backward, more work as counted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+import tvm_distir as td
+from tvm_distir import strategy
+from tvm_distir.errors import ModelError
+from tvm_distir.verification import draw_inputs
+
+TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
+POLICIES = ("none", "selective", "full")
+SEQ, HEADS = 32, 4
+GPT = {
+    "size": "tiny",
+    "layers": 3,
+    "hidden": 16,
+    "heads": HEADS,
+    "vocab": 32,
+    "seq": SEQ,
+    "batch": 4,
+    "positions": SEQ,
+}
+
+
+def flat(value):
+    return [x for v in value for x in flat(v)] if not hasattr(value, "numpy") else [value.numpy()]
+
+
+def run(mod, values):
+    vm = relax.VirtualMachine(tvm.compile(mod, TARGET), tvm.cpu())
+    return flat(vm["main"](*(tvm.runtime.tensor(v) for v in values)))
+
+
+def steps(model, **options):
+    return {p: td.train_step(model, rate=0.5, recompute=p, **options) for p in POLICIES}
+
+
+def kept(step, name="layer"):
+    """Shapes of what the function keeps for its backward part."""
+    names = {str(gv.name_hint) for gv in step.functions}
+    if f"{name}_forward" not in names:
+        return []
+    fields = step[f"{name}_forward"].ret_ty.fields[1].fields
+    return [tuple(int(n) for n in ty.shape) for ty in fields]
+
+
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_the_numbers_are_the_same_bits(name):
+    model = getattr(td.zoo, name)(**GPT) if name == "gpt" else td.zoo.llama(size="tiny", layers=2)
+    made = steps(model)
+    values = draw_inputs(made["none"])
+    found = {policy: run(step, values) for policy, step in made.items()}
+    for policy in POLICIES[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(found["none"], found[policy], strict=True))
+
+
+def test_what_is_kept():
+    """With widths as models have them: a head is narrow beside the layer, and so is a sequence."""
+    seq, hidden = 16, 64
+    made = steps(td.zoo.gpt(**{**GPT, "hidden": hidden, "seq": seq}))
+    sizes = {policy: sum(map(math.prod, kept(step))) for policy, step in made.items()}
+    assert sizes["none"] > sizes["selective"] > sizes["full"] == 0
+    square = (4, HEADS, seq, seq)
+    assert square in kept(made["none"])
+    assert square not in kept(made["selective"])
+    # What selective keeps are the results of the layer's products with weights.
+    products = {(4, seq, hidden), (4, seq, 4 * hidden)}
+    assert set(kept(made["selective"])) == products
+
+
+def test_memory_falls_and_work_grows_by_the_forward_part():
+    """On one device, as simulated: a full recomputation does the layers' forward work again."""
+    model = td.zoo.gpt(**{**GPT, "layers": 8, "batch": 32})
+    plan = strategy.make_plan(td.train_step(model), "data_parallel", {"dp": 2})
+    found = {}
+    for policy, step in steps(model).items():
+        program = td.export(td.distribute(step, plan))
+        result = td.simulate(program, td.System.load("dgx-a100")).devices[0]
+        found[policy] = (result.peak_memory_bytes, result.flops)
+    forward = td.export(td.distribute(model, strategy.make_plan(model, "data_parallel", {"dp": 2})))
+    layer = sum(op.flops for fn, op in forward.executed("main") if fn is forward.functions["layer"])
+    memory, flops = zip(*(found[policy] for policy in POLICIES), strict=True)
+    assert memory[0] > memory[1] > memory[2]
+    assert flops[0] < flops[1] < flops[2]
+    # The sums of the last product, and what adds the residual to it, nobody reads.
+    assert 0.7 * layer < flops[2] - flops[0] < layer
+
+
+@pytest.mark.parametrize("policy", POLICIES[1:])
+def test_distributed_it_equals_one_device(policy):
+    step = td.train_step(td.zoo.gpt(**GPT), optimizer="adam", recompute=policy)
+    plan = strategy.make_plan(step, "data_parallel+megatron", {"dp": 2, "tp": 2})
+    assert td.verify(step, plan, engine="virtual").equal
+
+
+def test_functions_have_policies_by_name():
+    model = td.zoo.unet(size="tiny")
+    names = [str(gv.name_hint) for gv in model.functions if str(gv.name_hint) != "main"]
+    plain = td.train_step(model, "mse")
+    some = td.train_step(model, "mse", recompute=f"{names[0]}=full")
+    for name in names:
+        assert (kept(some, name) == []) == (name == names[0] or kept(plain, name) == [])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("fulll", 'recompute is "fulll".*full'),
+        ("layer=half", 'recompute is "half"'),
+        ("lawyer=full", 'recompute names "lawyer".*layer'),
+    ],
+)
+def test_errors(text, words):
+    with pytest.raises(ModelError, match=f"(?s)DIST0351.*{words}"):
+        td.train_step(td.zoo.gpt(**GPT), recompute=text)

@@ -1,0 +1,204 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Writes ``main`` of a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax
+from tvm.relax.op import add, astype
+
+from ...errors import ModelError
+from ...ir import (
+    INPUTS_ATTR,
+    NUM_INPUT_ATTR,
+    PARAM_NAMES_ATTR,
+    TRAINING_ATTR,
+    tensor_type,
+)
+from ...plan import plain_name
+from .batch_norms import in_training, is_batch_norm, running_statistics
+from .functions import Functions
+from .optimizers import RATE, STEP
+from .pairs import Pairs, dataflow_bindings
+from .recipe import Recipe
+from .reread import Reread
+from .reverse import active, reverse
+from .scaling import Scaling
+from .tape import Tape
+from .updates import UPDATED_SUFFIX, Updates, Weight
+
+TARGETS = "targets"
+"""Name of the parameter that holds what the output should have been."""
+
+HALF = ("float16", "bfloat16")
+"""Types whose sums over many samples need a wider one."""
+
+
+def unfit(what: str) -> ModelError:
+    """Error about a model that no step can be made of."""
+    return ModelError(
+        "DIST0351",
+        what,
+        place="train_step",
+        remedy="Give a forward model: main(*data, *weights) with one tensor as its result.",
+    )
+
+
+class StepWriter:
+    """Writes the step of one forward function."""
+
+    def __init__(
+        self,
+        forward: relax.Function,
+        names: Sequence[str],
+        data: Sequence[int],
+        recipe: Recipe,
+        functions: Functions,
+    ) -> None:
+        self.forward, self.recipe, self.functions = forward, recipe, functions
+        self.bindings = dataflow_bindings(forward, "main")
+        self.builder = relax.BlockBuilder()
+        pairs = list(zip(names, forward.params, strict=True))
+        self.data = [pair for i, pair in enumerate(pairs) if i in data]
+        self.others = [pair for i, pair in enumerate(pairs) if i not in data]
+        targets = recipe.loss.targets(forward.ret_ty)
+        self.inputs = [*self.data, (TARGETS, relax.Var(TARGETS, targets))]
+        scalar_type = relax.TensorType([], "float32")
+        self.rate = relax.Var(RATE, scalar_type) if recipe.rate_input else None
+        if self.rate is not None:
+            self.inputs.append((RATE, self.rate))
+        self.running = running_statistics(forward)
+        weights = [(n, v) for n, v in self.others if _is_float(v.ty) and v not in self.running]
+        recipe.check_frozen([name for name, _ in weights])
+        self.weights = [
+            self._with_states(Weight(name, var)) for name, var in weights if recipe.trains(name)
+        ]
+        if not self.weights:
+            raise unfit("no weight is trained")
+        self.scaling = Scaling(recipe)
+        self.counters = list(self.scaling.params)
+        self.step: Any = None
+        if recipe.optimizer.counts:
+            self.step = relax.Var(STEP, relax.TensorType([], "int64"))
+            self.counters.insert(0, (STEP, self.step))
+        self.statistics: dict[Any, Any] = {}
+        self.updated: dict[str, str] = {}
+        self.again: dict[str, str] = {}
+        self.gradients: dict[str, str] = {}
+
+    def _with_states(self, weight: Weight) -> Weight:
+        for slot, ty in self.recipe.optimizer.states(weight.var.ty).items():
+            weight.names.append(f"{weight.name}.{slot}")
+            weight.states.append(relax.Var(weight.names[-1], ty))
+        return weight
+
+    def run(self) -> relax.Function:
+        """Return the step; the functions that it calls are added to those of the model."""
+        named = [
+            *self.inputs,
+            *self.others,
+            *((n, s) for w in self.weights for n, s in zip(w.names, w.states, strict=True)),
+            *self.counters,
+        ]
+        builder = self.builder
+        with builder.function("main", [var for _, var in named]):
+            with builder.dataflow():
+                outputs = self._body()
+            builder.emit_func_output(relax.Tuple(outputs))
+        fn = builder.get()["main"]
+        inputs = [name for name, _ in self.inputs]
+        states = {w.name: list(w.names) for w in self.weights if w.names}
+        attrs = {
+            PARAM_NAMES_ATTR: [name for name, _ in named],
+            INPUTS_ATTR: inputs,
+            NUM_INPUT_ATTR: len(inputs),
+            TRAINING_ATTR: {
+                "updated": self.updated,
+                "states": states,
+                "again": self.again,
+                "gradients": self.gradients,
+            },
+        }
+        for key, value in attrs.items():
+            fn = fn.with_attr(key, value)
+        return fn
+
+    def _body(self) -> list[Any]:
+        """Emit all; return the loss and what is updated, in the order of the parameters."""
+        wanted = [w.var for w in self.weights]
+        tape = Tape(
+            self.builder,
+            Pairs(self.functions, self.recipe.recompute),
+            active(self.bindings, wanted),
+        )
+        for binding in self.bindings:
+            self._forward(tape, binding)
+        loss = tape.emit(self._loss(tape), "loss")
+        reread = Reread(self.builder, wanted, tape.bindings) if self.recipe.reread else None
+        gradients = reverse(
+            self.builder,
+            tape.bindings,
+            loss,
+            wanted,
+            reread=reread,
+            calls=tape.calls,
+            seed=self.scaling.seed(loss),
+        )
+        marks = reread.marks if reread is not None else {}
+        self.again = {w.name: str(marks[w.var].name) for w in self.weights if w.var in marks}
+        named = zip(self.weights, gradients, strict=True)
+        self.gradients = {weight.name: str(gradient.name) for weight, gradient in named}
+        return [self.builder.emit_output(loss), *self._updates(tape, gradients)]
+
+    def _loss(self, tape: Tape) -> Any:
+        """The loss, not emitted yet; of half precision in float32."""
+        output, targets = tape.replaced(self.forward.body.body), self.inputs[len(self.data)][1]
+        dtype = str(output.ty.dtype)
+        if dtype in HALF:
+            output = tape.emit(astype(output, "float32"), "wide_output")
+            if str(targets.ty.dtype) == dtype:
+                targets = tape.emit(astype(targets, "float32"), "wide_targets")
+        return self.recipe.loss.write(tape, output, targets)
+
+    def _forward(self, tape: Tape, binding: Any) -> None:
+        """Emit a binding of the model."""
+        value = tape.replaced(binding.value)
+        normed = is_batch_norm(value)
+        var = tape.add(binding.var, in_training(value) if normed else value)
+        for number, statistic in ((1, value.args[3]), (2, value.args[4])) if normed else ():
+            if statistic in self.running:
+                self.statistics[statistic] = relax.TupleGetItem(var, number)
+
+    def _updates(self, tape: Tape, gradients: Sequence[Any]) -> list[Any]:
+        """New weights in the order of the parameters, then new states, then the counters."""
+        builder, optimizer = self.builder, self.recipe.optimizer
+        updates = Updates(builder, optimizer, self.functions, tape.calls.values())
+        rows = updates.grouped(self.weights, gradients)
+        squares = updates.squares(rows) if self.scaling.looks_at_gradients else None
+        shared = self.scaling.shared(builder, squares)
+        counters: list[tuple[str, Any]] = []
+        if self.step is not None:
+            count = builder.emit(add(self.step, relax.const(1, "int64")))
+            shared.update(optimizer.begin(builder, builder.emit(astype(count, "float32"))))
+            counters.append((STEP, self.scaling.counted(builder, count, self.step)))
+        if self.rate is not None:
+            shared[RATE] = self.rate
+        new = updates.write(rows, shared)
+        new.update({n: self.statistics[v] for n, v in self.others if v in self.statistics})
+        counters += self.scaling.updated(builder)
+        out = [self._named(name, new[name]) for name, _ in self.others if name in new]
+        out += [self._named(name, new[name]) for w in self.weights for name in w.names]
+        return [*out, *(self._named(name, value) for name, value in counters)]
+
+    def _named(self, name: str, value: Any) -> Any:
+        var = self.builder.emit_output(value, plain_name(name) + UPDATED_SUFFIX)
+        self.updated[name] = str(var.name)
+        return var
+
+
+def _is_float(ty: Any) -> bool:
+    tensor = tensor_type(ty)
+    return tensor is not None and "float" in str(tensor.dtype)
