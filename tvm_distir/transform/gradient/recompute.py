@@ -21,8 +21,7 @@ from tvm import ir
 from ...errors import ModelError, PropagationError, nearest, shortened
 from ...ir import flat_types, known_shape
 from ...ir.rewrite import variables
-from ...ops import work_of
-from ...ops.dims import size_bytes
+from ...ops import size_bytes, work_of
 from ...plan import match_name
 from .saving import kept_and_again
 
