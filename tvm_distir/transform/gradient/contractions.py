@@ -10,8 +10,7 @@ from tvm import ir, relax
 from tvm.relax.op import astype, broadcast_to, einsum, matmul, multiply, permute_dims, reshape
 
 from .registry import fitted, refuse, register_gradient, shape_of
-
-PERMUTE = ir.Op.get("relax.permute_dims")
+from .transposes import transposed_from
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -21,7 +20,8 @@ def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
     """``x @ w``; of a weight matrix the sum over all leading dims is one contraction.
 
     TVM sums the products of every leading index afterwards, which needs them all in memory. The
-    gradient of a wider result is rounded to the type of the operands.
+    gradient of a wider result is rounded to the type of the operands. That of a transposed weight
+    is written as the transposed one of the weight's, which :meth:`.reverse.Reverse.give` hands on.
     """
     x, w = call.args
     if grad.ty.dtype != x.ty.dtype:
@@ -31,6 +31,8 @@ def _matmul(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> li
     through = matmul(grad, _transposed(w, builder))
     if len(shape_of(w)) == 2 and len(shape_of(x)) > 2:
         lead = "abcdefgh"[: len(shape_of(x)) - 1]
+        if transposed_from(builder, w, [1, 0]) is not None:
+            return [through, permute_dims(einsum((x, grad), f"{lead}x,{lead}y->yx"), [1, 0])]
         return [through, einsum((x, grad), f"{lead}x,{lead}y->xy")]
     by_w = matmul(_transposed(x, builder), grad)
     return [fitted(builder, through, x), fitted(builder, by_w, w)]
@@ -44,16 +46,9 @@ def _transposed(matrix: Any, builder: relax.BlockBuilder) -> Any:
     """
     order = list(range(len(shape_of(matrix))))
     order[-2:] = reversed(order[-2:])
-    made = builder.lookup_binding(matrix) if isinstance(matrix, ir.Var) else None
-    if isinstance(made, ir.Call) and made.op.same_as(PERMUTE):
-        axes = made.attrs.axes
-        done = (
-            [int(a) % len(order) for a in axes]
-            if axes is not None
-            else list(range(len(order)))[::-1]
-        )
-        if done == order and isinstance(made.args[0], ir.Var):
-            return made.args[0]
+    source = transposed_from(builder, matrix, order)
+    if source is not None:
+        return source
     return builder.emit(permute_dims(matrix, order))
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from tvm import ir, relax
 
 from ...errors import ModelError
-from ...ir.rewrite import let_out, merged_blocks, typed
+from ...ir.rewrite import let_out, merged_blocks, pruned, pruned_bindings, typed, with_body
 from .primfuncs import backward_kernel
 
 Made = TypeVar("Made")
@@ -100,6 +100,18 @@ def written(
     return list(block.bindings), made
 
 
+def only_read(bindings: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """Bindings of one dataflow block without those that none of some results needs."""
+    blocks, _ = pruned_bindings([(True, bindings)], tuple_of(results))
+    return [binding for block in blocks for binding in block.bindings]
+
+
+def without_unread(fn: relax.Function) -> relax.Function:
+    """A function without what nobody reads: gradients that a gradient of an op wrote besides."""
+    blocks, _ = pruned(fn.body.blocks[:], fn.body.body)
+    return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
+
+
 def private_function(
     name: str, params: Sequence[Any], bindings: Sequence[Any], result: Any
 ) -> relax.Function:
@@ -129,4 +141,11 @@ def tuple_of(values: Sequence[Any]) -> Any:
     return typed(relax.Tuple(list(values)), relax.TupleType([v.ty for v in values]))
 
 
-__all__ = ["Functions", "private_function", "tuple_of", "written"]
+__all__ = [
+    "Functions",
+    "only_read",
+    "private_function",
+    "tuple_of",
+    "without_unread",
+    "written",
+]

@@ -17,7 +17,7 @@ from tvm import ir, relax
 from ...errors import ModelError
 from ...ir import is_private
 from ...ir.rewrite import variables
-from .functions import Functions, private_function, tuple_of, written
+from .functions import Functions, only_read, private_function, tuple_of, written
 from .recompute import Recompute
 from .reverse import Reverse, active
 from .tape import Pair, Roles, Tape
@@ -100,7 +100,7 @@ class Pairs:
         gradients: list[Any],
     ) -> Pair:
         """Write both functions."""
-        before, after = parts
+        before, after = parts[0], only_read(parts[1], gradients)
         read = [v for b in after for v in variables(b.value)]
         read += [v for gradient in gradients for v in variables(gradient)]
         kept, again = self.recompute.of(name)(before, read, params)

@@ -22,6 +22,7 @@ from ...ir.rewrite import variables
 from . import convolutions, gradients, norms  # noqa: F401 (they register theirs)
 from .registry import GRADIENTS, Gradient
 from .reread import Reread
+from .transposes import before_transposing
 
 GRAD_SUFFIX = "_grad"
 """Ends the names of the values that are gradients."""
@@ -113,6 +114,7 @@ class Reverse:
 
     def give(self, target: Any, gradient: Any) -> None:
         """Add a gradient to those of an operand."""
+        target, gradient = before_transposing(self.builder, target, gradient)
         if isinstance(target, relax.Tuple):
             for i, field in enumerate(target.fields):
                 if any(v in self.live for v in variables(field)):

@@ -151,6 +151,12 @@ class Tape:
         self.bindings.append(relax.VarBinding(var, self.builder.lookup_binding(var)))
         return var
 
+    def output(self, value: Any, name: str) -> Any:
+        """Emit what the model does not have likewise, and let it out of the block."""
+        var = self.builder.emit_output(value, name)
+        self.bindings.append(relax.VarBinding(var, self.builder.lookup_binding(var)))
+        return var
+
     def replaced(self, expr: Any) -> Any:
         """An expression of the model over what was emitted."""
         return substitute(expr, self.env)

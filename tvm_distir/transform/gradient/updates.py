@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""New weights and states: those of a layer, whose gradients one call makes, by one function."""
+"""New weights and states: those of repeated layers by a function, those of others one by one."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,7 +48,7 @@ Rows = list[tuple[Weight, Any, int]]
 """Weights, their gradients, and which results of the call these are."""
 
 Groups = dict[Any, Rows]
-"""By the call of a backward part; those that none alone makes under None."""
+"""By the call of a backward part; under None those that no call makes, or one without its like."""
 
 
 class Updates:
@@ -61,7 +62,7 @@ class Updates:
     functions : Functions
         Gets the functions of the layers.
     calls : iterable of CallGradient
-        What made gradients.
+        What made gradients. A layer that is called once has no function for its updates.
     """
 
     def __init__(
@@ -72,11 +73,13 @@ class Updates:
         calls: Iterable[CallGradient],
     ) -> None:
         self.builder, self.optimizer, self.functions = builder, optimizer, functions
-        self.backs = {call.back: call for call in calls if call.back is not None}
+        written = [call for call in calls if call.back is not None]
+        times = Counter(call.pair.name for call in written)
+        self.backs = {call.back: call for call in written if times[call.pair.name] > 1}
         self._made: dict[Any, ir.GlobalVar] = {}
 
     def grouped(self, weights: Sequence[Weight], gradients: Sequence[Any]) -> Groups:
-        """Group weights by the call that makes their gradients; None: by none alone."""
+        """Group weights by the call that makes their gradients, see :data:`Groups`."""
         layers: Groups = {}
         for weight, gradient in zip(weights, gradients, strict=True):
             made = self.builder.lookup_binding(gradient)

@@ -20,7 +20,7 @@ from ...ir import (
 )
 from ...plan import plain_name
 from .batch_norms import in_training, is_batch_norm, running_statistics
-from .functions import Functions
+from .functions import Functions, without_unread
 from .optimizers import RATE, STEP
 from .pairs import Pairs, dataflow_bindings
 from .recipe import Recipe
@@ -108,7 +108,8 @@ class StepWriter:
             with builder.dataflow():
                 outputs = self._body()
             builder.emit_func_output(relax.Tuple(outputs))
-        fn = builder.get()["main"]
+        fn = without_unread(builder.get()["main"])
+        bound = {str(b.var.name) for block in fn.body.blocks for b in block.bindings}
         inputs = [name for name, _ in self.inputs]
         states = {w.name: list(w.names) for w in self.weights if w.names}
         attrs = {
@@ -118,7 +119,7 @@ class StepWriter:
             TRAINING_ATTR: {
                 "updated": self.updated,
                 "states": states,
-                "again": self.again,
+                "again": {w: mark for w, mark in self.again.items() if mark in bound},
                 "gradients": self.gradients,
             },
         }
@@ -136,7 +137,7 @@ class StepWriter:
         )
         for binding in self.bindings:
             self._forward(tape, binding)
-        loss = tape.emit(self._loss(tape), "loss")
+        loss = tape.output(self._loss(tape), "loss")
         reread = Reread(self.builder, wanted, tape.bindings) if self.recipe.reread else None
         gradients = reverse(
             self.builder,
@@ -151,7 +152,7 @@ class StepWriter:
         self.again = {w.name: str(marks[w.var].name) for w in self.weights if w.var in marks}
         named = zip(self.weights, gradients, strict=True)
         self.gradients = {weight.name: str(gradient.name) for weight, gradient in named}
-        return [self.builder.emit_output(loss), *self._updates(tape, gradients)]
+        return [loss, *self._updates(tape, gradients)]
 
     def _loss(self, tape: Tape) -> Any:
         """The loss, not emitted yet; of half precision in float32."""
