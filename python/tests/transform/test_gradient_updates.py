@@ -205,6 +205,25 @@ def test_frozen_weights_stay_and_have_no_states():
     assert sorted(len(step[name].ret_ty.fields) for name in layers) == [1, 1]
 
 
+def test_weights_that_are_constants_are_named():
+    """As exporters write them; other constants are not."""
+    weight = relax.const(np.eye(6, dtype="float32"))
+    shift = relax.const(np.ones(6, dtype="float32"))
+    x, a = (
+        relax.Var(n, relax.TensorType(list(s), "float32")) for n, s in (("x", (4, 6)), ("a", (6,)))
+    )
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, a]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.multiply(x, a))
+            z = builder.emit(relax.op.matmul(y, weight))
+            out = builder.emit_output(relax.op.add(z, shift))
+        builder.emit_func_output(out)
+    with pytest.warns(UserWarning, match=r"not trained: the weights of main/lv1 \(matmul\); exp"):
+        step = td.train_step(builder.get(), "mse")
+    assert list(step["main"].attrs["dist.training"]["updated"]) == ["a"]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -16,7 +16,7 @@ from tvm import ir, relax
 
 from ...errors import ModelError
 from ...ir import is_private
-from ...ir.rewrite import variables
+from ...ir.rewrite import is_pure, op_name, variables
 from .functions import Functions, only_read, private_function, tuple_of, written
 from .recompute import Recompute
 from .reverse import Reverse, active
@@ -66,7 +66,7 @@ class Pairs:
 
     def _make(self, name: str, roles: Roles) -> Pair:
         fn = relax.utils.copy_with_new_vars(self.functions.of[name])
-        params, bindings = list(fn.params), dataflow_bindings(fn, name)
+        params, bindings = list(fn.params), pure_bindings(fn, name)
         given = tuple(i for i, asked in enumerate(roles) if asked)
         grad = relax.Var("grad", fn.ret_ty)
         forward: list[Any] = []
@@ -128,17 +128,28 @@ class Pairs:
         )
 
 
-def dataflow_bindings(fn: relax.Function, name: str) -> list[Any]:
-    """Return the bindings of a function whose body is one dataflow block (ModelError DIST0351)."""
-    blocks = list(fn.body.blocks)
-    if len(blocks) > 1 or not all(isinstance(b, relax.DataflowBlock) for b in blocks):
-        raise _unfit(name, f"it has {len(blocks)} binding blocks, not one dataflow block")
-    bindings = [binding for block in blocks for binding in block.bindings]
-    for binding in bindings:
-        if isinstance(binding, relax.MatchCast):
-            what = f"{binding.var.name} is a match_cast: bind the symbolic dims first"
-            raise _unfit(name, what)
-    return bindings
+def pure_bindings(fn: relax.Function, name: str) -> list[Any]:
+    """Return the bindings of a function without branches, casts and effects.
+
+    Raises
+    ------
+    ModelError
+        DIST0351 names the first binding that is one of these.
+    """
+    found = []
+    for block in fn.body.blocks:
+        for binding in block.bindings:
+            what = None
+            if isinstance(binding, relax.MatchCast):
+                what = "is a match_cast: bind the symbolic dims first"
+            elif isinstance(binding.value, relax.If):
+                what = "is a branch, which has no gradient"
+            elif not is_pure(binding.value):
+                what = f"has effects ({op_name(binding.value)})"
+            if what is not None:
+                raise _unfit(name, f"{binding.var.name} {what}")
+            found.append(binding)
+    return found
 
 
 def _position(bindings: Sequence[Any], var: Any) -> int:
@@ -150,5 +161,5 @@ def _unfit(name: str, what: str) -> ModelError:
         "DIST0351",
         what,
         place=name,
-        remedy="Give functions of one dataflow block, in static single assignment.",
+        remedy="Give functions of pure calls alone.",
     )

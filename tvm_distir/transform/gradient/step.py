@@ -11,11 +11,12 @@ from tvm import ir, relax
 from ...ir import is_private, param_names, relax_functions
 from ...plan import data_positions, plain_name
 from .batch_norms import without_statistics
+from .fixed import warn_of_constants
 from .functions import Functions
 from .losses import is_trained_on
 from .optimizers import RATE
 from .recipe import recipe_of
-from .writing import TARGETS, StepWriter, unfit
+from .writing import TARGETS, StepWriter, output_type, unfit
 
 
 def train_step(
@@ -38,15 +39,16 @@ def train_step(
     ``layer_forward`` and ``layer_backward``, and what one call makes gradients of ``layer_update``
     updates, where the layer is called more than once. Every float parameter that is no data is a
     weight and gets a gradient, unless it is frozen. Functions with batch norms are inlined; these
-    work on the statistics of the batch and update their running ones.
+    work on the statistics of the batch and update their running ones. A layer whose weight is a
+    constant is named by a warning.
 
     Parameters
     ----------
     mod : IRModule
         At level 1, with ``main(*data, *weights) -> output``; it and the private functions on
-        the way are one dataflow block each. The output is one tensor: logits (samples, ...,
-        classes) for ``cross_entropy``, any shape for ``mse``; of half precision, the loss is
-        computed in float32.
+        the way have neither branches nor effects. The output is one tensor, or a tuple of one:
+        logits (samples, ..., classes) for ``cross_entropy``, any shape for ``mse``; of half
+        precision, the loss is computed in float32.
     loss : str
         ``cross_entropy`` (mean over all samples; targets are int32 (samples, ...)) or ``mse``
         (mean of squares; targets are like the output).
@@ -112,8 +114,9 @@ def train_step(
         if plain_name(taken) in map(plain_name, names):
             raise unfit(f'a parameter is called "{taken}": the model is a training step already')
     forward = relax.utils.copy_with_new_vars(found)
-    if not is_trained_on(forward.ret_ty):
+    if not is_trained_on(output_type(forward)):
         raise unfit(f"main returns {forward.ret_ty}, not one tensor of floats")
     recipe.recompute.check([str(gv.name_hint) for gv, fn in relax_functions(mod) if is_private(fn)])
+    warn_of_constants(mod)
     step = StepWriter(forward, names, data_positions(found), recipe, functions)
     return functions.module(step.run(), mod.attrs)

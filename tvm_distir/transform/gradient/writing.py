@@ -22,7 +22,7 @@ from ...plan import plain_name
 from .batch_norms import in_training, is_batch_norm, running_statistics
 from .functions import Functions, without_unread
 from .optimizers import RATE, STEP
-from .pairs import Pairs, dataflow_bindings
+from .pairs import Pairs, pure_bindings
 from .recipe import Recipe
 from .reread import Reread
 from .reverse import active, reverse
@@ -47,6 +47,12 @@ def unfit(what: str) -> ModelError:
     )
 
 
+def output_type(forward: relax.Function) -> Any:
+    """Type of a model's output, which may be a tuple of one tensor, as torch.export has it."""
+    ty = forward.ret_ty
+    return ty.fields[0] if isinstance(ty, relax.TupleType) and len(ty.fields) == 1 else ty
+
+
 class StepWriter:
     """Writes the step of one forward function."""
 
@@ -59,12 +65,12 @@ class StepWriter:
         functions: Functions,
     ) -> None:
         self.forward, self.recipe, self.functions = forward, recipe, functions
-        self.bindings = dataflow_bindings(forward, "main")
+        self.bindings = pure_bindings(forward, "main")
         self.builder = relax.BlockBuilder()
         pairs = list(zip(names, forward.params, strict=True))
         self.data = [pair for i, pair in enumerate(pairs) if i in data]
         self.others = [pair for i, pair in enumerate(pairs) if i not in data]
-        targets = recipe.loss.targets(forward.ret_ty)
+        targets = recipe.loss.targets(output_type(forward))
         self.inputs = [*self.data, (TARGETS, relax.Var(TARGETS, targets))]
         scalar_type = relax.TensorType([], "float32")
         self.rate = relax.Var(RATE, scalar_type) if recipe.rate_input else None
@@ -157,6 +163,8 @@ class StepWriter:
     def _loss(self, tape: Tape) -> Any:
         """The loss, not emitted yet; of half precision in float32."""
         output, targets = tape.replaced(self.forward.body.body), self.inputs[len(self.data)][1]
+        if isinstance(output.ty, relax.TupleType):
+            output = tape.emit(relax.TupleGetItem(output, 0), "output")
         dtype = str(output.ty.dtype)
         if dtype in HALF:
             output = tape.emit(astype(output, "float32"), "wide_output")
