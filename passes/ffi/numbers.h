@@ -15,6 +15,7 @@
 #include <tvm/ffi/reflection/accessor.h>
 
 #include <cstdint>
+#include <mutex>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -36,8 +37,9 @@ struct HashInts {
   }
 };
 
-// Begins the description of a type; those of bindings begin with their kind.
-enum TypeKind : int64_t { kTupleType = -2, kPlacedType = -3 };
+// Begins the description of a type, or of a call among plain tensors; those of bindings begin with
+// their kind.
+enum DescribedKind : int64_t { kTupleType = -2, kPlacedType = -3, kPlainCall = -4 };
 
 // Numbers of what is alike, the same in all modules of a process, so that what was learnt of one
 // module serves the next. A number is never given twice: what is forgotten gets a new one.
@@ -117,6 +119,24 @@ class Numbers {
   std::vector<Any> kept_;
   std::unordered_map<Ints, int64_t, HashInts> alike_;
   int64_t next_ = 0;
+};
+
+// The numbers of this process, held by one sweep at a time: calls from Python let other threads run.
+class HeldNumbers {
+ public:
+  HeldNumbers() : lock_(mutex_), numbers(Only()) { numbers.Trim(); }
+
+ private:
+  static Numbers& Only() {
+    static Numbers& only = *new Numbers;  // never destroyed: TVM may be gone by then
+    return only;
+  }
+
+  static inline std::mutex mutex_;
+  const std::lock_guard<std::mutex> lock_;
+
+ public:
+  Numbers& numbers;
 };
 
 }  // namespace tvm_distir

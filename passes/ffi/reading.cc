@@ -15,7 +15,6 @@
 #include <tvm/ffi/string.h>
 
 #include <cstdint>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -262,11 +261,8 @@ class Reader {
 };
 
 Array<Any> Read(const Array<ObjectRef>& functions) {
-  static std::mutex mutex;  // calls from Python let other threads run
-  static Numbers& numbers = *new Numbers;  // never destroyed: TVM may be gone by then
-  const std::lock_guard<std::mutex> lock(mutex);
-  numbers.Trim();
-  Shared shared{numbers, {}};
+  const HeldNumbers held;
+  Shared shared{held.numbers, {}};
   Array<Any> found;
   for (const ObjectRef& function : functions) found.push_back(Reader(&shared).Run(function));
   return found;

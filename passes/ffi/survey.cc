@@ -10,8 +10,6 @@
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/dtype.h>
 #include <tvm/ffi/error.h>
-#include <tvm/ffi/extra/structural_equal.h>
-#include <tvm/ffi/extra/structural_hash.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/object.h>
 #include <tvm/ffi/reflection/accessor.h>
@@ -25,7 +23,7 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/nodes.h"
+#include "ffi/numbers.h"
 
 namespace tvm_distir {
 namespace {
@@ -34,15 +32,12 @@ using tvm::ffi::Array;
 using tvm::ffi::ObjectRef;
 using tvm::ffi::Shape;
 using tvm::ffi::String;
-using tvm::ffi::StructuralEqual;
-using tvm::ffi::StructuralHash;
-using tvm::ffi::reflection::FieldGetter;
 
 constexpr int64_t kNone = -1;
 constexpr int64_t kConstant = -1;  // among operands
 
 // What a part of a call's description stands for.
-enum Part : int64_t { kVariable, kType, kTuple, kTensorConstant, kOther };
+enum Part : int64_t { kVariable, kTuple, kTensorConstant, kOther };
 
 // Getters of the fields read here, found once.
 struct Fields {
@@ -76,7 +71,7 @@ struct Fields {
 
 class Surveyor {
  public:
-  explicit Surveyor(const Array<String>& names) {
+  Surveyor(Numbers* numbers, const Array<String>& names) : shared_(*numbers) {
     for (const String& name : names) names_.emplace(name.data(), name.size());
   }
 
@@ -96,12 +91,12 @@ class Surveyor {
         named_.push_back(IsNamed(Node(variable)));
         AddVariable(variable);
         AddAnnotation(Node(call));
-        AddCall(Node(call), variable);
+        AddCall(Node(call));
       }
     }
     return {String(said_), ToShape(handles_), ToShape(hidden_), ToShape(first_), ToShape(sources_),
-            ToShape(asked_),   ToShape(named_),  ToShape(like_),  ToShape(begin_),
-            ToShape(operands_)};
+            ToShape(asked_),   ToShape(named_),  ToShape(like_),  ToShape(classes_of_calls_),
+            ToShape(begin_),   ToShape(operands_)};
   }
 
  private:
@@ -121,6 +116,7 @@ class Surveyor {
       if (Describe(type, &key)) known->second = classes_.emplace(key, number).first->second;
     }
     first_.push_back(known->second);
+    type_numbers_.push_back(shared_.Of(type));
   }
 
   bool IsNamed(const Object* variable) const {
@@ -170,37 +166,35 @@ class Surveyor {
     asked_.push_back(annotations_.emplace(key, number).first->second);
   }
 
-  // Notes the operands of a call of an op or of a function, and the first call like it: the same
-  // callee on operands of the same types. What cannot be told in one sweep is like no other; annotations are known as
-  // such already.
-  void AddCall(const Object* call, const Any& variable) {
+  // Notes the operands of a call of an op or of a function, the first call like it, the same callee
+  // on operands of the same types, and the number of its class. What cannot be told in one sweep is
+  // like no other; annotations are known as such already.
+  void AddCall(const Object* call) {
     const int64_t number = static_cast<int64_t>(like_.size());
     const size_t before = operands_.size();
-    Ints key;
+    Ints& key = key_;
+    is_own_ = false;
     const bool is_open = call != nullptr && sources_.back() == kNone;
-    parts_.clear();
-    if (is_open && DescribeCall(call, variable, &key)) {
-      const auto [place, is_new] = calls_.try_emplace(std::move(key));
-      Known& known = place->second;
-      if (is_new) known = {number, std::move(parts_)};
-      // Hashes of unlike calls may meet.
-      like_.push_back(is_new || Matches(known.parts) ? known.number : kNone);
-    } else {
-      like_.push_back(kNone);
+    int64_t first = kNone, alike = kNone;
+    if (is_open && DescribeCall(call, &key)) {
+      if (!is_own_) alike = shared_.Alike(key);
+      first = is_own_ ? own_calls_.emplace(key, number).first->second
+                      : calls_.emplace(alike, number).first->second;
     }
-    if (like_.back() == kNone) operands_.resize(before);
+    like_.push_back(first);
+    classes_of_calls_.push_back(alike);
+    if (first == kNone) operands_.resize(before);
     begin_.push_back(static_cast<int64_t>(operands_.size()));
   }
 
-  bool DescribeCall(const Object* call, const Any& variable, Ints* key) {
-    const Any op = fields_.op(call), attrs = fields_.attrs(call);
+  bool DescribeCall(const Object* call, Ints* key) {
+    const Any op = fields_.op(call);
     if (Node(op) == nullptr) return false;
     const int32_t callee = Node(op)->type_index();
     if (callee != fields_.op_node && callee != fields_.global) return false;
-    key->push_back(reinterpret_cast<int64_t>(Node(op)));
-    key->push_back(attrs == nullptr ? 0 : Hash(attrs));
-    key->push_back(Hash(fields_.type_args(call)));
-    AddType(static_cast<int64_t>(first_.size()) - 1, variable, key);
+    is_own_ = callee == fields_.global;  // ops are never let go, other callees are
+    key->assign({kPlainCall, reinterpret_cast<int64_t>(Node(op)), shared_.Of(fields_.attrs(call)),
+                 shared_.Of(fields_.type_args(call)), type_numbers_.back()});
     for (const Any& arg : fields_.args(call).cast<Array<Any>>()) {
       if (!AddArgument(arg, key)) return false;
     }
@@ -213,7 +207,7 @@ class Surveyor {
     const int32_t kind = node->type_index();
     const auto variable = numbers_.find(node);
     if (variable != numbers_.end()) {
-      AddType(variable->second, arg, key);
+      key->insert(key->end(), {kVariable, type_numbers_[variable->second]});
       operands_.push_back(variable->second);
       return true;
     }
@@ -226,38 +220,19 @@ class Surveyor {
       return true;
     }
     if (kind == fields_.constant) {
-      key->insert(key->end(), {kTensorConstant, Hash(fields_.type(node))});
+      key->insert(key->end(), {kTensorConstant, shared_.Of(fields_.type(node))});
       operands_.push_back(kConstant);
       return true;
     }
+    if (kind == fields_.global) {
+      is_own_ = true;
+      key->insert(key->end(), {kOther, kNone, reinterpret_cast<int64_t>(node)});
+      return true;
+    }
     const bool plain = kind == fields_.shape_expr || kind == fields_.integer ||
-                       kind == fields_.real || kind == fields_.text || kind == fields_.global;
-    if (plain) key->insert(key->end(), {kOther, Hash(arg)});
+                       kind == fields_.real || kind == fields_.text;
+    if (plain) key->insert(key->end(), {kOther, shared_.Of(arg)});
     return plain;
-  }
-
-  // The type of a variable: its class where it has one.
-  void AddType(int64_t number, const Any& variable, Ints* key) {
-    if (first_[number] != kNone) {
-      key->insert(key->end(), {kVariable, first_[number]});
-    } else {
-      key->insert(key->end(), {kType, Hash(fields_.type(Node(variable)))});
-    }
-  }
-
-  // Hash of a part of a call, which is kept to be compared.
-  int64_t Hash(const Any& value) {
-    parts_.push_back(value);
-    return static_cast<int64_t>(StructuralHash::Hash(value));
-  }
-
-  // Whether the parts of a known call equal those of the present one.
-  bool Matches(const std::vector<Any>& parts) const {
-    if (parts.size() != parts_.size()) return false;
-    for (size_t i = 0; i < parts.size(); ++i) {
-      if (!StructuralEqual::Equal(parts[i], parts_[i])) return false;
-    }
-    return true;
   }
 
   // Number of the variable that a call annotates, kNone when it does not.
@@ -270,16 +245,15 @@ class Surveyor {
   }
 
   const Fields& fields_ = Fields::Get();
-  Ints handles_, hidden_, first_, sources_, asked_, named_, like_, operands_;
+  Numbers& shared_;
+  Ints handles_, hidden_, first_, sources_, asked_, named_, like_, classes_of_calls_, operands_;
   Ints begin_{0};
-  struct Known {
-    int64_t number;
-    std::vector<Any> parts;
-  };
-
+  Ints type_numbers_;  // of all variables
+  Ints key_;  // of the present call
+  bool is_own_ = false;  // whether that mentions what is of its module only
   std::map<Ints, int64_t> classes_, annotations_;
-  std::map<Ints, Known> calls_;
-  std::vector<Any> parts_;
+  std::unordered_map<int64_t, int64_t> calls_;  // by class, the first one
+  std::unordered_map<Ints, int64_t, HashInts> own_calls_;
   std::unordered_map<const Object*, int64_t> numbers_;
   std::unordered_map<const Object*, int64_t> types_;  // their classes
   std::string said_;  // names of the variables, a zero behind each
@@ -287,8 +261,9 @@ class Surveyor {
 };
 
 Array<Any> Survey(const ObjectRef& function, const ObjectRef& annotation,
-                    const Array<String>& names) {
-  return Surveyor(names).Run(function, annotation);
+                  const Array<String>& names) {
+  const HeldNumbers held;
+  return Surveyor(&held.numbers, names).Run(function, annotation);
 }
 
 }  // namespace

@@ -35,6 +35,10 @@ class Survey(NamedTuple):
     like : sequence of int
         Per binding, the first one that calls the same op or function on operands of the same types
         for a result of the same type; -1 where it is no such call, or not plain enough to tell.
+    classes : sequence of int
+        Per binding, a number that it shares with all calls that this process surveys that are
+        :attr:`like` it; no number is given twice, and what has not been met for long may get
+        another one. -1 where :attr:`like` is, and where a function of the module is mentioned.
     begin : sequence of int
         Operands of binding i, where ``like[i]`` is not -1, are
         ``operands[begin[i]:begin[i + 1]]``.
@@ -50,6 +54,7 @@ class Survey(NamedTuple):
     asked: Sequence[int]
     named: Sequence[int]
     like: Sequence[int]
+    classes: Sequence[int]
     begin: Sequence[int]
     operands: Sequence[int]
 

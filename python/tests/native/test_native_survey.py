@@ -13,6 +13,7 @@ import tvm_distir as td
 from tvm_distir.frontend import zoo
 from tvm_distir.ir.types import static_shape
 from tvm_distir.native import survey
+from tvm_distir.ops import rule_of
 
 ANNOTATE = ir.Op.get("relax.dist.annotate_sharding")
 
@@ -82,6 +83,7 @@ def check(fn):
         else:
             assert found.asked[i] == -1
         if found.like[i] < 0:
+            assert found.classes[i] == -1
             continue
         operands = [n for a in value.args for n in flat(a, numbers)]
         assert list(found.operands[found.begin[i] : found.begin[i + 1]]) == operands
@@ -92,6 +94,14 @@ def check(fn):
         calls.append((i, what))
     for i, what in calls:
         assert found.like[i] == next(j for j, other in calls if other == what)
+        mentioned = [bindings(fn)[i].value.op, *bindings(fn)[i].value.args]
+        if any(isinstance(part, ir.GlobalVar) for part in mentioned):
+            assert found.classes[i] == -1
+        else:
+            assert found.classes[i] >= 0
+            assert found.classes[i] == found.classes[found.like[i]]
+    told = {found.like[i]: found.classes[i] for i, _ in calls if found.classes[i] >= 0}
+    assert len(set(told.values())) == len(told)
     return found, [i for i, _ in calls]
 
 
@@ -169,3 +179,22 @@ def test_calls_of_functions():
     found, told = check(fn)
     calls = [i for i in told if isinstance(bindings(fn)[i].value.op, ir.GlobalVar)]
     assert len(calls) == 3 and {found.like[i] for i in calls} == {calls[0]}
+
+
+def test_classes_are_those_of_all_functions():
+    """What one function has learnt of a class of calls holds in the others."""
+    one, two = (
+        td.train_step(zoo.gpt(layers=n, hidden=32, heads=4, vocab=64, seq=8, batch=2, nested=0))
+        for n in (1, 2)
+    )
+    first, second = (survey(mod["main"], ANNOTATE) for mod in (one, two))
+    shared = set(first.classes) & set(second.classes) - {-1}
+    assert len(shared) > 30
+    for kind in shared:
+        a, b = (
+            bindings(mod["main"])[list(found.classes).index(kind)].value
+            for mod, found in ((one, first), (two, second))
+        )
+        assert a.op.same_as(b.op) and [kinds(x) for x in a.args] == [kinds(x) for x in b.args]
+        assert tvm_ffi.structural_equal(a.attrs, b.attrs)
+        assert rule_of(a).factors == rule_of(b).factors

@@ -103,8 +103,9 @@ def let_out(blocks: Iterable[Any], result: Any) -> tuple[list[Any], Any]:
                 seen[used] = relax.Var(str(used.name), used.ty)
 
     for row, here in zip(rows, own):
-        for binding in row:
-            look(binding.value, here)
+        if len(here) < len(hidden):  # else no other block hides anything
+            for binding in row:
+                look(binding.value, here)
     look(result, set())
     if not seen:
         return blocks, result

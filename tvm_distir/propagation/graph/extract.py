@@ -14,7 +14,7 @@ from ...errors import InternalError
 from ...ir import is_private, tensor_type, value_types
 from ...ir.rewrite import argument, handle
 from ...native import elements, survey
-from ...ops import Rule, rule_of
+from ...ops import Rule, learned, rule_of
 from .annotations import ANNOTATE, NO_ANNOTATION, Annotations, is_annotation
 from .graph import FlatValue, Graph, Node
 from .leaves import Leaves
@@ -69,6 +69,7 @@ class _Function:
         kinds = zip(self.survey.handles, self.survey.first)
         self.g.tensors = {key for key, first in kinds if first >= 0}
         self.of_calls: dict[int, _Known] = {}
+        self.rules: dict[int, Rule] = learned("rules")
         self.of_pins: dict[int, Annotation] = {}
         # a private function's caller decides how an argument comes in: there the annotation is
         # a node of its own
@@ -179,7 +180,8 @@ class _Function:
                     "DIST0414", label, f"a direct call of the kernel {title}", "Use call_tir."
                 )
         elif isinstance(op, ir.Op):
-            rule, title = self._rule(var, expr, operands), str(op.name).removeprefix("relax.")
+            rule = self._rule(number, var, expr, operands)
+            title = str(op.name).removeprefix("relax.")
         else:
             raise self.g.error(
                 "DIST0412", label, f"a call of a {type(op).__name__}", "Lift it to the module."
@@ -197,7 +199,11 @@ class _Function:
             self.of_calls[self.survey.like[number]] = known
         self._emit(number, label, known, operands, results)
 
-    def _rule(self, var: Any, call: ir.Call, operands: Sequence[int]) -> Rule:
+    def _rule(self, number: int, var: Any, call: ir.Call, operands: Sequence[int]) -> Rule:
+        like = self.survey.classes[number]
+        known = self.rules.get(like)
+        if known is not None:
+            return known
         rule = rule_of(call, self.facts.mod, var.ty)
         if len(rule.in_bytes) != len(operands):
             raise InternalError(
@@ -206,6 +212,8 @@ class _Function:
                 place=f"{self.g.name}/{var.name}",
                 remedy="Report it.",
             )
+        if like >= 0:
+            self.rules[like] = rule
         return rule
 
     def _emit(

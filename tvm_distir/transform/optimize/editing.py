@@ -165,8 +165,6 @@ class Editor:
 
     def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> None:
         self.mod, self.name, self.fn, self.scan = mod, name, fn, scan
-        self.known: dict[Any, Any] = dict(scan.values)
-        self.readers: Counter[Any] = Counter(scan.counts)
         self.watched: set[Any] = set()
         self.builder = relax.BlockBuilder()
         self.writer = BlockWriter(self.builder, False)
@@ -174,6 +172,16 @@ class Editor:
         self._origin: dict[Any, Any] = {}
         self._stale: set[Any] = set()
         self._changed = False
+
+    @functools.cached_property
+    def known(self) -> dict[Any, Any]:
+        """See the class; most editors never ask."""
+        return dict(self.scan.values)
+
+    @functools.cached_property
+    def readers(self) -> Counter[Any]:
+        """See the class; most editors never ask."""
+        return Counter(self.scan.counts)
 
     @functools.cached_property
     def _partial(self) -> PartialState:

@@ -50,11 +50,22 @@ class _Share(Editor):
     def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, scan: Scan) -> None:
         super().__init__(mod, name, fn, scan)
         self.seen: dict[Any, Any] = {}
+        self._lone: dict[
+            Any, tuple[Any, Any] | None
+        ] = {}  # by operand, while it has one collective
 
     def visit(self, var: Any, value: Any, kind: str | None) -> Any:
         """Replace a collective that was met before by the first of its kind."""
         if kind in IMPURE or len(value.args) != 1:
             return value
+        operand = value.args[0]
+        if isinstance(operand, ir.Var):
+            if operand not in self._lone:
+                self._lone[operand] = var, value
+                return value
+            lone, self._lone[operand] = self._lone[operand], None
+            if lone is not None:
+                self.seen[signature(lone[1])] = lone[0]
         first = self.seen.setdefault(signature(value), var)
         return value if first.same_as(var) else first
 
