@@ -10,7 +10,7 @@ from typing import Any
 from tvm import ir, relax
 
 from .nodes import handle
-from .substitute import variables
+from .substitute import VARIABLES, variables
 
 _pure_ops: dict[int, bool] = {}
 
@@ -83,9 +83,22 @@ def pruned_bindings(
             if clean and handle(binding.var) not in read:
                 continue
             pure = pure and clean
-            read.update(map(handle, variables(value)))
+            _note_reads(value, read)
             kept.append(binding)
         if kept:
             kept.reverse()
             out.append((relax.DataflowBlock if dataflow else relax.BindingBlock)(kept))
     return out[::-1], pure
+
+
+def _note_reads(value: Any, read: set[int]) -> None:
+    """Add the variables that a value reads, most often a call of some variables."""
+    kind = type(value)
+    if kind is ir.Call or kind is relax.Tuple:
+        for part in (value.args if kind is ir.Call else value.fields)[:]:
+            if type(part) in VARIABLES:
+                read.add(handle(part))
+            else:
+                _note_reads(part, read)
+    else:
+        read.update(map(handle, variables(value)))

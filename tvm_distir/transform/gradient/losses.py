@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import relax
-from tvm.relax.op import mean, multiply, reshape, subtract
+from tvm.relax.op import mean, reshape, square, subtract
 from tvm.relax.op.nn import log_softmax, nll_loss
 
 from ...errors import ModelError, nearest
@@ -64,7 +64,7 @@ def _cross_entropy(builder: relax.BlockBuilder, output: Any, targets: Any) -> An
 def _squares(builder: relax.BlockBuilder, output: Any, targets: Any) -> Any:
     """Mean of the squared differences."""
     apart = builder.emit(subtract(output, targets), "apart")
-    return mean(builder.emit(multiply(apart, apart), "squares"))
+    return mean(builder.emit(square(apart), "squares"))
 
 
 LOSSES = {

@@ -108,7 +108,7 @@ def _stepped(
         for step in steps:
             new = step.apply(mod, str(gv.name_hint), fn, scan)
             if new is not fn:
-                changed, fn, scan = True, new, Scan.of(new)
+                changed, fn, scan = True, new, Scan(new, readings.of([new])[0])
         functions[gv] = fn
     if not changed:
         return mod
