@@ -14,7 +14,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..errors import ModelError
-from ..ir import known_shape, num_input, param_names, tensor_type
+from ..ir import TRAINING_ATTR, known_shape, num_input, param_names, tensor_type
 from .input_uses import InputUse, UseWalker
 
 # Which role wins when the consumers of one parameter disagree, strongest first.
@@ -85,11 +85,21 @@ def input_specs(mod: ir.IRModule, name: str = "main") -> list[InputSpec]:
         )
     uses = UseWalker(mod).uses_of(fn)
     data_count = num_input(fn)
+    states = _states(fn)
     specs = []
     for index, (param, param_name) in enumerate(zip(fn.params, param_names(fn), strict=True)):
         is_data = None if data_count is None else index < data_count
-        specs.append(_spec(param_name, param, uses[index], is_data))
+        known = [InputUse("variance", firm=True)] if param_name in states else uses[index]
+        specs.append(_spec(param_name, param, known, is_data))
     return specs
+
+
+def _states(fn: relax.Function) -> set[str]:
+    """Names of an optimizer's states: drawn positive, as sums of squares among them must be."""
+    attrs: Any = fn.attrs or {}
+    if TRAINING_ATTR not in attrs or "states" not in attrs[TRAINING_ATTR]:
+        return set()
+    return {str(name) for names in attrs[TRAINING_ATTR]["states"].values() for name in names}
 
 
 def _spec(name: str, param: relax.Var, uses: Sequence[InputUse], is_data: bool | None) -> InputSpec:

@@ -6,6 +6,7 @@ from .protocol import RATE as RATE
 from .protocol import STEP as STEP
 from .protocol import Optimizer as Optimizer
 from .protocol import Shared as Shared
+from .protocol import by_rate as by_rate
 from .protocol import cast as cast
 from .registry import optimizer_named as optimizer_named
 from .registry import optimizer_names as optimizer_names
