@@ -52,6 +52,12 @@ class Edges:
         if g.nodes[g.origin[k]].rule is None:  # what an op makes is neither
             pinned, held = hold_on(g, problem.reach, problem.axis, problem.a, k)
             size *= prices.costs.move if pinned else 1
+        if len(uses) == 1 and uses[0][0] not in m.spliced:  # as most values
+            kc, positions = uses[0]
+            consumer, other = m.consumers[kc][positions[0]]
+            table = prices.edge(producer, j, consumer, positions, size, n, held)
+            problem.put_edge(table, variable, other)
+            return
         consumers: list[tuple[Alternatives, int, tuple[int, ...]]] = []
         for kc, positions in uses:
             if kc in m.spliced:
