@@ -40,17 +40,17 @@ Ints Kept(const Ints& values, const std::vector<bool>& out) {
 
 }  // namespace
 
-Dual::Dual(const Tables& tables, const Problem& problem, int64_t most) : most_(most) {
+// No labelling of at most `most` has an entry above it: tables have no negative entries.
+Dual::Dual(const Tables& tables, const Problem& problem, int64_t most)
+    : cap_(most + 1), most_(most) {
   nodes_.resize(problem.domains.size());
   for (size_t v = 0; v < nodes_.size(); ++v) {
     Node& node = nodes_[v];
     for (int64_t s = 0; s < problem.domains[v]; ++s) node.states.push_back(s);
     node.costs.assign(problem.domains[v], 0);
-    node.excess = node.costs;
+    node.excess = node.part = node.costs;
     node.out.assign(problem.domains[v], false);
   }
-  // No labelling of at most `most` has an entry above it: tables have no negative entries.
-  const int64_t cap = most + 1;
   std::vector<const Factor*> pairs;
   for (const Factor& factor : problem.factors) {
     if (factor.scope.size() == 2) {
@@ -59,18 +59,20 @@ Dual::Dual(const Tables& tables, const Problem& problem, int64_t most) : most_(m
     }
     const Ints& entries = tables.at(factor.table).entries;
     Ints& costs = nodes_[factor.scope[0]].costs;
-    for (size_t s = 0; s < costs.size(); ++s) costs[s] = std::min(costs[s] + entries[s], cap);
+    for (size_t s = 0; s < costs.size(); ++s) costs[s] = std::min(costs[s] + entries[s], cap_);
   }
   std::sort(pairs.begin(), pairs.end(),
             [](const Factor* a, const Factor* b) { return a->scope < b->scope; });
   size_t most_edges = 0;
   for (const Factor* factor : pairs) {
     const int64_t e = static_cast<int64_t>(edges_.size());
-    Edge edge{factor->scope[0], factor->scope[1], {}, {}, {}};
+    Edge edge{factor->scope[0], factor->scope[1], {}, {}, {}, {}, {}};
     edge.costs = tables.at(factor->table).entries;
-    for (int64_t& cost : edge.costs) cost = std::min(cost, cap);
+    for (int64_t& cost : edge.costs) cost = std::min(cost, cap_);
     edge.to_first.assign(problem.domains[edge.first], 0);
     edge.to_second.assign(problem.domains[edge.second], 0);
+    edge.all_first = edge.to_first;
+    edge.all_second = edge.to_second;
     nodes_[edge.first].after.push_back(e);
     nodes_[edge.second].before.push_back(e);
     edges_.push_back(std::move(edge));
@@ -80,7 +82,7 @@ Dual::Dual(const Tables& tables, const Problem& problem, int64_t most) : most_(m
     most_edges = std::max(most_edges, node.before.size() + node.after.size());
   }
   // A message is at most the largest entry, so that a variable's sum has no more bits than this.
-  const int used = Bits(cap) + Bits(static_cast<int64_t>(most_edges) + 2);
+  const int used = Bits(cap_) + Bits(static_cast<int64_t>(most_edges) + 2);
   shift_ = std::min<int64_t>(kMostShift, std::max(0, kSumBits - used));
   for (Node& node : nodes_) {
     for (int64_t& cost : node.costs) cost <<= shift_;
@@ -95,6 +97,9 @@ void Dual::Gather(Node* node) {
   for (const int64_t e : node->before) Add(edges_[e].to_second, &node->excess);
   for (const int64_t e : node->after) Add(edges_[e].to_first, &node->excess);
   node->low = Normalise(&node->excess);
+  node->part = node->excess;
+  if (node->share == 1) return;
+  for (int64_t& value : node->part) value /= node->share;
 }
 
 // Hands the share of the nearer variable's excess over to the farther one.
@@ -108,7 +113,7 @@ void Dual::Send(Edge* edge, bool forward) {
   Ints& message = forward ? edge->to_second : edge->to_first;
   const size_t rows = nodes_[edge->first].costs.size(), columns = nodes_[edge->second].costs.size();
   sum_.resize(back.size());
-  for (size_t s = 0; s < sum_.size(); ++s) sum_[s] = from.excess[s] / from.share - back[s];
+  for (size_t s = 0; s < sum_.size(); ++s) sum_[s] = from.part[s] - back[s];
   old_.swap(message);
   message.assign(old_.size(), std::numeric_limits<int64_t>::max());
   const int64_t* cost = edge->costs.data();
@@ -125,18 +130,20 @@ void Dual::Send(Edge* edge, bool forward) {
   edge->rest = Normalise(&message);
   int64_t crossing = std::numeric_limits<int64_t>::max();
   for (size_t t = 0; t < message.size(); ++t) {
-    crossing = std::min(crossing, to.excess[t] / to.share + message[t] - old_[t]);
+    crossing = std::min(crossing, to.part[t] + message[t] - old_[t]);
   }
   edge->crossing = crossing;
 }
 
 // The state of a variable that is cheapest with those picked before it and the messages from the
 // others; returns what it adds to the labelling's cost.
-int64_t Dual::Label(int64_t variable, bool forward, Ints* picked) const {
+int64_t Dual::Label(int64_t variable, bool forward, Ints* picked) {
   const Node& node = nodes_[variable];
   const size_t count = node.costs.size();
-  Ints fixed = node.costs;
-  Ints open(count, 0);
+  Ints& fixed = fixed_;
+  Ints& open = open_;
+  fixed = node.costs;
+  open.assign(count, 0);
   for (const int64_t e : node.before) {
     const Edge& edge = edges_[e];
     if (forward) {
@@ -227,8 +234,14 @@ void Dual::Prune() {
       }
     }
     edge.costs = std::move(costs);
-    if (changed[edge.first]) edge.to_first = Kept(edge.to_first, rows);
-    if (changed[edge.second]) edge.to_second = Kept(edge.to_second, columns);
+    if (changed[edge.first]) {
+      Spread(edge.to_first, nodes_[edge.first].states, &edge.all_first);
+      edge.to_first = Kept(edge.to_first, rows);
+    }
+    if (changed[edge.second]) {
+      Spread(edge.to_second, nodes_[edge.second].states, &edge.all_second);
+      edge.to_second = Kept(edge.to_second, columns);
+    }
   }
   for (size_t v = 0; v < nodes_.size(); ++v) {
     Node& node = nodes_[v];
@@ -236,6 +249,7 @@ void Dual::Prune() {
       node.states = Kept(node.states, node.out);
       node.costs = Kept(node.costs, node.out);
       node.excess = Kept(node.excess, node.out);
+      node.part = Kept(node.part, node.out);
     }
     node.out.assign(node.states.size(), false);
   }

@@ -30,6 +30,12 @@ class Dual {
   void Prune();
   // Takes a labelling found elsewhere, where it costs less than the best one.
   void Offer(int64_t cost, Ints labels);
+  // Begins with the messages of other bounds, of a problem with the same scopes and domains; before
+  // the first round.
+  void Resume(const Ints& messages);
+  // The bits of a unit; then per table over a pair, in order of scopes, the messages to its first
+  // variable and to its second one: of states that are gone the last ones.
+  Ints Messages() const;
 
   // A lower bound of every labelling's cost, in whole units, rounded up.
   int64_t bound() const;
@@ -47,6 +53,7 @@ class Dual {
     int64_t first, second;      // variables, first < second
     Ints costs;                 // states of first x states of second
     Ints to_first, to_second;   // messages; the least entry of the newer one is 0
+    Ints all_first, all_second; // as of the last drop of states, with those of states that are gone
     int64_t rest = 0;           // bound of the table with what its variables gave to it
     int64_t crossing = 0;       // what the bound gains while only one end has been passed
   };
@@ -54,6 +61,7 @@ class Dual {
     Ints states;                // as the problem numbers them
     Ints costs;
     Ints excess;                // cost with all messages above its minimum, when last passed
+    Ints part;                  // the excess divided by share
     int64_t low = 0;            // that minimum
     int64_t share = 1;          // edges the excess is divided among
     std::vector<int64_t> before, after;  // edges to lower and to higher variables
@@ -63,17 +71,23 @@ class Dual {
   bool Sweep(bool forward);
   void Gather(Node* node);
   void Send(Edge* edge, bool forward);
-  int64_t Label(int64_t variable, bool forward, Ints* picked) const;
+  int64_t Label(int64_t variable, bool forward, Ints* picked);
 
   std::vector<Node> nodes_;
   std::vector<Edge> edges_;
+  int64_t cap_;                // all costs above it are one
   int64_t shift_ = 0;          // costs are multiplied by 2^shift, so that shares lose little
   int64_t bound_ = 0;          // shifted
   int64_t best_ = kInfinite;
   int64_t most_;
   Ints labels_;
-  Ints sum_, old_;             // scratch
+  Ints sum_, old_, fixed_, open_;  // scratch
 };
+
+// Writes values to the places of some states.
+inline void Spread(const Ints& values, const Ints& states, Ints* all) {
+  for (size_t s = 0; s < values.size(); ++s) (*all)[states[s]] = values[s];
+}
 
 }  // namespace tvm_distir
 

@@ -173,7 +173,7 @@ void Elimination::Decode(int64_t* values) const {
 }
 
 // The order is that of the Eliminator, but for variables that it would not eliminate.
-int64_t Width(const Problem& problem) {
+int64_t Width(const Problem& problem, int64_t limit) {
   const size_t count = problem.domains.size();
   std::vector<Ints> near(count);
   for (const Factor& factor : problem.factors) {
@@ -200,7 +200,7 @@ int64_t Width(const Problem& problem) {
     const auto [size, v] = *waiting.begin();
     waiting.erase(waiting.begin());
     largest = std::max(largest, size);
-    if (largest == std::numeric_limits<int64_t>::max()) break;
+    if (largest > limit || largest == std::numeric_limits<int64_t>::max()) break;
     for (const int64_t u : near[v]) {
       EraseSorted(&near[u], v);
       for (const int64_t w : near[v]) {

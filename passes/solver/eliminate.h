@@ -49,7 +49,9 @@ Elimination Eliminate(Tables* tables, Problem problem);
 
 // Entries of the largest bucket on the way; the largest int64 when they are too many to count.
 // Joins nothing.
-int64_t Width(const Problem& problem);
+// Entries of the largest bucket that eliminating all variables joins; any number above `limit` where
+// there are more.
+int64_t Width(const Problem& problem, int64_t limit);
 
 }  // namespace tvm_distir
 

@@ -54,4 +54,29 @@ Restricted Restrict(Tables* tables, const Problem& problem, const std::vector<In
   return out;
 }
 
+Optimum Optimise(Tables* tables, const Problem& problem, const std::vector<Ints>& states,
+                 int64_t limit) {
+  Optimum found;
+  Problem left;
+  for (const Ints& mine : states) left.domains.push_back(static_cast<int64_t>(mine.size()));
+  left.keep.assign(states.size(), false);
+  for (const Factor& factor : problem.factors) {
+    Ints scope;
+    for (const int64_t v : factor.scope) {
+      if (states[v].size() > 1) scope.push_back(v);
+    }
+    if (scope.size() > 1) left.factors.push_back({factor.table, std::move(scope)});
+  }
+  found.narrow = Width(left, limit) <= limit;
+  if (!found.narrow) return found;
+  Restricted restricted = Restrict(tables, problem, states);
+  left.factors = std::move(restricted.factors);
+  const Elimination done = Eliminate(tables, std::move(left));
+  found.feasible = restricted.feasible && done.feasible;
+  found.values.assign(states.size(), 0);
+  done.Decode(found.values.data());
+  for (size_t v = 0; v < states.size(); ++v) found.values[v] = states[v][found.values[v]];
+  return found;
+}
+
 }  // namespace tvm_distir

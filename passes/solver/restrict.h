@@ -21,6 +21,16 @@ struct Restricted {
 };
 
 // `states`: what is left of each variable, ascending. Variables keep their numbers.
+// A labelling of least cost, in the states of the problem.
+struct Optimum {
+  bool narrow = false;    // false: elimination would join a bucket of more than `limit` entries
+  bool feasible = false;
+  Ints values;
+};
+
+Optimum Optimise(Tables* tables, const Problem& problem, const std::vector<Ints>& states,
+                 int64_t limit);
+
 Restricted Restrict(Tables* tables, const Problem& problem, const std::vector<Ints>& states);
 
 }  // namespace tvm_distir

@@ -18,6 +18,7 @@
 
 #include "ffi/array.h"
 #include "solver/dual.h"
+#include "solver/dual_api.h"
 #include "solver/eliminate.h"
 #include "solver/restrict.h"
 #include "solver/tables.h"
@@ -127,9 +128,9 @@ class Session {
     return Shape({sum, forbidden});
   }
 
-  // Entries of the largest bucket that eliminating all variables would join.
-  int64_t Width(const TensorView& domains_in, const TensorView& factors_in) {
-    return tvm_distir::Width(Read(domains_in, factors_in));
+  // Entries of the largest bucket that eliminating all variables would join, or more than `limit`.
+  int64_t Width(const TensorView& domains_in, const TensorView& factors_in, int64_t limit) {
+    return tvm_distir::Width(Read(domains_in, factors_in), limit);
   }
 
   // The problem with some states only: a constant, whether it is feasible, and the factors.
@@ -137,25 +138,24 @@ class Session {
   Shape Restrict(const TensorView& domains_in, const TensorView& factors_in,
                  const TensorView& states_in) {
     const Problem problem = Read(domains_in, factors_in);
-    const Int64View view(states_in, "states");
-    std::vector<Ints> states(problem.domains.size());
-    int64_t at = 0;
-    for (size_t v = 0; v < states.size(); ++v) {
-      const int64_t count = at < view.size() ? view[at++] : 0;
-      if (count < 1 || count > view.size() - at) {
-        TVM_FFI_THROW(ValueError) << "variable " << v << " has no states";
-      }
-      for (int64_t i = 0; i < count; ++i) {
-        const int64_t state = view[at++];
-        if (state < 0 || state >= problem.domains[v]) {
-          TVM_FFI_THROW(ValueError) << "variable " << v << " cannot be " << state;
-        }
-        states[v].push_back(state);
-      }
-    }
-    const Restricted found = tvm_distir::Restrict(&tables_, problem, states);
+    const Restricted found =
+        tvm_distir::Restrict(&tables_, problem, ReadStates(problem, states_in));
     Ints out{found.constant, found.feasible};
     Append(found.factors, &out);
+    return Shape(out.begin(), out.end());
+  }
+
+  // The optimum over some states: whether it is feasible, the values; nothing when it is too wide.
+  Shape Optimise(const TensorView& domains_in, const TensorView& factors_in,
+                 const TensorView& states_in, int64_t limit) {
+    const Problem problem = Read(domains_in, factors_in);
+    const std::vector<Ints> states = ReadStates(problem, states_in);
+    const Optimum found = tvm_distir::Optimise(&tables_, problem, states, limit);
+    Ints out;
+    if (found.narrow) {
+      out.push_back(found.feasible);
+      out.insert(out.end(), found.values.begin(), found.values.end());
+    }
     return Shape(out.begin(), out.end());
   }
 
@@ -206,6 +206,26 @@ class Session {
                     problem.factors.push_back({table, Ints(scope, scope + rank)});
                   });
     return problem;
+  }
+
+  static std::vector<Ints> ReadStates(const Problem& problem, const TensorView& states_in) {
+    const Int64View view(states_in, "states");
+    std::vector<Ints> states(problem.domains.size());
+    int64_t at = 0;
+    for (size_t v = 0; v < states.size(); ++v) {
+      const int64_t count = at < view.size() ? view[at++] : 0;
+      if (count < 1 || count > view.size() - at) {
+        TVM_FFI_THROW(ValueError) << "variable " << v << " has no states";
+      }
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t state = view[at++];
+        if (state < 0 || state >= problem.domains[v]) {
+          TVM_FFI_THROW(ValueError) << "variable " << v << " cannot be " << state;
+        }
+        states[v].push_back(state);
+      }
+    }
+    return states;
   }
 
   static void Append(const std::vector<Factor>& factors, Ints* out) {
@@ -276,46 +296,6 @@ Function Bound(const std::shared_ptr<Session>& session, R (Session::*method)(Arg
       [session, method](Args... args) -> R { return (session.get()->*method)(args...); });
 }
 
-// What Python does with the bounds of one problem: a round, which gives the bound and the best cost;
-// dropping states; their excess; the best labelling; offering another one.
-Array<Function> DualFunctions(const std::shared_ptr<Session>& session,
-                              const TensorView& domains, const TensorView& factors,
-                              int64_t most) {
-  const std::shared_ptr<Dual> dual = session->NewDual(domains, factors, most);
-  return {Function::FromTyped([dual]() {
-            dual->Round();
-            return Shape({dual->bound(), dual->best()});
-          }),
-          Function::FromTyped([dual]() {
-            dual->Prune();
-            Ints out;
-            for (int64_t v = 0; v < dual->size(); ++v) {
-              const Ints& states = dual->states(v);
-              out.push_back(static_cast<int64_t>(states.size()));
-              out.insert(out.end(), states.begin(), states.end());
-            }
-            return Shape(out.begin(), out.end());
-          }),
-          Function::FromTyped([dual]() {
-            Ints out;
-            for (int64_t v = 0; v < dual->size(); ++v) {
-              const Ints& excess = dual->excess(v);
-              out.insert(out.end(), excess.begin(), excess.end());
-            }
-            return Shape(out.begin(), out.end());
-          }),
-          Function::FromTyped([dual]() {
-            return Shape(dual->labels().begin(), dual->labels().end());
-          }),
-          Function::FromTyped([dual](int64_t cost, const TensorView& labels_in) {
-            const Int64View view(labels_in, "labels");
-            view.CheckSize(dual->size(), "labels");
-            Ints labels;
-            for (int64_t v = 0; v < view.size(); ++v) labels.push_back(view[v]);
-            dual->Offer(cost, std::move(labels));
-          })};
-}
-
 Array<Function> NewTables() {
   const auto session = std::make_shared<Session>();
   return {Bound(session, &Session::Intern),    Bound(session, &Session::InternRows),
@@ -323,10 +303,11 @@ Array<Function> NewTables() {
           Bound(session, &Session::ShapeOf),   Bound(session, &Session::EntriesOf),
           Bound(session, &Session::Eliminate), Bound(session, &Session::Decode),
           Bound(session, &Session::Evaluate),
-          Bound(session, &Session::Width), Bound(session, &Session::Restrict),
+          Bound(session, &Session::Width),     Bound(session, &Session::Restrict),
+          Bound(session, &Session::Optimise),
           Function::FromTyped([session](const TensorView& domains, const TensorView& factors,
                                         int64_t most) {
-            return DualFunctions(session, domains, factors, most);
+            return DualFunctions(session->NewDual(domains, factors, most));
           }),
           Function::FromTyped([session]() { session->Forget(); }),
           Function::FromTyped([session]() { return session->Counts(); })};

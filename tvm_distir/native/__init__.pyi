@@ -2,12 +2,18 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .ccl import Executed as Executed
+from .dual import Dual as Dual
 from .loader import ABI_VERSION as ABI_VERSION
 from .loader import LIBRARY_VARIABLE as LIBRARY_VARIABLE
 from .loader import library_path as library_path
 from .loader import load_library as load_library
 from .making import make_ports as make_ports
 from .making import make_variables as make_variables
+from .problem import INFINITE as INFINITE
+from .problem import Array as Array
+from .problem import Factors as Factors
+from .problem import Problem as Problem
+from .problem import Scope as Scope
 from .reading import ALIAS as ALIAS
 from .reading import CAST as CAST
 from .reading import FUNCTION as FUNCTION
@@ -28,13 +34,7 @@ from .reading import unlike_calls as unlike_calls
 from .schedule import schedule as schedule
 from .survey import Survey as Survey
 from .survey import survey as survey
-from .tables import INFINITE as INFINITE
-from .tables import Array as Array
-from .tables import Dual as Dual
 from .tables import Elimination as Elimination
-from .tables import Factors as Factors
-from .tables import Problem as Problem
 from .tables import Restriction as Restriction
-from .tables import Scope as Scope
 from .tables import Tables as Tables
 from .tasks import Tasks as Tasks

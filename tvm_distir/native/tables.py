@@ -9,49 +9,16 @@ repeated layer then costs look-ups.
 
 from __future__ import annotations
 
-import functools
-import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from .dual import Dual
 from .loader import load_library
-
-INFINITE = 1 << 60
-"""Cost of what may not be. Sums of tables saturate at it; two of it still fit in an int64."""
-
-Scope = tuple[int, ...]
-Factors = dict[Scope, int]
-Array = npt.NDArray[np.int64]
+from .problem import INFINITE, Array, Factors, Problem, ints
 
 NO_BOUND = -1
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A sum of tables to minimise.
-
-    Attributes
-    ----------
-    domains : sequence of int
-        Number of alternatives per variable.
-    factors : mapping of scope to table number
-        Scopes are sorted tuples of variables.
-    """
-
-    domains: Sequence[int]
-    factors: Mapping[Scope, int]
-
-    @functools.cached_property
-    def arrays(self) -> tuple[Array, Array]:
-        """The domains; per factor its table, the number of its variables, the variables."""
-        flat: list[int] = []
-        for scope, table in self.factors.items():
-            flat += (table, len(scope), *scope)
-        return _ints(self.domains), _ints(flat)
 
 
 @dataclass(frozen=True)
@@ -88,51 +55,6 @@ class Restriction:
     feasible: bool
 
 
-class Dual:
-    """Rising lower bounds of a problem, and labellings, by tree-reweighted message passing.
-
-    V. Kolmogorov, Convergent Tree-Reweighted Message Passing for Energy Minimization, IEEE TPAMI
-    28(10), 2006; in integers, so that every bound holds exactly (``passes/solver/dual.h``).
-    """
-
-    def __init__(self, functions: Sequence[Any], domains: Sequence[int]) -> None:
-        self._round, self._prune, self._excess, self._labels, self._offer = functions
-        self._sizes = list(domains)
-
-    def round(self) -> tuple[int, int]:
-        """Pass once to and fro: the lower bound, the cost of the best labelling known.
-
-        The second is :data:`INFINITE` until there is a labelling. Once the bound exceeds what
-        labellings may cost, there is none.
-        """
-        bound, best = self._round()
-        return bound, best
-
-    def prune(self) -> list[list[int]]:
-        """Drop the states that no best labelling has; per variable those left, ascending."""
-        flat = list(self._prune())
-        states, at = [], 0
-        for _ in self._sizes:
-            states.append(flat[at + 1 : at + 1 + flat[at]])
-            at += 1 + flat[at]
-        self._sizes = [len(left) for left in states]
-        return states
-
-    def excess(self) -> list[list[int]]:
-        """Per variable, how much dearer than the least each state left looked last."""
-        flat = list(self._excess())
-        ends = list(itertools.accumulate(self._sizes))
-        return [flat[end - size : end] for end, size in zip(ends, self._sizes, strict=True)]
-
-    def labels(self) -> list[int]:
-        """The best labelling known, in the states of the problem."""
-        return list(self._labels())
-
-    def offer(self, cost: int, labels: Sequence[int]) -> None:
-        """Take a labelling found elsewhere, where it costs less than the best one."""
-        self._offer(cost, _ints(labels))
-
-
 class Tables:
     """Interned tables and the eliminations done with them, for one user at a time."""
 
@@ -148,6 +70,7 @@ class Tables:
             self._evaluate,
             self._width,
             self._restrict,
+            self._optimise,
             self._dual,
             self._forget,
             self._counts,
@@ -169,7 +92,7 @@ class Tables:
 
         Entries above :data:`INFINITE` count as that.
         """
-        entries = _ints([entry for row in rows for entry in row])
+        entries = ints([entry for row in rows for entry in row])
         number, low = self._intern_rows(len(rows), len(rows[0]), entries)
         return number, low
 
@@ -192,7 +115,7 @@ class Tables:
 
     def evaluate(self, problem: Problem, values: Sequence[int]) -> tuple[int, bool]:
         """Sum of the tables at an assignment, and whether it hits an infinite entry."""
-        total, forbidden = self._evaluate(*problem.arrays, _ints(values))
+        total, forbidden = self._evaluate(*problem.arrays, ints(values))
         return total, bool(forbidden)
 
     def eliminate(
@@ -216,14 +139,17 @@ class Tables:
         """
         most = NO_BOUND if near is None else near
         number, constant, feasible, count, *rest = self._eliminate(
-            *problem.arrays, _ints(sorted(keep)), limit, most
+            *problem.arrays, ints(sorted(keep)), limit, most
         )
         left = _factors(rest[count:])
         return Elimination(number, constant, bool(feasible), rest[:count], left)
 
-    def width(self, problem: Problem) -> int:
-        """Entries of the largest bucket that eliminating all variables would join."""
-        return int(self._width(*problem.arrays))
+    def width(self, problem: Problem, limit: int = INFINITE) -> int:
+        """Entries of the largest bucket that eliminating all variables would join.
+
+        Any number above ``limit`` where there are more.
+        """
+        return int(self._width(*problem.arrays, limit))
 
     def restrict(self, problem: Problem, states: Sequence[Sequence[int]]) -> Restriction:
         """The problem with some states only.
@@ -235,22 +161,36 @@ class Tables:
             Per variable what is left of it, ascending. Variables keep their numbers; no factor
             stands over one that has a single state.
         """
-        flat = [x for left in states for x in (len(left), *left)]
-        constant, feasible, *rest = self._restrict(*problem.arrays, _ints(flat))
+        constant, feasible, *rest = self._restrict(*problem.arrays, _listed(states))
         return Restriction(
             Problem([len(left) for left in states], _factors(rest)), constant, bool(feasible)
         )
+
+    def optimum(
+        self, problem: Problem, states: Sequence[Sequence[int]], limit: int
+    ) -> tuple[list[int], bool] | None:
+        """The cheapest values among some states, and whether there are any.
+
+        Parameters
+        ----------
+        problem, states
+            As for :meth:`restrict`.
+        limit : int
+            None is returned where a bucket of more entries would be joined.
+        """
+        found = list(self._optimise(*problem.arrays, _listed(states), limit))
+        return (found[1:], bool(found[0])) if found else None
 
     def dual(self, problem: Problem, most: int) -> Dual:
         """Bounds of a problem whose factors stand over one or two variables.
 
         Labellings that cost more than ``most`` may be lost.
         """
-        return Dual(self._dual(*problem.arrays, most), problem.domains)
+        return Dual(self._dual(*problem.arrays, most), problem)
 
     def decode(self, done: Elimination, values: list[int]) -> list[int]:
         """Values with those of the eliminated variables filled in."""
-        filled = _ints(values)
+        filled = ints(values)
         self._decode(done.number, filled)
         return filled.tolist()  # type: ignore[no-any-return]
 
@@ -285,5 +225,6 @@ def _factors(flat: Sequence[int]) -> Factors:
     return found
 
 
-def _ints(values: Sequence[int]) -> Array:
-    return np.array(values, dtype=np.int64)
+def _listed(states: Sequence[Sequence[int]]) -> Array:
+    """Per variable how many states, and these."""
+    return ints([x for left in states for x in (len(left), *left)])

@@ -14,7 +14,16 @@ from .graph import Graph
 from .instances import Instances, LocalSizes
 from .module import PlacedModule
 from .reach import Reach
-from .solve import Alternative, Alternatives, AxisProblem, Builder, PriceTables, Summary, minimise
+from .solve import (
+    Alternative,
+    Alternatives,
+    AxisProblem,
+    Builder,
+    PriceTables,
+    Starts,
+    Summary,
+    minimise,
+)
 
 TABLE_LIMIT = 1 << 22
 """Entries of one table; a problem that stays wider goes to the integer solver."""
@@ -95,6 +104,8 @@ class AxisSolver:
     prices : PriceTables
     instances : Instances
     problems : ProblemMaker
+    starts : Starts, optional
+        Of labellings of the same module at other prices.
     """
 
     def __init__(
@@ -104,8 +115,9 @@ class AxisSolver:
         prices: PriceTables,
         instances: Instances,
         problems: ProblemMaker,
+        starts: Starts | None = None,
     ) -> None:
-        self.module, self.reach, self.prices = module, reach, prices
+        self.module, self.reach, self.prices, self.starts = module, reach, prices, starts
         self.instances, self.problems = instances, problems
         self._summaries: dict[tuple[int, int], Summary] = {}
         self._specialised: dict[tuple[int, int, tuple[int, ...]], Instance] = {}
@@ -120,7 +132,7 @@ class AxisSolver:
         """
         model = self.problem(inst, a)
         tables, problem = self.prices.tables, Problem(model.domains, model.factors)
-        found = minimise(tables, problem, TABLE_LIMIT, inst.graph.name)
+        found = minimise(tables, problem, TABLE_LIMIT, inst.graph.name, self.starts)
         total, forbidden = tables.evaluate(problem, found.values)
         if not (model.feasible and found.feasible) or forbidden:
             raise self._infeasible(inst.graph, a)

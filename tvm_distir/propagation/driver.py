@@ -16,7 +16,7 @@ from .instances import Instances
 from .module import PlacedModule
 from .price import Evaluator, Price
 from .reach import Reach, Reacher
-from .solve import Costs, PriceTables, give_back, take
+from .solve import Costs, PriceTables, Starts, give_back, take
 from .unify import Unifier
 
 ROUNDS = 3
@@ -36,6 +36,8 @@ class Labelling:
         Per graph.
     prices : PriceTables
     problems : ProblemMaker
+    starts : Starts, optional
+        Of labellings of the same module at other prices.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class Labelling:
         reach: Mapping[str, Reach],
         prices: PriceTables,
         problems: ProblemMaker,
+        starts: Starts | None = None,
     ) -> None:
         self.module, self.reach, self.prices = module, reach, prices
         self.instances = Instances(module.axes, reach)
-        self.solver = AxisSolver(module, reach, prices, self.instances, problems)
+        self.solver = AxisSolver(module, reach, prices, self.instances, problems, starts)
 
     def run(self) -> Decision:
         """Solve every public function on its own; private ones are shared."""

@@ -21,7 +21,7 @@ from .graph import Axis, Graph, divisible
 from .module import PlacedModule
 from .reach import Given, Reach, Reacher
 from .sketch import Sketch, SketchedProblems
-from .solve import Conversions, Costs, Forms, PriceTables
+from .solve import Conversions, Costs, Forms, PriceTables, Starts
 from .unify import Unified, Unifier
 
 Labels = dict[str, dict[int, int]]
@@ -58,6 +58,7 @@ class WeightSearch:
         self._prices = _Prices(self.module, settling)
         self._reached: dict[Hashable, dict[str, Reach]] = {}
         self._sketches: dict[Hashable, Sketch] = {}
+        self._starts = Starts()
         self._sketching = sketching
 
     def reach_of(self, labels: Asked, stored: Stored = NOTHING, parts: int = 0) -> dict[str, Reach]:
@@ -96,7 +97,7 @@ class WeightSearch:
         if self._sketching and any(x is None for found in labels.values() for x in found.values()):
             key = _key(labels, stored, parts)
             problems = SketchedProblems(prices, reach, key, self._sketches)
-        return Labelling(self.module, reach, prices, problems).run()
+        return Labelling(self.module, reach, prices, problems, self._starts).run()
 
 
 class _Prices:

@@ -21,8 +21,8 @@ from .facts import Parameter
 SLACK_PERCENT = 10
 """How much more than an equal share a device may hold and compute."""
 
-PRICES = (1.0, 8.0, 64.0, 512.0)
-"""Prices tried until the bounds hold. At 1, all weights cost what all results cost to send."""
+PRICES = (2.0, 8.0, 64.0, 512.0)
+"""Multiples of the first prices tried until the bounds hold, where these do not."""
 
 CUTS = 3
 """Of the prices by four, from the first that holds; then one step back by two."""
@@ -183,7 +183,7 @@ def search(
         Not 0: ops may divide what follows from the data inputs (the batch), where this number
         divides it.
     start : (float, float)
-        Prices to begin with.
+        Prices to begin with. At 1, all weights cost what all results cost to send.
 
     Returns
     -------
@@ -219,22 +219,36 @@ def search(
         return min(known[labels], known.get((labels, tried.pins), math.inf)) == 0
 
     held, worked = start
-    if start == (1.0, 1.0) or not attempt(held, worked):
-        held = worked = next((price for price in PRICES if attempt(price, price)), PRICES[-1])
-    scale = _lowest(1.0, lambda factor: attempt(held * factor, worked * factor))
+    first = attempt(held, worked)
+    if not first:
+        held = worked = min(start)
+    scale = (_lowest if first else _least)(lambda x: attempt(held * x, worked * x))
     held, worked = held * scale, worked * scale
     for factors in LOPSIDED:
         attempt(held * factors[0], worked * factors[1])
-    held = _lowest(held, lambda price: attempt(price, worked))
-    worked = _lowest(worked, lambda price: attempt(held, price))
+    held *= _lowest(lambda x: attempt(held * x, worked))
+    worked *= _lowest(lambda x: attempt(held, worked * x))
     attempt(held, worked, max(LAUNCH, explorer.costs.launch))
     return min(ranked, key=lambda item: item[:2])[2], (held, worked)
 
 
-def _lowest(price: float, holds: Callable[[float], bool]) -> float:
-    """Return the lowest price that holds, of those tried."""
+def _least(holds: Callable[[float], bool]) -> float:
+    """Return the least multiple of prices that holds, of those tried above 1; or the largest."""
+    failed = 1.0
+    for multiple in PRICES:
+        if holds(multiple):
+            return _lowest(holds, multiple, failed)
+        failed = multiple
+    return failed
+
+
+def _lowest(holds: Callable[[float], bool], multiple: float = 1.0, failed: float = 0.0) -> float:
+    """Return the least multiple of prices that holds, of those tried: from one that does down.
+
+    All are above one that failed.
+    """
     for _ in range(CUTS):
-        if not holds(price / 4):
-            return price / 2 if holds(price / 2) else price
-        price /= 4
-    return price
+        if multiple / 4 <= failed or not holds(multiple / 4):
+            return multiple / 2 if multiple / 2 > failed and holds(multiple / 2) else multiple
+        multiple /= 4
+    return multiple

@@ -103,6 +103,66 @@ def test_bounds_hold_and_no_optimum_is_dropped(seed):
             assert all(value in left for value, left in zip(values, states, strict=True))
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_bounds_hold_from_any_messages(seed):
+    """Those of another problem, and such as no problem has."""
+    tables, problem = dense_problem(seed, count=6)
+    prices = {values: tables.evaluate(problem, values)[0] for values in assignments(problem)}
+    least, rng = min(prices.values()), np.random.default_rng(seed)
+    optimal = [values for values, price in prices.items() if price == least]
+    first = tables.dual(problem, 1000)
+    messages = first.messages()
+    first.round()
+    for given in (first.messages(), rng.integers(-(1 << 40), 1 << 40, size=len(messages))):
+        given[0] = int(rng.integers(0, 30))
+        dual, before = tables.dual(problem, 1000), 0
+        dual.resume(given)
+        for _ in range(20):
+            bound, best = dual.round()
+            assert before <= bound <= least <= best
+            before, states = bound, dual.prune()
+            for values in optimal:
+                assert all(value in left for value, left in zip(values, states, strict=True))
+
+
+def test_messages_of_another_problem_are_refused():
+    tables, problem = dense_problem(0)
+    dual = tables.dual(problem, 1000)
+    with pytest.raises(ValueError, match="belong to another problem"):
+        dual.resume(dual.messages()[:-1])
+
+
+@pytest.mark.parametrize("limit", [200, 30, 4])
+@pytest.mark.parametrize("rounds", [exact.ROUNDS, 10])
+def test_what_was_found_hastens_and_does_not_mislead(limit, rounds, monkeypatch):
+    """Problems of one structure, solved one after the other, reach their own optima."""
+    monkeypatch.setattr(exact, "ROUNDS", rounds)
+    starts, (_, problem) = exact.Starts(), dense_problem(5, triples=2)
+    for seed in range(8):
+        rng, tables = np.random.default_rng(seed), Tables()
+        factors = {
+            scope: tables.intern(rng.integers(0, 100, size=[problem.domains[v] for v in scope]))[0]
+            for scope in problem.factors
+        }
+        mine = Problem(problem.domains, factors)
+        best = min(tables.evaluate(mine, values)[0] for values in assignments(mine))
+        for _ in range(2):
+            found = minimise(tables, mine, limit, "test", starts)
+            assert tables.evaluate(mine, found.values)[0] == best
+            assert found.gap <= 1
+
+
+def test_the_optimum_among_some_states():
+    """In the states of the problem; none where it is too wide."""
+    tables, problem = dense_problem(4)
+    states = [[n - 1] if v % 3 == 0 else list(range(n))[-2:] for v, n in enumerate(problem.domains)]
+    best = min(tables.evaluate(problem, values)[0] for values in itertools.product(*states))
+    values, feasible = tables.optimum(problem, states, INFINITE)
+    assert feasible and tables.evaluate(problem, values)[0] == best
+    assert all(value in left for value, left in zip(values, states, strict=True))
+    assert tables.optimum(problem, states, 4) is None
+
+
 def test_restriction_and_width():
     """A restricted problem costs what the whole one does; the width is that of the elimination."""
     tables, problem = dense_problem(3, triples=2)

@@ -13,6 +13,7 @@ from .cost import Conversions as Conversions
 from .cost import Costs as Costs
 from .cost import conversion_kind as conversion_kind
 from .cost import sent_inside as sent_inside
+from .exact import Starts as Starts
 from .exact import minimise as minimise
 from .kept import give_back as give_back
 from .kept import take as take

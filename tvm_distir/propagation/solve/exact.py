@@ -11,13 +11,13 @@ core that stays wide goes to the integer solver.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ...errors import PropagationError
-from ...native import INFINITE, Dual, Problem, Tables
+from ...native import INFINITE, Array, Dual, Problem, Tables
 from .ilp import integer_optimum
 
 PAIR = 2
@@ -32,6 +32,9 @@ FIRST_PROPOSAL = 10
 LIKED = (0.3, 0.1, 0.03, 0.01)
 """Shares of the states that look dearer than the least: those of a proposal, as narrow allows."""
 
+MOST_STARTS = 16
+"""Labellings kept of problems of one structure, those found last."""
+
 SMALLER = 0.9
 """Elimination is tried again once so few of the states are left."""
 
@@ -45,7 +48,49 @@ class Solution:
     feasible: bool
 
 
-def minimise(tables: Tables, problem: Problem, limit: int, place: str) -> Solution:
+class Starts:
+    """What was found of problems, for others of the same scopes and domains to begin with.
+
+    Others, with other tables: a labelling is an upper bound of theirs, messages give a lower one.
+    That hastens the search for an optimum; what the optimum is does not depend on it.
+    """
+
+    def __init__(self) -> None:
+        self._labels: dict[Hashable, list[list[int]]] = {}
+        self._messages: dict[Hashable, Array] = {}
+
+    def begin(self, tables: Tables, problem: Problem, most: int) -> Dual | None:
+        """Bounds with the labelling that is cheapest now, and the messages found last.
+
+        None where no labelling is known of at most ``most``.
+        """
+        key = _structure(problem)
+        prices = [(tables.evaluate(problem, mine), mine) for mine in self._labels.get(key, ())]
+        (cost, forbidden), labels = min(prices, default=((most, True), []))
+        if forbidden or cost > most:
+            return None
+        dual = tables.dual(problem, cost)
+        dual.offer(cost, labels)
+        dual.resume(self._messages[key])
+        return dual
+
+    def keep(self, problem: Problem, labels: list[int], dual: Dual) -> None:
+        """Keep a labelling, and the messages that led to it."""
+        key = _structure(problem)
+        known = self._labels.setdefault(key, [])
+        if labels not in known:
+            known.append(labels)
+        del known[:-MOST_STARTS]
+        self._messages[key] = dual.messages()
+
+
+def _structure(problem: Problem) -> Hashable:
+    return tuple(problem.domains), tuple(problem.factors)
+
+
+def minimise(
+    tables: Tables, problem: Problem, limit: int, place: str, starts: Starts | None = None
+) -> Solution:
     """Minimise a problem.
 
     Parameters
@@ -56,6 +101,8 @@ def minimise(tables: Tables, problem: Problem, limit: int, place: str) -> Soluti
         Entries of the largest bucket to join.
     place : str
         For messages.
+    starts : Starts, optional
+        Of problems like this one.
 
     Raises
     ------
@@ -63,15 +110,16 @@ def minimise(tables: Tables, problem: Problem, limit: int, place: str) -> Soluti
         DIST0410 when no labelling is found.
     """
     values = [0] * len(problem.domains)
-    done = tables.eliminate(problem, limit=min(limit, NARROW))
-    if not done.factors:
+    narrow = min(limit, NARROW)
+    if tables.width(problem, narrow) <= narrow:
+        done = tables.eliminate(problem)
         return Solution(tables.decode(done, values), 0, done.feasible)
     done = tables.eliminate(problem, near=PAIR)
     kept = sorted({v for scope in done.factors for v in scope})
     at = {v: i for i, v in enumerate(kept)}
     factors = {tuple([at[v] for v in scope]): t for scope, t in done.factors.items()}
     core = paired(tables, Problem([problem.domains[v] for v in kept], factors))
-    found = _Core(tables, core, limit, place).solve()
+    found = _Core(tables, core, limit, place, starts or Starts()).solve()
     for v, value in zip(kept, found.values):
         values[v] = value
     return Solution(tables.decode(done, values), found.gap, found.feasible and done.feasible)
@@ -102,8 +150,11 @@ def paired(tables: Tables, problem: Problem) -> Problem:
 class _Core:
     """A problem of pairs that is too wide to be eliminated as it is."""
 
-    def __init__(self, tables: Tables, problem: Problem, limit: int, place: str) -> None:
+    def __init__(
+        self, tables: Tables, problem: Problem, limit: int, place: str, starts: Starts
+    ) -> None:
         self.tables, self.problem, self.limit, self.place = tables, problem, limit, place
+        self.starts = starts
 
     def solve(self) -> Solution:
         """Raise the bound and drop states until the rest can be eliminated."""
@@ -111,7 +162,8 @@ class _Core:
         for number in self.problem.factors.values():
             array = self.tables.array(number)
             most += int(array.max(where=array < INFINITE, initial=0))
-        dual, first = self.tables.dual(self.problem, most), True
+        started = self.starts.begin(self.tables, self.problem, most)
+        dual, first = started or self.tables.dual(self.problem, most), started is None
         tried, proposal = float("inf"), FIRST_PROPOSAL
         bound = 0
         for number in range(1, ROUNDS + 1):
@@ -119,7 +171,7 @@ class _Core:
             if bound > most:
                 return self._nothing()
             if bound >= best:
-                return Solution(dual.labels(), 0, True)
+                return self._kept(dual, Solution(dual.labels(), 0, True))
             if first and best < INFINITE:  # finer units, now that costs are known to be small
                 first, labels = False, dual.labels()
                 dual = self.tables.dual(self.problem, best)
@@ -136,25 +188,22 @@ class _Core:
                 tried = count
                 found = self._eliminated(states, min(self.limit, NARROW))
                 if found is not None:
-                    return found
+                    return self._kept(dual, found)
         states = dual.prune()
         found = self._eliminated(states, self.limit)
-        return found or self._integer(dual, states, bound)
+        return self._kept(dual, found or self._integer(dual, states, bound))
+
+    def _kept(self, dual: Dual, found: Solution) -> Solution:
+        self.starts.keep(self.problem, found.values, dual)
+        return found
 
     def _nothing(self) -> Solution:
         return Solution([0] * len(self.problem.domains), 0, False)
 
     def _eliminated(self, states: Sequence[Sequence[int]], limit: int) -> Solution | None:
         """The optimum over some states; None when they are too wide."""
-        left = self.tables.restrict(self.problem, states)
-        if not left.feasible:
-            return self._nothing()
-        if self.tables.width(left.problem) > limit:
-            return None
-        done = self.tables.eliminate(left.problem)
-        values = self.tables.decode(done, [0] * len(states))
-        labels = [mine[i] for mine, i in zip(states, values, strict=True)]
-        return Solution(labels, 0, done.feasible)
+        found = self.tables.optimum(self.problem, states, limit)
+        return None if found is None else Solution(found[0], 0, found[1])
 
     def _propose(self, dual: Dual, states: Sequence[Sequence[int]]) -> None:
         """Offer the optimum over the states that look cheapest, as many as stay narrow."""
@@ -177,8 +226,9 @@ class _Core:
     def _integer(self, dual: Dual, states: Sequence[Sequence[int]], bound: int) -> Solution:
         """The integer solver's answer, or the best labelling of before."""
         left = self.tables.restrict(self.problem, states)
-        found = integer_optimum(self.tables, left.problem)
         known = [dual.labels()] if dual.labels() else []
+        starts = [[mine.index(x) for mine, x in zip(states, one, strict=True)] for one in known]
+        found = integer_optimum(self.tables, left.problem, *starts)
         if found is not None:
             known.append([mine[i] for mine, i in zip(states, found.values, strict=True)])
             bound = max(bound, left.constant + found.bound)
@@ -195,4 +245,4 @@ class _Core:
         return Solution(labels, max(0, cost - bound), cost < INFINITE)
 
 
-__all__ = ["Solution", "minimise", "paired"]
+__all__ = ["Solution", "Starts", "minimise", "paired"]

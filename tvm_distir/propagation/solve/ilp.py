@@ -63,8 +63,11 @@ class _Program:
             self.factors.append(-1.0)
         self.right.append(right)
 
-    def solve(self, integral: int) -> tuple[list[float] | None, float]:
-        """Values of the columns, of which the first ``integral`` are integers, and a bound."""
+    def solve(self, integral: int, known: Sequence[int] | None) -> tuple[list[float] | None, float]:
+        """Values of the columns, of which the first ``integral`` are integers, and a bound.
+
+        ``known``: columns that are 1 in a solution to begin with.
+        """
         solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
         model = highspy.HighsLp()
         for name, value in OPTIONS.items():
@@ -83,6 +86,12 @@ class _Program:
         model.integrality_ = [kinds.kInteger if i < integral else kinds.kContinuous
                               for i in range(count)]  # fmt: skip
         solver.passModel(model)
+        if known is not None:
+            start = highspy.HighsSolution()
+            chosen = np.zeros(count)
+            chosen[list(known)] = 1.0
+            start.col_value = list(chosen)
+            solver.setSolution(start)
         solver.run()
         info = solver.getInfo()
         found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
@@ -90,7 +99,9 @@ class _Program:
         return values, max(0.0, info.mip_dual_bound * scale)
 
 
-def integer_optimum(tables: Tables, problem: Problem) -> Optimum | None:
+def integer_optimum(
+    tables: Tables, problem: Problem, known: Sequence[int] | None = None
+) -> Optimum | None:
     """The optimum of a problem, as near as the solver's bounds on work let it come.
 
     Parameters
@@ -98,15 +109,19 @@ def integer_optimum(tables: Tables, problem: Problem) -> Optimum | None:
     tables : Tables
     problem : Problem
         A variable without a factor gets its first state.
+    known : sequence of int, optional
+        Values to begin with, which no table forbids.
 
     Returns
     -------
     Optimum or None
         None when the solver finds no values.
     """
-    program, first = _Program(), dict[int, int]()
+    program, first, ones = _Program(), dict[int, int](), list[int]()
     for v in sorted({v for scope in problem.factors for v in scope}):
         first[v] = len(program.costs)
+        if known is not None:
+            ones.append(first[v] + known[v])
         size = problem.domains[v]
         program.add_row(range(first[v], first[v] + size), 1.0)
         program.costs += [0.0] * size
@@ -115,6 +130,8 @@ def integer_optimum(tables: Tables, problem: Problem) -> Optimum | None:
     for scope, number in sorted(problem.factors.items()):
         array = tables.array(number)
         cells = len(program.costs) + np.arange(array.size).reshape(array.shape)
+        if known is not None:
+            ones.append(int(cells[tuple(known[v] for v in scope)]))
         for axis, v in enumerate(scope):
             for s in range(problem.domains[v]):
                 one = np.take(cells, s, axis=axis).ravel().tolist()
@@ -122,7 +139,7 @@ def integer_optimum(tables: Tables, problem: Problem) -> Optimum | None:
         flat = array.ravel().tolist()
         program.costs += [float(x) if x < INFINITE else 0.0 for x in flat]
         program.upper += [float(x < INFINITE) for x in flat]
-    found, bound = program.solve(integral)
+    found, bound = program.solve(integral, None if known is None else ones)
     if found is None:
         return None
     values = [0] * len(problem.domains)
