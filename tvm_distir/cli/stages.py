@@ -111,7 +111,7 @@ def training_step(mod: Any, arguments: argparse.Namespace) -> Any:
         arguments.loss or "cross_entropy",
         name,
         clip=0.0 if arguments.clip is None else parse_number(arguments.clip, "--clip"),
-        loss_scale="" if arguments.loss_scale is None else arguments.loss_scale,
+        loss_scale=1.0 if arguments.loss_scale is None else arguments.loss_scale,
         master=bool(arguments.master),
         frozen=arguments.freeze or (),
         recompute=arguments.recompute or "none",

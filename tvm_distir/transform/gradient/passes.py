@@ -36,7 +36,7 @@ def TrainStep(
     optimizer: str = "sgd",
     reread: bool = False,
     clip: float = 0.0,
-    loss_scale: str = "",
+    loss_scale: str = "1",
     master: bool = False,
     rate_input: bool = False,
     frozen: Sequence[str] = (),

@@ -84,7 +84,7 @@ def recipe_of(
     method = optimizer_named(optimizer, options)
     dynamic = loss_scale == DYNAMIC
     try:
-        scale = 1.0 if dynamic or loss_scale == "" else float(loss_scale)
+        scale = 1.0 if dynamic else float(loss_scale)
     except ValueError:
         scale = math.nan
     for what, value, most in (("loss_scale", scale, math.inf), ("clip", clip or 1.0, math.inf)):
