@@ -163,6 +163,45 @@ def test_views_of_weights_are_not_kept():
     assert not weights & set(kept)
 
 
+@I.ir_module
+class Views:
+    """A product with a reshaped weight, and one with a reshaped value that is kept anyway."""
+
+    @R.function(private=True)
+    def layer(
+        x: R.Tensor((4, 6), "float32"),
+        w: R.Tensor((3, 4), "float32"),
+        v: R.Tensor((4, 5), "float32"),
+    ):
+        with R.dataflow():
+            wide = R.reshape(w, R.shape([6, 2]))
+            y = R.matmul(x, wide)
+            z = R.tanh(y)
+            turned = R.reshape(z, R.shape([2, 4]))
+            out = R.matmul(turned, v)
+            R.output(out)
+        return out
+
+    @R.function
+    def main(
+        x: R.Tensor((4, 6), "float32"),
+        w: R.Tensor((3, 4), "float32"),
+        v: R.Tensor((4, 5), "float32"),
+    ) -> R.Tensor((2, 5), "float32"):
+        cls = Views
+        with R.dataflow():
+            out = cls.layer(x, w, v)
+            R.output(out)
+        return out
+
+
+def test_views_of_what_is_at_hand_are_made_again():
+    """Kept is the result of the tanh alone: neither view of the weight nor of that result."""
+    step = same_as_inlined(Views, loss="mse")
+    (kept,) = step["layer_forward"].ret_ty.fields[1].fields
+    assert [int(n) for n in kept.shape] == [4, 2]
+
+
 def test_the_reverse_reads_a_transposed_weight_as_it_lies():
     """``x @ w.T`` has the gradient ``grad @ w``: nothing is transposed that is a weight."""
     backward = td.train_step(td.zoo.gpt(size="tiny", layers=1))["layer_backward"]
