@@ -9,14 +9,15 @@ import math
 import numpy as np
 import pytest
 import tvm
-from tvm import relax
+from tvm.script import ir as I
+from tvm.script import relax as R
 
 import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.errors import ModelError
+from tvm_distir.runtime import Reference
 from tvm_distir.verification import draw_inputs
 
-TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 POLICIES = ("none", "selective", "full")
 SEQ, HEADS = 32, 4
 GPT = {
@@ -29,15 +30,6 @@ GPT = {
     "batch": 4,
     "positions": SEQ,
 }
-
-
-def flat(value):
-    return [x for v in value for x in flat(v)] if not hasattr(value, "numpy") else [value.numpy()]
-
-
-def run(mod, values):
-    vm = relax.VirtualMachine(tvm.compile(mod, TARGET), tvm.cpu())
-    return flat(vm["main"](*(tvm.runtime.tensor(v) for v in values)))
 
 
 def steps(model, **options):
@@ -58,7 +50,7 @@ def test_the_numbers_are_the_same_bits(name):
     model = getattr(td.zoo, name)(**GPT) if name == "gpt" else td.zoo.llama(size="tiny", layers=2)
     made = steps(model)
     values = draw_inputs(made["none"])
-    found = {policy: run(step, values) for policy, step in made.items()}
+    found = {policy: Reference(step).run(values) for policy, step in made.items()}
     for policy in POLICIES[1:]:
         assert all(np.array_equal(a, b) for a, b in zip(found["none"], found[policy], strict=True))
 
@@ -109,6 +101,60 @@ def test_functions_have_policies_by_name():
     some = td.train_step(model, "mse", recompute=f"{names[0]}=full")
     for name in names:
         assert (kept(some, name) == []) == (name == names[0] or kept(plain, name) == [])
+
+
+@I.ir_module
+class Nested:
+    """A call of a function between two products."""
+
+    @R.function(private=True)
+    def inner(x: R.Tensor((4, 6), "float32"), w: R.Tensor((6, 6), "float32")):
+        with R.dataflow():
+            y = R.matmul(x, w)
+            z = R.tanh(y)
+            R.output(z)
+        return z
+
+    @R.function(private=True)
+    def outer(x: R.Tensor((4, 6), "float32"), w: R.Tensor((6, 6), "float32")):
+        cls = Nested
+        with R.dataflow():
+            y = R.matmul(x, w)
+            z = cls.inner(y, w)
+            out = R.multiply(z, z)
+            R.output(out)
+        return out
+
+    @R.function
+    def main(x: R.Tensor((4, 6), "float32"), w: R.Tensor((6, 6), "float32")) -> R.Tensor(
+        (4, 6), "float32"
+    ):
+        cls = Nested
+        with R.dataflow():
+            out = cls.outer(x, w)
+            R.output(out)
+        return out
+
+
+def test_selective_runs_no_function_again():
+    """What a call costs is not known: its results are kept, and so is the product."""
+    made = steps(Nested, loss="mse")
+    values = draw_inputs(made["none"])
+    results = [Reference(step).run(values) for step in made.values()]
+    for other in results[1:]:
+        assert all(np.array_equal(a, b) for a, b in zip(results[0], other, strict=True))
+    again = {policy: _callees(step["outer_backward"]) for policy, step in made.items()}
+    assert again["none"] == again["selective"] == {"inner_backward"}
+    assert again["full"] == {"inner_forward", "inner_backward"} or again["full"] == {
+        "inner",
+        "inner_backward",
+    }
+
+
+def _callees(fn):
+    values = [b.value for block in fn.body.blocks for b in block.bindings]
+    calls = [v for v in values if isinstance(v, tvm.ir.Call) and isinstance(v.op, tvm.ir.GlobalVar)]
+    return {str(v.op.name_hint) for v in calls}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ Policies, each for a function's forward bindings, what its backward part reads, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,12 +37,7 @@ CHEAP = 1 / 8
 NONE, SELECTIVE, FULL = "none", "selective", "full"
 
 
-def _again(
-    forward: Sequence[Any],
-    read: Sequence[Any],
-    params: Sequence[Any],
-    cheap: Callable[[Any], bool],
-) -> Kept:
+def _again(forward: Sequence[Any], read: Sequence[Any], cheap: Callable[[Any], bool]) -> Kept:
     """Follow what is read back through cheap bindings; keep where that ends."""
     values = {binding.var: binding for binding in forward}
     made: set[Any] = set()
@@ -64,14 +60,14 @@ def _again(
 
 def full(forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any]) -> Kept:
     """Keep nothing."""
-    return _again(forward, read, params, lambda _: True)
+    return _again(forward, read, lambda _: True)
 
 
 def selective(forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any]) -> Kept:
     """Make again what is cheap; all as ``none`` has it where that keeps no less."""
     density = {binding.var: _density(binding.value) for binding in forward}
-    most = max(density.values(), default=0.0)
-    found = _again(forward, read, params, lambda b: density[b.var] <= CHEAP * most)
+    most = max((d for d in density.values() if math.isfinite(d)), default=0.0)
+    found = _again(forward, read, lambda b: density[b.var] <= CHEAP * most)
     plain = kept_and_again(forward, read, params)
     return found if kept_bytes(found[0]) < kept_bytes(plain[0]) else plain
 
@@ -79,13 +75,13 @@ def selective(forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any]
 def _density(value: Any) -> float:
     """FLOPs per byte of what a binding makes; infinite for calls of functions."""
     if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
-        return float("inf")
+        return math.inf
     if not isinstance(value, ir.Call):
         return 0.0
     try:
         work = work_of(value)
     except PropagationError:  # an op without a rule: nobody knows what it costs
-        return float("inf")
+        return math.inf
     return work.flops / max(sum(work.out_bytes), 1)
 
 
