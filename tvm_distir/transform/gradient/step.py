@@ -14,7 +14,6 @@ from .batch_norms import without_statistics
 from .fixed import warn_of_constants
 from .functions import Functions
 from .losses import is_trained_on
-from .optimizers import RATE
 from .recipe import recipe_of
 from .writing import TARGETS, StepWriter, output_type, unfit
 
@@ -110,9 +109,8 @@ def train_step(
     if not isinstance(found, relax.Function):
         raise unfit("there is no function main")
     names = param_names(found)
-    for taken in (TARGETS, *([RATE] if rate_input else [])):
-        if plain_name(taken) in map(plain_name, names):
-            raise unfit(f'a parameter is called "{taken}": the model is a training step already')
+    if plain_name(TARGETS) in map(plain_name, names):
+        raise unfit(f'a parameter is called "{TARGETS}": the model is a training step already')
     forward = relax.utils.copy_with_new_vars(found)
     if not is_trained_on(output_type(forward)):
         raise unfit(f"main returns {forward.ret_ty}, not one tensor of floats")

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,6 +110,9 @@ class StepWriter:
             *((n, s) for w in self.weights for n, s in zip(w.names, w.states, strict=True)),
             *self.counters,
         ]
+        twice = [n for n, count in Counter(plain_name(n) for n, _ in named).items() if count > 1]
+        if twice:
+            raise unfit(f'a parameter is called "{twice[0]}", as one that the step adds')
         builder = self.builder
         with builder.function("main", [var for _, var in named]):
             with builder.dataflow():
