@@ -22,6 +22,7 @@ from .attributes import STATIONARY_ATTR as STATIONARY_ATTR
 from .attributes import TRAINING_ATTR as TRAINING_ATTR
 from .attributes import num_input as num_input
 from .attributes import param_names as param_names
+from .attributes import training_notes as training_notes
 from .attributes import with_annotated as with_annotated
 from .branches import SIDES as SIDES
 from .branches import branch_calls as branch_calls

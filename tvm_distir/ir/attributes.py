@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tvm import ir, relax
 
@@ -47,6 +48,14 @@ def param_names(fn: relax.Function) -> list[str]:
     if names is None or len(names) != len(fn.params):
         return [str(param.name) for param in fn.params]
     return [str(name) for name in names]
+
+
+def training_notes(fn: relax.Function, key: str) -> dict[str, Any]:
+    """Return one of the notes on a training step (:data:`TRAINING_ATTR`); empty elsewhere."""
+    attrs: Any = fn.attrs or {}
+    if TRAINING_ATTR not in attrs or key not in attrs[TRAINING_ATTR]:
+        return {}
+    return {str(k): v for k, v in attrs[TRAINING_ATTR][key].items()}
 
 
 def with_annotated(

@@ -15,7 +15,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ..ir import TRAINING_ATTR, param_names
+from ..ir import param_names, training_notes
 from ..ir.rewrite import all_bindings, variables
 from ..plan import Plan, PlanRule, match_name, plain_name
 
@@ -27,25 +27,18 @@ def state_names(fn: relax.Function) -> set[str]:
 
 def states_of(fn: relax.Function) -> dict[str, list[str]]:
     """Names of the optimizer's states of each weight; none of other functions."""
-    return {w: [str(n) for n in names] for w, names in _training(fn, "states").items()}
+    return {w: [str(n) for n in names] for w, names in training_notes(fn, "states").items()}
 
 
 def gradient_names(fn: relax.Function) -> dict[str, str]:
     """Names of the values that are the gradients of weights; none of other functions."""
-    return {w: str(n) for w, n in _training(fn, "gradients").items()}
-
-
-def _training(fn: relax.Function, key: str) -> dict[str, Any]:
-    attrs: Any = fn.attrs or {}
-    if TRAINING_ATTR not in attrs or key not in attrs[TRAINING_ATTR]:
-        return {}
-    return {str(k): v for k, v in attrs[TRAINING_ATTR][key].items()}
+    return {w: str(n) for w, n in training_notes(fn, "gradients").items()}
 
 
 def forward_bindings(fn: relax.Function) -> list[Any]:
     """Return the bindings of a function; of a training step those that its loss depends on."""
     bindings = list(all_bindings(fn.body))
-    if not _training(fn, "updated"):
+    if not training_notes(fn, "updated"):
         return bindings
     result = _resolved(fn.body.body, bindings)
     needed = {result.fields[0] if isinstance(result, relax.Tuple) else result}
@@ -107,8 +100,8 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
         str(gv.name_hint): fn for gv, fn in mod.functions.items() if isinstance(fn, relax.Function)
     }
     for name, fn in functions.items():
-        updated, states = _training(fn, "updated"), _training(fn, "states")
-        again = _training(fn, "again")
+        updated, states = training_notes(fn, "updated"), training_notes(fn, "states")
+        again = training_notes(fn, "again")
         own = [r for r in rules if r.kind == "param" and r.function in (None, name)]
         find = _Finder(own)
         for parameter in param_names(fn) if updated else ():

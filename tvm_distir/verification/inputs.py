@@ -14,7 +14,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..errors import ModelError
-from ..ir import TRAINING_ATTR, known_shape, num_input, param_names, tensor_type
+from ..ir import known_shape, num_input, param_names, tensor_type, training_notes
 from .input_uses import InputUse, UseWalker
 
 # Which role wins when the consumers of one parameter disagree, strongest first.
@@ -96,10 +96,7 @@ def input_specs(mod: ir.IRModule, name: str = "main") -> list[InputSpec]:
 
 def _states(fn: relax.Function) -> set[str]:
     """Names of an optimizer's states: drawn positive, as sums of squares among them must be."""
-    attrs: Any = fn.attrs or {}
-    if TRAINING_ATTR not in attrs or "states" not in attrs[TRAINING_ATTR]:
-        return set()
-    return {str(name) for names in attrs[TRAINING_ATTR]["states"].values() for name in names}
+    return {str(name) for names in training_notes(fn, "states").values() for name in names}
 
 
 def _spec(name: str, param: relax.Var, uses: Sequence[InputUse], is_data: bool | None) -> InputSpec:

@@ -16,9 +16,8 @@ from tvm.script import relax as R
 import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.errors import ModelError
+from tvm_distir.runtime import Reference
 from tvm_distir.verification import draw_inputs
-
-TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 
 
 @I.ir_module
@@ -52,10 +51,6 @@ class Net:
 WEIGHTS = ("a", "b", "c")
 
 
-def flat(value):
-    return [x for v in value for x in flat(v)] if not hasattr(value, "numpy") else [value.numpy()]
-
-
 def drawn_for(name, like):
     """Values that depend on the name alone; second moments are positive."""
     values = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(like.shape)
@@ -65,12 +60,11 @@ def drawn_for(name, like):
 
 def run(step, /, **given):
     """Results by the names of what they update, and the loss; inputs drawn but for those given."""
-    vm = relax.VirtualMachine(tvm.compile(step, TARGET), tvm.cpu())
     main = step["main"]
     names = [str(n) for n in main.attrs["dist.param_names"]]
     drawn = {n: drawn_for(n, v) for n, v in zip(names, draw_inputs(step), strict=True)}
     drawn.update({k: np.asarray(v, dtype=drawn[k].dtype) for k, v in given.items()})
-    found = flat(vm["main"](*(tvm.runtime.tensor(drawn[name]) for name in names)))
+    found = Reference(step).run([drawn[name] for name in names])
     updated = [n for n in names if n in main.attrs["dist.training"]["updated"]]
     return drawn, dict(zip(["loss", *updated], found, strict=True))
 
@@ -238,6 +232,22 @@ def test_weights_that_are_constants_are_named():
 def test_errors(options, words):
     with pytest.raises(ModelError, match=f"(?s)DIST0351.*{words}"):
         td.train_step(Net, "mse", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("step", {"optimizer": "adam"}),
+        ("rate", {"rate_input": True}),
+        ("a.m", {"optimizer": "lion"}),
+    ],
+)
+def test_a_parameter_called_as_one_that_the_step_adds_is_named(name, options):
+    names = ["x", "a", "b", name]
+    mod = tvm.IRModule(dict(Net.functions))
+    mod.update_func(mod.get_global_var("main"), Net["main"].with_attr("dist.param_names", names))
+    with pytest.raises(ModelError, match=f'DIST0351.*called "{name.replace(".", "_")}", as one'):
+        td.train_step(mod, "mse", **options)
 
 
 @pytest.mark.parametrize("text", ["data_parallel+megatron", "zero:stage=3+tensor_parallel"])

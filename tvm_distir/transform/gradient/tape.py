@@ -147,13 +147,13 @@ class Tape:
 
     def emit(self, value: Any, name: str = "") -> Any:
         """Emit what the model does not have (a loss) and remember it."""
-        var = self.builder.emit(value, name)
-        self.bindings.append(relax.VarBinding(var, self.builder.lookup_binding(var)))
-        return var
+        return self._remembered(self.builder.emit(value, name))
 
     def output(self, value: Any, name: str) -> Any:
         """Emit what the model does not have likewise, and let it out of the block."""
-        var = self.builder.emit_output(value, name)
+        return self._remembered(self.builder.emit_output(value, name))
+
+    def _remembered(self, var: Any) -> Any:
         self.bindings.append(relax.VarBinding(var, self.builder.lookup_binding(var)))
         return var
 

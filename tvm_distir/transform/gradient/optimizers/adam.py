@@ -65,7 +65,7 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class AdamW:
+class AdamW(Adam):
     """Loshchilov and Hutter 2019, algorithm 2: Adam whose decay stands beside the gradient.
 
     Attributes
@@ -73,16 +73,7 @@ class AdamW:
     rate, beta1, beta2, epsilon, decay : float
     """
 
-    rate: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
     decay: float = 1e-2
-    counts = True
-    wide = False
-
-    states = Adam.states
-    begin = Adam.begin
 
     def update(
         self,
@@ -101,7 +92,7 @@ class AdamW:
 
 
 def moved(
-    made: Adam | AdamW,
+    made: Adam,
     builder: relax.BlockBuilder,
     grad: Any,
     states: Sequence[Any],
