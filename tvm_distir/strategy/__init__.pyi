@@ -7,6 +7,12 @@ from .composition import merge as merge
 from .data_parallelism import data_parallel as data_parallel
 from .expert_parallelism import expert_parallel as expert_parallel
 from .megatron_lm import megatron as megatron
+from .presets import deepspeed_zero1 as deepspeed_zero1
+from .presets import deepspeed_zero2 as deepspeed_zero2
+from .presets import deepspeed_zero3 as deepspeed_zero3
+from .presets import fsdp as fsdp
+from .presets import hsdp as hsdp
+from .presets import lightning_sharded as lightning_sharded
 from .registry import StrategyInfo as StrategyInfo
 from .registry import StrategySpec as StrategySpec
 from .registry import find_strategy as find_strategy

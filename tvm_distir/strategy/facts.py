@@ -74,13 +74,13 @@ def as_mesh_spec(mesh: MeshLike) -> MeshSpec:
     return MeshSpec(DEFAULT_MESH, mesh)
 
 
-def mesh_axis(mesh: MeshSpec, axis: str, strategy: str) -> int:
-    """Return the number of a strategy's axis (MeshError DIST0206 when there is none)."""
+def mesh_axis(mesh: MeshSpec, axis: str, strategy: str, option: str = "axis") -> int:
+    """Return the number of the axis that an option of a strategy names (MeshError DIST0206)."""
     place = f'strategy "{strategy}"'
     try:
         return mesh.axis_number(axis, place)
     except MeshError as error:
-        remedy = f"{error.remedy} Say which one with {strategy}:axis=NAME."
+        remedy = f"{error.remedy} Say which one with {strategy}:{option}=NAME."
         raise MeshError(error.code, error.what, place=place, remedy=remedy) from None
 
 

@@ -39,6 +39,12 @@ STRATEGIES = Registry(
             "expert_parallel": "expert_parallelism",
             "spatial_parallel": "spatial_parallelism",
             "megatron": "megatron_lm",
+            "fsdp": "presets",
+            "hsdp": "presets",
+            "deepspeed_zero1": "presets",
+            "deepspeed_zero2": "presets",
+            "deepspeed_zero3": "presets",
+            "lightning_sharded": "presets",
         }.items()
     },
 )

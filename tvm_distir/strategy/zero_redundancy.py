@@ -79,13 +79,28 @@ def zero(
         DIST0231 no such stage; DIST0233 nothing to store in parts, or no data input with a batch;
         DIST0234 the batch is not divisible by the axis.
     """
+    return stored_in_parts(mod, mesh, axis, stage, others, "zero")
+
+
+def stored_in_parts(
+    mod: ir.IRModule, mesh: MeshLike, axis: str, stage: int, others: Plan | None, strategy: str
+) -> Plan:
+    """Plan of :func:`zero`, what updates give not yet placed.
+
+    Parameters
+    ----------
+    mod, mesh, axis, stage, others
+        As :func:`zero` has them.
+    strategy : str
+        Who asks, for messages.
+    """
     spec = as_mesh_spec(mesh)
-    number = mesh_axis(spec, axis, "zero")
+    number = mesh_axis(spec, axis, strategy)
     if stage not in STAGES:
         raise PlanError(
             "DIST0231",
             f"stage={stage} is none of 1, 2, 3",
-            place='strategy "zero"',
+            place=f'strategy "{strategy}"',
             remedy="1 stores optimizer states in parts, 2 gradients too, 3 weights too.",
         )
     rules: list[PlanRule] = []
@@ -104,7 +119,7 @@ def zero(
         parts += sum(r.placement[number] != R for r in stored)
         rules += stored
     if not parts:
-        raise _nothing(entries(mod)[0][0], stage)
+        raise _nothing(entries(mod)[0][0], stage, strategy)
     return Plan((spec,), tuple(rules))
 
 
@@ -162,13 +177,13 @@ def _dims(
     return found
 
 
-def _nothing(name: str, stage: int) -> PlanError:
+def _nothing(name: str, stage: int, strategy: str) -> PlanError:
     if stage == 3:
         what, remedy = "no weight has a dim for all devices of the axis", "Use fewer devices."
     else:
         what = f"there are no optimizer states{' and no gradients' if stage == 2 else ''}"
         remedy = 'Give a step of training (--train --optimizer adam), or use "zero:stage=3".'
-    return PlanError("DIST0233", what, place=f"{name} (zero)", remedy=remedy)
+    return PlanError("DIST0233", what, place=f"{name} ({strategy})", remedy=remedy)
 
 
-__all__ = ["zero"]
+__all__ = ["stored_in_parts", "zero"]
