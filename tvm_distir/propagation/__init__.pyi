@@ -10,5 +10,7 @@ from .explore import Labels as Labels
 from .explore import Pin as Pin
 from .explore import Trial as Trial
 from .solve import Costs as Costs
+from .tied import TiedDims as TiedDims
+from .tied import tied_dims as tied_dims
 from .weights import costs_for as costs_for
 from .weights import main_dtype as main_dtype

@@ -20,6 +20,7 @@ from ..ir import (
     param_names,
     static_shape,
     tensor_type,
+    value_types,
 )
 from ..plan import DEFAULT_MESH, MAIN, MeshSpec, PlanRule
 from .training import state_names
@@ -127,6 +128,14 @@ def tensor_parameters(name: str, fn: relax.Function, rule_name: str | None) -> l
                 )
             )
     return out
+
+
+def flat_positions(fn: relax.Function) -> list[int]:
+    """Return the flat number of the first tensor of each parameter: tuples hold several."""
+    first = [0]
+    for param in fn.params:
+        first.append(first[-1] + len(value_types(param.ty)))
+    return first
 
 
 def parameter_rule(

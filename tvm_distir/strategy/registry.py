@@ -39,6 +39,7 @@ STRATEGIES = Registry(
             "expert_parallel": "expert_parallelism",
             "spatial_parallel": "spatial_parallelism",
             "megatron": "megatron_lm",
+            "context_parallel": "context_parallelism",
             "fsdp": "presets",
             "hsdp": "presets",
             "deepspeed_zero1": "presets",

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from tvm import ir
 
 from ..errors import PlanError
-from ..ir import R, axis_groups, lift_branches, value_types
+from ..ir import R, axis_groups, lift_branches
 from ..ir.rewrite import all_bindings
 from ..plan import MeshSpec, Plan, PlanRule, data_positions
 from ..propagation import Costs, Explorer, Labels, Pin, Trial, main_dtype
@@ -29,6 +29,7 @@ from .facts import (
     Parameter,
     as_mesh_spec,
     entries,
+    flat_positions,
     mesh_axis,
     one_axis,
     parameter_rule,
@@ -155,9 +156,7 @@ def _weights(
     found: dict[str, dict[int, Parameter]] = {}
     for name, known in parameters.items():
         fn = mod[name]
-        data, first = set(data_positions(fn, name)), [0]
-        for param in fn.params:
-            first.append(first[-1] + len(value_types(param.ty)))
+        data, first = set(data_positions(fn, name)), flat_positions(fn)
         found[name] = {first[p.position]: p for p in known if p.position not in data}
     return found
 

@@ -1,0 +1,153 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Context parallel: the sequence is cut over an axis through the whole model, attention included.
+
+Attention is where two dims of the sequence meet, queries and keys; it is found by the sharding
+rules, not by names. Around it each device works on its part of the sequence. Inside it, by
+all-to-all, on its part of the heads (Jacobs et al. 2023, "DeepSpeed Ulysses"), or on its part of
+the queries against all keys, which are gathered, or come by around a ring (Liu et al. 2023, "Ring
+Attention").
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tvm import ir
+
+from ..errors import Faults, PlanError
+from ..ir import R
+from ..plan import Plan, PlanRule, data_positions, faults_of_plan
+from ..propagation import TiedDims, tied_dims
+from .facts import (
+    MeshLike,
+    as_mesh_spec,
+    entries,
+    flat_positions,
+    mesh_axis,
+    parameter_rule,
+    tensor_parameters,
+)
+from .registry import plan_maker
+from .sequence_dims import PlaceValues, Product, products, sequence_inputs
+
+SEQUENCE_DIM = 1
+ACTIVATION_NDIM = 3
+"""Of (batch, sequence, features): tables of positions have fewer dims, and are cheap to cut."""
+
+
+@plan_maker
+def context_parallel(
+    mod: ir.IRModule,
+    mesh: MeshLike,
+    axis: str = "cp",
+    form: Literal["all_to_all", "gather"] = "all_to_all",
+    dim: int = SEQUENCE_DIM,
+) -> Plan:
+    """Plan that cuts the sequence of all activations over one mesh axis, in attention too.
+
+    The sequence is ``dim`` of the first data input that has such a dim, and of those of its size.
+    Weights are replicated and stationary.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Any model with a sequence, at level 1, or a training step.
+    mesh : MeshSpec or mapping of str to int
+    axis : str
+        The mesh axis; other axes stay open.
+    form : str
+        What a device does of attention: "all_to_all" a part of the heads for the whole sequence,
+        which four all-to-alls per layer bring and take; "gather" its queries against all keys and
+        values, which are gathered.
+    dim : int
+        The dim of the data inputs that is the sequence.
+
+    Returns
+    -------
+    Plan
+        A rule per parameter; rules for the activations that products and look-ups give, and for
+        the arguments of functions.
+
+    Raises
+    ------
+    MeshError
+        DIST0206 when the mesh has no such axis.
+    PlanError
+        DIST0233 no data input has the dim, or nothing follows from it; DIST0234 heads are not
+        divisible by the axis (all_to_all), or the sequence is shorter than the axis.
+    PropagationError
+        DIST0401 an op without a rule.
+    """
+    spec = as_mesh_spec(mesh)
+    number = mesh_axis(spec, axis, "context_parallel")
+    rules: list[PlanRule] = []
+    seeds: dict[str, dict[int, int]] = {}
+    for name, fn, rule_name in entries(mod):
+        data = data_positions(fn, name)
+        parameters = tensor_parameters(name, fn, rule_name)
+        given = [p for p in parameters if p.position in data]
+        cut = sequence_inputs(given, spec, axis, dim, name, "context_parallel")
+        flat = flat_positions(fn)
+        seeds[name] = {flat[position]: dim for position in cut}
+        for parameter in parameters:
+            label = dim if parameter.position in cut else R
+            stationary = parameter.position not in data
+            rules.append(parameter_rule(parameter, spec, number, label, stationary))
+    values = PlaceValues(mod, spec, axis)
+    faults = faults_of_plan("main (context_parallel)")
+    for tied in tied_dims(mod, seeds, spec.axes[axis]):
+        values.arguments(tied, ACTIVATION_NDIM)
+        _place_products(tied, values, spec.axes[axis], form, axis, faults)
+    faults.raise_all()
+    return Plan((spec,), (*rules, *values.rules))
+
+
+def _place_products(
+    tied: TiedDims, values: PlaceValues, count: int, form: str, axis: str, faults: Faults
+) -> None:
+    """Cut what products give: along the sequence, in attention as the form says."""
+    g = tied.graph
+    for product in products(tied):
+        node = g.nodes[product.node]
+        if not tied.dims(node.results[0]):  # rows of tokens follow, in an order of their own
+            kept = product.kept_dim(count)
+            if kept is not None:
+                values.put(tied, product.node, kept)
+        elif product.meeting and form == "all_to_all":
+            heads = product.shared_dim(count)
+            if heads is None:
+                faults.add(_no_heads(product, count, axis))
+            else:
+                values.put(tied, product.node, heads)
+        else:
+            for value in (*node.operands, *node.results):
+                values.rows(tied, value)
+    if form != "all_to_all":
+        _place_weights(tied, values)
+
+
+def _place_weights(tied: TiedDims, values: PlaceValues) -> None:
+    """Cut what softmax gives of pairs of positions along the queries: keys are its axis."""
+    for k, node in enumerate(tied.graph.nodes):
+        dims = tied.dims(node.results[0]) if len(node.results) == 1 else ()
+        for f in node.rule.factors if node.rule is not None and len(dims) == 2 else ():
+            if f.kind == "stat" and f.outs[0] in dims:
+                queries = dims[0] if f.outs[0] == dims[1] else dims[1]
+                values.put(tied, k, queries, stationary=True)
+
+
+def _no_heads(product: Product, count: int, axis: str) -> PlanError:
+    node = product.tied.graph.nodes[product.node]
+    shape = product.tied.graph.values[node.results[0]].shape
+    words = "x".join(map(str, shape))
+    return PlanError(
+        "DIST0234",
+        f"attention of the shape {words} has no heads that the mesh axis "
+        f'"{axis}" ({count}) divides',
+        place=f"{product.place} (context_parallel)",
+        remedy='Use fewer devices along it, or "context_parallel:form=gather".',
+    )
+
+
+__all__ = ["context_parallel"]

@@ -1,0 +1,225 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Where the sequence stands in a model's values, and where queries meet keys.
+
+Sharding rules tie the dims that belong together (:func:`tvm_distir.propagation.tied_dims`). A
+value with one tied dim has rows that are positions of the sequence. Two tied dims mean pairs of
+positions: the scores of attention. An op that takes a tied dim whole is attention too.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir
+
+from ..errors import PlanError
+from ..ir import tensor_type
+from ..ir.rewrite import handle
+from ..plan import MeshSpec, PlanRule
+from ..propagation import TiedDims
+from .facts import Parameter, entries, names_of, one_axis, same_size
+
+LOOK_UP = "relax.take"
+
+
+def sequence_inputs(
+    data: Sequence[Parameter], mesh: MeshSpec, axis: str, dim: int, name: str, strategy: str
+) -> list[int]:
+    """Return the positions of the data inputs that have the sequence as a dim.
+
+    Parameters
+    ----------
+    data : sequence of Parameter
+        The data inputs of an entry; the sequence is ``dim`` of the first one that has it.
+    mesh, axis
+        What is to cut it.
+    dim : int
+    name, strategy : str
+        Of the entry, and who asks, for messages.
+
+    Raises
+    ------
+    PlanError
+        DIST0233 no data input has such a dim; DIST0234 it is shorter than the axis.
+    """
+    place = f"{name} ({strategy})"
+    able = [p for p in data if p.shape is not None and 0 <= dim < len(p.shape)]
+    if not able:
+        raise PlanError(
+            "DIST0233",
+            f"no data input has a dim {dim}: {names_of(data) or 'there is none'}",
+            place=place,
+            remedy=f'Say which dim is the sequence with "{strategy}:dim=0".',
+        )
+    size = (able[0].shape or ())[dim]
+    if isinstance(size, int) and size < mesh.axes[axis]:
+        raise PlanError(
+            "DIST0234",
+            f'the sequence {size} is shorter than the mesh axis "{axis}" ({mesh.axes[axis]})',
+            place=able[0].place,
+            remedy="Use fewer devices along it.",
+        )
+    return [p.position for p in able if same_size((p.shape or ())[dim], size)]
+
+
+@dataclass(frozen=True)
+class Product:
+    """An op that multiplies or looks up activations, or takes their sequence whole.
+
+    Attributes
+    ----------
+    tied : TiedDims
+        The function it stands in.
+    node : int
+        In the graph.
+    meeting : bool
+        Whether positions meet in it: it reads or gives pairs of them, or takes the sequence whole.
+    """
+
+    tied: TiedDims
+    node: int
+    meeting: bool
+
+    @property
+    def place(self) -> str:
+        """Where it is, for messages."""
+        return self.tied.graph.place(self.node)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """Of the result."""
+        g = self.tied.graph
+        return g.values[g.nodes[self.node].results[0]].shape
+
+    def shared_dim(self, count: int) -> int | None:
+        """The result's first dim, none of the sequence, that both operands share and that divides.
+
+        The batch comes last.
+        """
+        found = [
+            d
+            for d in self._kept(2)
+            if isinstance(self.shape[d], int) and self.shape[d] % count == 0
+        ]
+        return min(found, key=lambda d: (d == 0, d), default=None)
+
+    def kept_dim(self, count: int) -> int | None:
+        """The last dim of a result without sequence that its only operand has and can be cut.
+
+        None for numbers of tokens: to gather them costs next to nothing.
+        """
+        g = self.tied.graph
+        if "float" not in str(g.values[g.nodes[self.node].results[0]].ty.dtype):
+            return None
+        found = [
+            d for d in self._kept(1) if isinstance(self.shape[d], int) and self.shape[d] >= count
+        ]
+        return max(found, default=None)
+
+    def _kept(self, operands: int) -> list[int]:
+        """Dims of the result, none of the sequence, that the first operands have too."""
+        node = self.tied.graph.nodes[self.node]
+        seq = self.tied.dims(node.results[0])
+        return [
+            f.outs[0]
+            for f in (node.rule.factors if node.rule is not None else ())
+            if f.kind == "map" and f.outs[0] is not None and f.outs[0] not in seq
+            if all(d is not None for d in f.ins[:operands])
+        ]
+
+
+def products(tied: TiedDims) -> Iterator[Product]:
+    """Yield the products and look-ups of a function whose result has the sequence.
+
+    And ops that take it whole: with a result that has it, they are attention.
+    """
+    g = tied.graph
+    for k, node in enumerate(g.nodes):
+        rule = node.rule
+        if rule is None or len(node.results) != 1 or k not in tied.names:
+            continue
+        walked = {(i, d) for f in rule.factors for i, d in enumerate(f.ins)}
+        whole = any((i, d) not in walked for i, v in enumerate(node.operands) for d in tied.dims(v))
+        sums = rule.op == LOOK_UP or any(f.kind == "sum" for f in rule.factors)
+        product = sums and len(node.operands) > 1 and tied.dims(node.results[0])
+        if whole or product:
+            pairs = any(len(tied.dims(v)) > 1 for v in (*node.operands, *node.results))
+            yield Product(tied, k, pairs or whole)
+
+
+class PlaceValues:
+    """Makes the rules that cut values of a module along one mesh axis, each target once.
+
+    Parameters
+    ----------
+    mod : IRModule
+    mesh : MeshSpec
+    axis : str
+    """
+
+    def __init__(self, mod: ir.IRModule, mesh: MeshSpec, axis: str) -> None:
+        self._names = {str(gv.name_hint) for gv in mod.functions}
+        self._public = {name: rule_name for name, _, rule_name in entries(mod)}
+        self._mesh, self._number = mesh, mesh.axis_number(axis)
+        self._found: dict[tuple[Any, ...], PlanRule] = {}
+
+    @property
+    def rules(self) -> tuple[PlanRule, ...]:
+        """The rules so far."""
+        return tuple(self._found.values())
+
+    def put(self, tied: TiedDims, node: int, dim: int, stationary: bool = False) -> None:
+        """Cut the result of a node along a dim; of one target the last cut counts.
+
+        Nothing where the variable does not stand in the module, or shares its name.
+        """
+        g = tied.graph
+        if g.name not in self._names or node not in tied.names:
+            return
+        title = glob.escape(tied.names[node])
+        cut = one_axis(self._mesh, self._number, dim)
+        function = self._public.get(g.name, g.name)
+        rule = PlanRule("value", title, cut, self._mesh.name, stationary, function)
+        self._found[function, title] = rule
+
+    def rows(self, tied: TiedDims, value: int) -> None:
+        """Cut a value along its sequence, where it has one and an op gives it."""
+        dims, node = tied.dims(value), -1 if value < 0 else tied.graph.producer[value][0]
+        if len(dims) == 1 and node >= 0 and tied.graph.nodes[node].rule is not None:
+            self.put(tied, node, dims[0])
+
+    def arguments(self, tied: TiedDims, least_ndim: int) -> None:
+        """Cut the arguments of calls that are floats of so many dims along their sequence."""
+        g = tied.graph
+        asked: dict[tuple[str, int], set[int]] = {}
+        for binding in g.bindings:
+            call = binding.value
+            if not (isinstance(call, ir.Call) and isinstance(call.op, ir.GlobalVar)):
+                continue
+            for i, arg in enumerate(call.args):
+                tensor = tensor_type(arg.ty)
+                known = g.env.get(handle(arg), ())
+                if tensor is None or len(known) != 1 or "float" not in str(tensor.dtype):
+                    continue
+                dims = tied.dims(known[0])
+                key = (str(call.op.name_hint), i)
+                fits = len(dims) == 1 and len(g.values[known[0]].shape) >= least_ndim
+                asked.setdefault(key, set()).add(dims[0] if fits else -1)
+        for (callee, i), found in asked.items():
+            if (
+                g.name in self._names
+                and callee in self._names
+                and len(found) == 1
+                and -1 not in found
+            ):
+                function = self._public.get(g.name, g.name)
+                cut = one_axis(self._mesh, self._number, next(iter(found)))
+                rule = PlanRule("call", callee, cut, self._mesh.name, function=function, arg=i)
+                self._found[function, callee, i] = rule
+
+
+__all__ = ["PlaceValues", "Product", "products", "sequence_inputs"]
