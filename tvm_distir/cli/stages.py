@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -83,7 +84,7 @@ def load_work(
         model = load_model(arguments.model, batch=arguments.batch)
     if arguments.train:
         with watch.stage("train"):
-            model = replace(model, mod=training_step(model.mod, arguments))
+            model = replace(model, mod=training_step(model.mod, arguments, plan, axes, system))
     with watch.stage("plan"):
         if plan is None:
             plan = strategy.compose(model.mod, axes or {}, specs, system)
@@ -94,13 +95,16 @@ def load_work(
     return StagedModel(model, plan, system)
 
 
-def training_step(mod: Any, arguments: argparse.Namespace) -> Any:
+def training_step(
+    mod: Any, arguments: argparse.Namespace, plan: Any, axes: dict[str, int] | None, system: Any
+) -> Any:
     """Make the training step that ``--train`` and its options ask for.
 
     Raises
     ------
     UsageError
-        DIST0152 where ``--clip`` or an option of the optimizer is no number.
+        DIST0151 where both ``--recompute`` and the plan say what is made again; DIST0152 where
+        ``--clip`` or an option of the optimizer is no number.
     """
     from ..transform.gradient import read_optimizer, train_step
 
@@ -114,9 +118,32 @@ def training_step(mod: Any, arguments: argparse.Namespace) -> Any:
         loss_scale=1.0 if arguments.loss_scale is None else arguments.loss_scale,
         master=bool(arguments.master),
         frozen=arguments.freeze or (),
-        recompute=arguments.recompute or "none",
+        recompute=_recompute(arguments, plan, axes),
+        system=system,
         **options,
     )
+
+
+def _recompute(arguments: argparse.Namespace, plan: Any, axes: dict[str, int] | None) -> Any:
+    """What is made again: as the option says, or the plan.
+
+    ``auto`` takes activations to be cut evenly over the mesh where it does not say it.
+    """
+    said = arguments.recompute
+    if said is not None and plan is not None and plan.recompute:
+        raise UsageError(
+            "DIST0151",
+            f'--recompute is given, and the plan {arguments.plan} has "recompute"',
+            place="--recompute",
+            remedy="Leave one of them out.",
+        )
+    if said is None:
+        return plan.recompute if plan is not None and plan.recompute else "none"
+    name, colon, rest = said.partition(":")
+    if name.strip() != "auto" or "activations" in rest:
+        return said
+    devices = math.prod(axes.values()) if axes else max(m.device_count for m in plan.meshes)
+    return f"auto:activations={devices}" + (f",{rest}" if colon else "")
 
 
 def load_plan(path: str, axes: dict[str, int] | None) -> Any:

@@ -35,6 +35,7 @@ CODES: dict[str, str] = {
     "DIST0226": "several mesh axes cut a dim into more parts than it has",
     "DIST0227": "a plan cannot be written",
     "DIST0228": "several things of a plan are wrong, each with a code of its own",
+    "DIST0229": "a training step makes other things again than the plan says",
     "DIST0230": "an unknown strategy is named",
     "DIST0231": "an option of a strategy is unknown or has a wrong value",
     "DIST0232": "strategies contradict each other",
@@ -137,6 +138,7 @@ CODES: dict[str, str] = {
     "DIST0722": "a transfer has only one end",
     # 08xx: infeasible
     "DIST0801": "no placement found keeps little enough on each device",
+    "DIST0802": "a training step does not fit, whatever is made again",
     # 09xx: our bugs
     "DIST0901": "an internal error: a bug of the plugin",
     "DIST0902": "a result of ours is not a finite number",

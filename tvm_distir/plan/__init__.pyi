@@ -1,12 +1,21 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
-from .matching import MAIN as MAIN
 from .matching import FunctionTargets as FunctionTargets
-from .matching import match_name as match_name
-from .matching import plain_name as plain_name
 from .matching import resolve as resolve
+from .names import MAIN as MAIN
+from .names import match_name as match_name
+from .names import plain_name as plain_name
 from .plan import Plan as Plan
+from .recomputation import CUT as CUT
+from .recomputation import FULL as FULL
+from .recomputation import NONE as NONE
+from .recomputation import SELECTIVE as SELECTIVE
+from .recomputation import Recomputation as Recomputation
+from .recomputation import Runs as Runs
+from .recomputation import check_policies as check_policies
+from .recomputation import policies_of as policies_of
+from .recomputation import share_of as share_of
 from .roles import data_positions as data_positions
 from .schema import DEFAULT_MESH as DEFAULT_MESH
 from .schema import SCHEMA_VERSION as SCHEMA_VERSION

@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import fnmatch
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +13,9 @@ from tvm import ir, relax
 from ..errors import Faults, MeshError, PlanError, nearest
 from ..ir import check_placement, is_private, param_names, static_shape, tensor_type
 from ..ir.rewrite import all_bindings
+from .names import MAIN, is_pattern, match_name, plain_name
 from .plan import Plan
 from .schema import MeshSpec, PlanRule, faults_of_plan, labels_text
-
-MAIN = "main"
 
 Check = Callable[[Any, str], None]
 """Gathers what is wrong with a rule for a tensor of a type, at a place."""
@@ -47,26 +44,6 @@ class FunctionTargets:
     args: dict[Any, dict[int, PlanRule]] = field(default_factory=dict)
     positions: dict[str, list[int]] = field(default_factory=dict, repr=False)
     bound: dict[str, list[Any]] = field(default_factory=dict, repr=False)
-
-
-def plain_name(name: str) -> str:
-    """Name as TVMScript prints it: what is no letter, digit or underscore becomes one."""
-    if name.isascii() and name.isidentifier():
-        return name
-    return re.sub(r"\W", "_", name)
-
-
-def is_pattern(name: str) -> bool:
-    """Whether a rule's name is a shell-style pattern."""
-    return any(sign in name for sign in "*?[")
-
-
-def match_name(pattern: str, name: str) -> bool:
-    """Whether a shell-style pattern fits a name, as written or as TVMScript prints it."""
-    if fnmatch.fnmatchcase(name, pattern):
-        return True
-    printed = re.sub(r"[^\w*?!\[\]-]", "_", pattern)
-    return fnmatch.fnmatchcase(plain_name(name), printed)
 
 
 def resolve(plan: Plan, mod: ir.IRModule) -> dict[str, FunctionTargets]:

@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import Faults, MeshError, PlanError
 from ..ir import mesh_key
 from .reading import load_plan, plan_dict, read_plan, save_plan
+from .recomputation import read_plan_policies
 from .schema import MeshSpec, PlanRule, check_rule, faults_of_plan, find_mesh
 
 
@@ -23,22 +24,28 @@ class Plan:
     ----------
     meshes : tuple of MeshSpec
     rules : tuple of PlanRule
+    recompute : mapping of str to str
+        What a training step makes again, by functions (:mod:`.recomputation`).
 
     Raises
     ------
     PlanError, MeshError
         All faults at once (``error.violations``; DIST0228 where they differ): DIST0202 two equal
         meshes; DIST0204 a placement of the wrong length; DIST0206 an unknown mesh; DIST0221 no
-        mesh, or two of one name.
+        mesh, or two of one name, or a policy that is none.
     """
 
     meshes: tuple[MeshSpec, ...]
     rules: tuple[PlanRule, ...] = field(default=())
+    recompute: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "meshes", tuple(self.meshes))
         object.__setattr__(self, "rules", tuple(self.rules))
+        object.__setattr__(self, "recompute", dict(self.recompute))
         faults = faults_of_plan()
+        with faults.gathered():
+            read_plan_policies(self.recompute)
         _check_meshes(self.meshes, faults)
         good: set[tuple[str, int]] = set()  # meshes and lengths of placements
         for number, rule in enumerate(self.rules):
@@ -87,7 +94,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; :meth:`from_dict` gives an equal plan."""
-        return plan_dict(self.meshes, self.rules)
+        return plan_dict(self.meshes, self.rules, self.recompute)
 
     def save(self, path: str | Path) -> None:
         """Write the JSON form; the file is complete or untouched.

@@ -26,7 +26,7 @@ from .schema import (
     parse_open_placement,
 )
 
-_PLAN_KEYS = ("schema_version", "mesh", "meshes", "rules")
+_PLAN_KEYS = ("schema_version", "mesh", "meshes", "rules", "recompute")
 _MESH_KEYS = ("axes", "start", "device_ids")
 _RULE_KEYS: dict[str, tuple[str, ...]] = {
     "param": ("param", "function", "placement", "stationary", "moving", "mesh"),
@@ -55,7 +55,8 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     ----------
     data : mapping
         ``schema_version`` (1), ``mesh`` (axes) or ``meshes`` (name to ``axes``, ``start``,
-        ``device_ids``), ``rules`` (see :class:`PlanRule`; one of ``param``, ``value``, ``call``).
+        ``device_ids``), ``rules`` (see :class:`PlanRule`; one of ``param``, ``value``, ``call``),
+        ``recompute`` (policies by functions, see :mod:`.recomputation`).
     place : str
         What to call the plan in messages.
     make : callable
@@ -89,9 +90,13 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
             if known:
                 check_rule(rule, specs, f"{line.place} ({rule.title})")
             rules.append(rule)
+    recompute: dict[str, str] = {}
+    for name, value in top["recompute"].fields() if "recompute" in top else ():
+        with faults.gathered():
+            recompute[name] = value.text()
     faults.raise_all()
     try:
-        return make(tuple(specs), tuple(rules))
+        return make(tuple(specs), tuple(rules), recompute)
     except DistIRError as error:
         raise error.placed(lambda at: at if at.startswith("plan") else f"{place}/{at}") from None
 
@@ -209,7 +214,9 @@ def _placement(value: JsonValue) -> OpenLabels:
     return parse_open_placement(value.text(empty=True), value.place)
 
 
-def plan_dict(meshes: Sequence[MeshSpec], rules: Sequence[PlanRule]) -> dict[str, Any]:
+def plan_dict(
+    meshes: Sequence[MeshSpec], rules: Sequence[PlanRule], recompute: Mapping[str, str]
+) -> dict[str, Any]:
     """JSON form of a plan, without what is the default."""
     out: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
     if len(meshes) == 1 and meshes[0].is_default:
@@ -217,6 +224,8 @@ def plan_dict(meshes: Sequence[MeshSpec], rules: Sequence[PlanRule]) -> dict[str
     else:
         out["meshes"] = {mesh.name: _mesh_dict(mesh) for mesh in meshes}
     out["rules"] = [_rule_dict(rule, len(meshes) > 1) for rule in rules]
+    if recompute:
+        out["recompute"] = dict(recompute)
     return out
 
 

@@ -15,7 +15,7 @@ from ..ir import (
     param_names,
     tensor_type,
 )
-from .matching import MAIN, plain_name
+from .names import MAIN, plain_name
 
 DATA_NAMES = (
     "x",

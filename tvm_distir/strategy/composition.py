@@ -12,7 +12,7 @@ from tvm import ir
 
 from ..errors import PlanError
 from ..ir import R
-from ..plan import DEFAULT_MESH, MeshSpec, OpenLabels, Plan, PlanRule, labels_text
+from ..plan import DEFAULT_MESH, MeshSpec, OpenLabels, Plan, PlanRule, labels_text, policies_of
 from ..system import System
 from .facts import MeshLike, as_mesh_spec
 from .registry import (
@@ -83,7 +83,7 @@ def compose(
             "DIST0235", "no strategy is given", place="strategy", remedy='Try "data_parallel".'
         )
     merged = merge(_plans(mod, spec, wanted, System.known(system)))
-    return Plan(merged.meshes, tuple(_closed(rule) for rule in merged.rules))
+    return Plan(merged.meshes, tuple(_closed(rule) for rule in merged.rules), policies_of(mod))
 
 
 def _plans(

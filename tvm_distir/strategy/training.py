@@ -17,7 +17,7 @@ from tvm import ir, relax
 
 from ..ir import param_names, training_notes
 from ..ir.rewrite import all_bindings, variables
-from ..plan import Plan, PlanRule, match_name, plain_name
+from ..plan import Plan, PlanRule, match_name, plain_name, policies_of
 
 
 def state_names(fn: relax.Function) -> set[str]:
@@ -121,4 +121,4 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
                 PlanRule("value", value, like.placement, like.mesh, function=like.function)
                 for value, like in values
             )
-    return Plan(plan.meshes, tuple(rules))
+    return Plan(plan.meshes, tuple(rules), policies_of(mod) or plan.recompute)

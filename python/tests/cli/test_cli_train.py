@@ -57,6 +57,7 @@ def test_a_step_does_three_times_the_work(capsys: pytest.CaptureFixture[str]) ->
         (["--train", "--loss-scale", "dynamc"], 1, "DIST0351.*dynamc.*or dynamic"),
         (["--train", "--freeze", "wt.*"], 1, "DIST0351.*wt.*wte"),
         (["--train", "--recompute", "some"], 1, "DIST0351.*some"),
+        (["--train", "--recompute", "auto:memory_gib=1e-6"], 3, "DIST0802.*needs"),
     ],
 )
 def test_wrong_options(
@@ -77,6 +78,30 @@ def test_masters_frozen_weights_and_scales(capsys: pytest.CaptureFixture[str]) -
     frozen = [*options, "--master", "--freeze", "h.*", "--freeze", "ln_f.*"]
     some = analyzed(frozen, capsys, model)["devices"][0]["param_bytes"]
     assert plain < some < whole / 2
+
+
+def test_what_is_chosen_stands_in_the_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights and activations count half; the edited plan makes the step that it says."""
+    layers = "zoo:gpt?size=tiny,layers=4,hidden=32,heads=2,vocab=64,seq=64,batch=16,positions=64"
+    kept = analyzed(["--train", "--recompute", "none"], capsys, layers)["devices"][0]
+    bound = "auto:memory_gib=0.006,activations=2,weights=2"
+    got = analyzed(["--train", "--recompute", bound, "-o", str(tmp_path)], capsys, layers)[
+        "devices"
+    ][0]
+    assert got["peak_memory_bytes"] < kept["peak_memory_bytes"]
+    path = tmp_path / "plan.json"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    assert "none" in data["recompute"]["layer"] and data["recompute"]["layer"] != "none"
+    path.write_text(json.dumps({**data, "recompute": {"layer": "full"}}), encoding="utf-8")
+    command = ["analyze", layers, "--plan", str(path), "--system", "dgx-a100", "--train"]
+    assert main([*command, "--json"]) == 0
+    full = json.loads(capsys.readouterr().out)["devices"][0]
+    assert full["peak_memory_bytes"] < got["peak_memory_bytes"]
+    assert full["flops"] > got["flops"]
+    assert main([*command, "--recompute", "full"]) == 2
+    assert "DIST0151" in capsys.readouterr().err
 
 
 def test_the_report_names_every_option(

@@ -52,7 +52,7 @@ from ...ir.rewrite import (
     substitute,
     typed,
 )
-from ...plan import FunctionTargets, Plan, PlanRule, plain_name, resolve
+from ...plan import FunctionTargets, Plan, PlanRule, check_policies, plain_name, resolve
 from ..declaration import Rewrite, module_pass
 
 DEVICE_NUM_ATTR = "device_num"
@@ -86,6 +86,7 @@ def AnnotateSharding(plan: Plan) -> Rewrite:
 def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     """Do what the pass does; the input is unchanged."""
     _refuse_dtensors(mod)
+    check_policies(plan.recompute, mod)
     targets = resolve(plan, mod)
     device_meshes, names, axes = _all_meshes(mod, plan)
     by_name = {spec.name: device_meshes[i] for i, spec in enumerate(plan.meshes)}

@@ -9,7 +9,9 @@ per set of parameters whose gradients are asked for, called as often as the func
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax
@@ -17,12 +19,44 @@ from tvm import ir, relax
 from ...errors import ModelError
 from ...ir import is_private
 from ...ir.rewrite import is_pure, op_name, variables
+from ...plan import NONE, Recomputation, plain_name
 from .functions import Functions, only_read, private_function, tuple_of, written
-from .recompute import Recompute
+from .recompute import Frontier, Times, kept_by
 from .reverse import Reverse, active
 from .tape import Pair, Roles, Tape
 
 FORWARD_SUFFIX, BACKWARD_SUFFIX = "_forward", "_backward"
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Both parts of a function, before what is kept is chosen.
+
+    Attributes
+    ----------
+    params : list of Var
+    given : tuple of int
+        Parameters whose gradients are returned.
+    before, after : list of Binding
+        The forward and the backward part.
+    grad, result : expression
+        The gradient of the result, and the result.
+    read : list of Var
+        What the backward part reads.
+    gradients : list of Var
+    frontier : Frontier
+        What may be kept.
+    """
+
+    params: list[Any]
+    given: tuple[int, ...]
+    before: list[Any]
+    after: list[Any]
+    grad: Any
+    result: Any
+    read: list[Any]
+    gradients: list[Any]
+    frontier: Frontier
 
 
 class Pairs:
@@ -32,14 +66,26 @@ class Pairs:
     ----------
     functions : Functions
         New ones are added.
-    recompute : Recompute
-        What each keeps.
+    recompute : Recomputation
+        What the calls of each keep.
+    times : Times
+        What it takes to make values again.
     """
 
-    def __init__(self, functions: Functions, recompute: Recompute) -> None:
-        self.functions, self.recompute = functions, recompute
-        self._made: dict[tuple[str, Roles], Pair] = {}
+    def __init__(self, functions: Functions, recompute: Recomputation, times: Times) -> None:
+        self.functions, self.recompute, self.times = functions, recompute, times
+        self._drafts: dict[tuple[str, Roles], Draft] = {}
+        self._made: dict[tuple[str, Roles, str], Pair] = {}
         self._open: list[str] = []
+        self._calls: Counter[str] = Counter()
+
+    @property
+    def policies(self) -> dict[str, str]:
+        """Policies by function, of those that make something again."""
+        texts = {
+            name: self.recompute.of(name).text for name in sorted({n for n, _ in self._drafts})
+        }
+        return {name: text for name, text in texts.items() if text != NONE}
 
     def differentiates(self, call: Any) -> bool:
         """Whether a value is a call of a private Relax function."""
@@ -49,22 +95,37 @@ class Pairs:
         return isinstance(fn, relax.Function) and is_private(fn)
 
     def pair(self, name: str, roles: Roles) -> Pair:
-        """Return the pair of a function for the gradients that are asked for.
+        """Return the pair for the next call of a function, with the gradients that are asked for.
 
         Raises
         ------
         ModelError
             DIST0350 an op in it has no gradient; DIST0351 its form is another.
         """
-        if (name, roles) not in self._made:
+        number = 0
+        if not self._open:  # a call of main
+            number = self._calls[name]
+            self._calls[name] += 1
+        return self.pair_with(name, roles, self.recompute.of(name).of_call(number))
+
+    def pair_with(self, name: str, roles: Roles, policy: str) -> Pair:
+        """Return the pair of a function under a policy; errors as of :meth:`pair`."""
+        key = (name, roles, policy)
+        if key not in self._made:
+            self._made[key] = self._write(name, roles, policy)
+        return self._made[key]
+
+    def draft(self, name: str, roles: Roles) -> Draft:
+        """Both parts of a function; errors as of :meth:`pair`."""
+        if (name, roles) not in self._drafts:
             if name in self._open:
                 raise _unfit(name, "it calls itself")
             self._open.append(name)
-            self._made[name, roles] = self._make(name, roles)
+            self._drafts[name, roles] = self._drafted(name, roles)
             self._open.pop()
-        return self._made[name, roles]
+        return self._drafts[name, roles]
 
-    def _make(self, name: str, roles: Roles) -> Pair:
+    def _drafted(self, name: str, roles: Roles) -> Draft:
         fn = relax.utils.copy_with_new_vars(self.functions.of[name])
         params, bindings = list(fn.params), pure_bindings(fn, name)
         given = tuple(i for i, asked in enumerate(roles) if asked)
@@ -85,46 +146,44 @@ class Pairs:
 
         emitted, (result, gradients) = written([*params, grad], write)
         cut = _position(emitted, forward[0].var) + 1 if forward else 0
-        return self._write(
-            name, params, given, grad, (emitted[:cut], emitted[cut:]), result, gradients
-        )
-
-    def _write(
-        self,
-        name: str,
-        params: list[Any],
-        given: tuple[int, ...],
-        grad: Any,
-        parts: tuple[list[Any], list[Any]],
-        result: Any,
-        gradients: list[Any],
-    ) -> Pair:
-        """Write both functions."""
-        before, after = parts[0], only_read(parts[1], gradients)
+        after = only_read(emitted[cut:], gradients)
         read = [v for b in after for v in variables(b.value)]
         read += [v for gradient in gradients for v in variables(gradient)]
-        kept, again = self.recompute.of(name)(before, read, params)
-        body = [*again, *after]
-        used = {*read, *(v for b in again for v in variables(b.value))}
+        choices = Frontier(emitted[:cut], read, self.times)
+        return Draft(params, given, emitted[:cut], after, grad, result, read, gradients, choices)
+
+    def _write(self, name: str, roles: Roles, policy: str) -> Pair:
+        """Write both functions."""
+        draft = self.draft(name, roles)
+        params, before = draft.params, draft.before
+        kept, again = kept_by(policy, before, draft.read, params, draft.frontier)
+        body = [*again, *draft.after]
+        used = {*draft.read, *(v for b in again for v in variables(b.value))}
         needed = tuple(i for i, param in enumerate(params) if param in used)
         saved = relax.Var("saved", relax.TupleType([v.ty for v in kept]))
         opened = [relax.VarBinding(v, relax.TupleGetItem(saved, k)) for k, v in enumerate(kept)]
-        first = [grad, saved] if kept else [grad]
+        first = [draft.grad, saved] if kept else [draft.grad]
         backward = private_function(
-            name, [*first, *(params[i] for i in needed)], [*opened, *body], tuple_of(gradients)
+            name,
+            [*first, *(params[i] for i in needed)],
+            [*opened, *body],
+            tuple_of(draft.gradients),
         )
+        one = policy == NONE or len(self.recompute.of(name).parts) == 1
+        suffix = "" if one else f"_{plain_name(policy)}"
         forward = self.functions.variables[name]
         if kept:
-            both = private_function(name, params, before, tuple_of([result, tuple_of(kept)]))
-            forward = self.functions.add(name + FORWARD_SUFFIX, both)
+            both = private_function(name, params, before, tuple_of([draft.result, tuple_of(kept)]))
+            forward = self.functions.add(name + FORWARD_SUFFIX + suffix, both)
         return Pair(
             name,
             forward,
-            self.functions.add(name + BACKWARD_SUFFIX, backward),
+            self.functions.add(name + BACKWARD_SUFFIX + suffix, backward),
             bool(kept),
             needed,
-            given,
+            draft.given,
             tuple(str(param.name) for param in params),
+            roles,
         )
 
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...system import System
 from ..declaration import Rewrite, module_pass
 from .optimizers import read_optimizer
 from .step import train_step
@@ -41,6 +42,7 @@ def TrainStep(
     rate_input: bool = False,
     frozen: Sequence[str] = (),
     recompute: str = "none",
+    system: System | str | None = None,
 ) -> Rewrite:
     """Make a step of training out of a model; its functions stay functions.
 
@@ -65,7 +67,10 @@ def TrainStep(
     frozen : sequence of str
         Patterns of weights that are not trained.
     recompute : str
-        What functions make again instead of keeping it: none, selective, full, or NAME=POLICY,...
+        What functions make again instead of keeping it: none, selective, full, cut:SHARE,
+        NAME=POLICY,..., or auto:memory_gib=..., the least within a memory.
+    system : System or str, optional
+        Whose times and memory that goes by.
 
     Returns
     -------
@@ -90,5 +95,6 @@ def TrainStep(
         rate_input=rate_input,
         frozen=frozen,
         recompute=recompute,
+        system=system,
         **options,
     )

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...errors import ModelError, nearest, shortened
-from ...plan import match_name
+from ...plan import Recomputation, match_name
+from ...system import System
 from .losses import Loss, loss_named
 from .optimizers import Master, Optimizer, optimizer_named
-from .recompute import Recompute
+from .recompute import Auto, read_recompute
 
 DYNAMIC = "dynamic"
 """The loss scale that grows and shrinks with what overflows."""
@@ -37,8 +38,10 @@ class Recipe:
         Whether the learning rate is an input of the step.
     frozen : tuple of str
         Patterns of weights that stay as they are.
-    recompute : Recompute
+    recompute : Recomputation or Auto
         What functions keep for their backward part.
+    system : System or None
+        Whose times and memory decide that.
     """
 
     loss: Loss
@@ -49,7 +52,8 @@ class Recipe:
     dynamic: bool
     rate_input: bool
     frozen: tuple[str, ...]
-    recompute: Recompute
+    recompute: Recomputation | Auto
+    system: System | None
 
     def trains(self, name: str) -> bool:
         """Whether a weight is updated."""
@@ -67,6 +71,18 @@ class Recipe:
                 )
 
 
+def check_functions(recipe: Recipe, names: Sequence[str]) -> None:
+    """Refuse a pattern of what is made again that no function fits (ModelError DIST0351)."""
+    unused = [] if isinstance(recipe.recompute, Auto) else recipe.recompute.unused(names)
+    for pattern in unused:
+        raise ModelError(
+            "DIST0351",
+            f'recompute names "{shortened(pattern)}", and no private function is called so',
+            place="train_step",
+            remedy=nearest(pattern, names),
+        )
+
+
 def recipe_of(
     loss: str,
     optimizer: str,
@@ -78,7 +94,8 @@ def recipe_of(
     master: bool,
     rate_input: bool,
     frozen: Sequence[str],
-    recompute: str,
+    recompute: str | Mapping[str, str],
+    system: System | str | None,
 ) -> Recipe:
     """Read what :func:`.step.train_step` is given (ModelError DIST0351)."""
     method = optimizer_named(optimizer, options)
@@ -105,5 +122,6 @@ def recipe_of(
         dynamic,
         rate_input,
         tuple(frozen),
-        Recompute(recompute),
+        read_recompute(recompute),
+        System.known(system),
     )

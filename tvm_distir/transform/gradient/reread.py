@@ -10,7 +10,7 @@ from typing import Any, cast
 from tvm import ir, relax
 
 from ...ir.rewrite import substitute, variables
-from .saving import view_source
+from .recompute import view_source
 
 AGAIN_SUFFIX = "_again"
 """Ends the names of the values that are parameters, or views of them, read anew."""

@@ -4,17 +4,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from tvm import ir, relax
 
 from ...ir import is_private, param_names, relax_functions
 from ...plan import data_positions, plain_name
+from ...system import System
+from .automatic import decided
 from .batch_norms import without_statistics
 from .fixed import warn_of_constants
 from .functions import Functions
 from .losses import is_trained_on
-from .recipe import recipe_of
+from .recipe import check_functions, recipe_of
+from .recompute import Auto
 from .writing import TARGETS, StepWriter, output_type, unfit
 
 
@@ -29,7 +33,8 @@ def train_step(
     master: bool = False,
     rate_input: bool = False,
     frozen: Sequence[str] = (),
-    recompute: str = "none",
+    recompute: str | Mapping[str, str] = "none",
+    system: System | str | None = None,
     **options: float,
 ) -> ir.IRModule:
     """Make a step of training out of a model.
@@ -69,9 +74,14 @@ def train_step(
         The learning rate is an input of the step, ``rate``, after the targets.
     frozen : sequence of str
         Patterns of weights that are not trained.
-    recompute : str
+    recompute : str or mapping of str to str
         What the backward part of a function makes again instead of keeping it: ``none``,
-        ``selective`` (what takes little work), ``full`` (all), or ``NAME=POLICY,...``.
+        ``selective`` (what takes little work), ``full`` (all), ``cut:SHARE`` (all but that share
+        of the bytes, in least time); ``NAME=POLICY,...`` by functions, call by call as
+        ``full*4+none``; ``auto``: what takes least time within the memory of a device,
+        ``auto:memory_gib=80,activations=8,weights=1`` (parts that they are cut into).
+    system : System or str, optional
+        Whose times and memory ``auto`` and ``cut`` go by.
     **options : float
         Of the optimizer, see :mod:`.optimizers`.
 
@@ -103,8 +113,10 @@ def train_step(
         rate_input=rate_input,
         frozen=frozen,
         recompute=recompute,
+        system=system,
     )
-    functions = Functions(without_statistics(mod))
+    mod, given = without_statistics(mod), mod
+    functions = Functions(mod)
     found = functions.of.get("main")
     if not isinstance(found, relax.Function):
         raise unfit("there is no function main")
@@ -114,7 +126,14 @@ def train_step(
     forward = relax.utils.copy_with_new_vars(found)
     if not is_trained_on(output_type(forward)):
         raise unfit(f"main returns {forward.ret_ty}, not one tensor of floats")
-    recipe.recompute.check([str(gv.name_hint) for gv, fn in relax_functions(mod) if is_private(fn)])
-    warn_of_constants(mod)
-    step = StepWriter(forward, names, data_positions(found), recipe, functions)
-    return functions.module(step.run(), mod.attrs)
+    check_functions(
+        recipe, [str(gv.name_hint) for gv, fn in relax_functions(given) if is_private(fn)]
+    )
+    warn_of_constants(given)
+    data = data_positions(found)
+    if isinstance(recipe.recompute, Auto):
+        copied = relax.utils.copy_with_new_vars(found)
+        trial = StepWriter(copied, names, data, recipe, Functions(mod))
+        recipe = replace(recipe, recompute=decided(trial, recipe.recompute))
+    step = StepWriter(forward, names, data, recipe, functions)
+    return functions.module(step.run(), given.attrs)

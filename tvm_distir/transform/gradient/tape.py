@@ -38,6 +38,7 @@ class Pair:
         The parameters whose gradients it returns.
     params : tuple of str
         Names of the parameters.
+    roles : tuple of bool
     """
 
     name: str
@@ -47,6 +48,7 @@ class Pair:
     needed: tuple[int, ...]
     given: tuple[int, ...]
     params: tuple[str, ...]
+    roles: Roles
 
 
 class PairMaker(Protocol):
@@ -70,6 +72,8 @@ class CallGradient:
     saved : Var or None
     label : str
         Name of the call's value.
+    made : Var or None
+        The call of the forward part, once it is written.
     back : Var or None
         The call of the backward part, once it is written.
     """
@@ -78,6 +82,7 @@ class CallGradient:
     args: Sequence[Any]
     saved: Any
     label: str
+    made: Any = field(default=None)
     back: Any = field(default=None)
 
     def write(
@@ -133,8 +138,10 @@ class Tape:
             new = self.builder.emit(without_mark(value), name)
         elif not call.pair.saves:
             new = self.builder.emit(ir.Call(call.pair.forward, list(value.args)), name)
+            call.made = new
         else:
             both = self.builder.emit(ir.Call(call.pair.forward, list(value.args)), f"{name}_both")
+            call.made = both
             new = self.builder.emit(relax.TupleGetItem(both, 0), name)
             call.saved = self.builder.emit(relax.TupleGetItem(both, 1), f"{name}_saved")
         if call is not None:

@@ -19,12 +19,13 @@ from ...ir import (
     TRAINING_ATTR,
     tensor_type,
 )
-from ...plan import plain_name
+from ...plan import Recomputation, plain_name
 from .batch_norms import in_training, is_batch_norm, running_statistics
 from .functions import Functions, without_unread
 from .optimizers import RATE, STEP
 from .pairs import Pairs, pure_bindings
 from .recipe import Recipe
+from .recompute import Auto, Times
 from .reread import Reread
 from .reverse import active, reverse
 from .scaling import Scaling
@@ -91,6 +92,14 @@ class StepWriter:
         if recipe.optimizer.counts:
             self.step = relax.Var(STEP, relax.TensorType([], "int64"))
             self.counters.insert(0, (STEP, self.step))
+        times = Times(functions, recipe.system)
+        recompute = recipe.recompute
+        if isinstance(recompute, Auto):  # not decided yet
+            recompute = Recomputation()
+        self.pairs = Pairs(functions, recompute, times)
+        self.tape = Tape(
+            self.builder, self.pairs, active(self.bindings, [w.var for w in self.weights])
+        )
         self.statistics: dict[Any, Any] = {}
         self.updated: dict[str, str] = {}
         self.again: dict[str, str] = {}
@@ -131,6 +140,7 @@ class StepWriter:
                 "states": states,
                 "again": {w: mark for w, mark in self.again.items() if mark in bound},
                 "gradients": self.gradients,
+                **({"recompute": self.pairs.policies} if self.pairs.policies else {}),
             },
         }
         for key, value in attrs.items():
@@ -140,11 +150,7 @@ class StepWriter:
     def _body(self) -> list[Any]:
         """Emit all; return the loss and what is updated, in the order of the parameters."""
         wanted = [w.var for w in self.weights]
-        tape = Tape(
-            self.builder,
-            Pairs(self.functions, self.recipe.recompute),
-            active(self.bindings, wanted),
-        )
+        tape = self.tape
         for binding in self.bindings:
             self._forward(tape, binding)
         loss = tape.output(self._loss(tape), "loss")

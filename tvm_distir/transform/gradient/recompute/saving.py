@@ -9,7 +9,9 @@ from typing import Any
 
 from tvm import ir
 
-from ...ir.rewrite import variables
+from ....ir import flat_types, known_shape
+from ....ir.rewrite import variables
+from ....ops import size_bytes
 
 VIEWS = frozenset(
     f"relax.{name}"
@@ -80,4 +82,15 @@ def _chain(var: Any, values: Mapping[Any, Any], at_hand: set[Any]) -> list[Any] 
     return chain
 
 
-__all__ = ["VIEWS", "kept_and_again", "view_source"]
+def type_bytes(ty: Any) -> int:
+    """Bytes of a tensor of a type; symbolic sizes count as one."""
+    shape = tuple(n if isinstance(n, int) else 1 for n in known_shape(ty) or ())
+    return size_bytes(shape, str(ty.dtype))
+
+
+def kept_bytes(kept: Sequence[Any]) -> int:
+    """Bytes of some variables."""
+    return sum(type_bytes(ty) for var in kept for ty in flat_types(var.ty))
+
+
+__all__ = ["VIEWS", "kept_and_again", "kept_bytes", "type_bytes", "view_source"]

@@ -1,0 +1,30 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Names of functions, parameters and values, and patterns of them."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+
+MAIN = "main"
+
+
+def plain_name(name: str) -> str:
+    """Name as TVMScript prints it: what is no letter, digit or underscore becomes one."""
+    if name.isascii() and name.isidentifier():
+        return name
+    return re.sub(r"\W", "_", name)
+
+
+def is_pattern(name: str) -> bool:
+    """Whether a rule's name is a shell-style pattern."""
+    return any(sign in name for sign in "*?[")
+
+
+def match_name(pattern: str, name: str) -> bool:
+    """Whether a shell-style pattern fits a name, as written or as TVMScript prints it."""
+    if fnmatch.fnmatchcase(name, pattern):
+        return True
+    printed = re.sub(r"[^\w*?!\[\]-]", "_", pattern)
+    return fnmatch.fnmatchcase(plain_name(name), printed)

@@ -1,0 +1,150 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Live bytes of functions, calls followed.
+
+A buffer lives from the call that makes it to the last call that reads it, wherever in the callees
+that is; views keep what they look at alive, and what a function returns lives to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from .buffers import Body, Buffer, Task, Tree, leaves, read_body
+
+Flags = tuple[bool, ...]
+Size = Callable[[Buffer], int]
+
+
+class Live:
+    """Peaks of functions.
+
+    Parameters
+    ----------
+    functions : mapping of str to Function
+    kernels : IRModule
+        The PrimFuncs that are called.
+    size : callable
+        Bytes that a buffer counts.
+    """
+
+    def __init__(self, functions: Mapping[str, Any], kernels: Any, size: Size) -> None:
+        self.functions, self.kernels, self.size = functions, kernels, size
+        self.gradients: dict[str, Flags] = {}
+        """Per function, which of its results are gradients of weights, where that is known."""
+        self._bodies: dict[tuple[str, Flags], Body] = {}
+        self._peaks: dict[tuple[str, Flags, Flags], int] = {}
+
+    def read(self, name: str, weights: Flags) -> Body:
+        """Read a function whose parameters' leaves are weights or not."""
+        key = (name, weights)
+        if key not in self._bodies:
+            body = read_body(self.functions[name], weights, self.kernels, self.results)
+            parts = body.result if isinstance(body.result, tuple) else ()
+            for flag, part in zip(self.gradients.get(name, ()), parts, strict=False):
+                for buffer in leaves(part):
+                    buffer.weight |= flag
+            self._bodies[key] = body
+        return self._bodies[key]
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of the constants of all functions that were read, each function's own."""
+        bodies = {name: body for (name, _), body in self._bodies.items()}
+        return sum(body.constant_bytes for body in bodies.values())
+
+    def results(self, name: str, args: Sequence[Buffer]) -> tuple[Tree, list[Buffer]]:
+        """What a call of a function returns, and which buffers of that it makes."""
+        body = self.read(name, tuple(arg.weight for arg in args))
+        known = dict(zip(body.params, args, strict=True))
+        made: list[Buffer] = []
+
+        def shown(tree: Tree) -> Tree:
+            if isinstance(tree, tuple):
+                return tuple(shown(part) for part in tree)
+            if tree not in known:
+                known[tree] = Buffer(tree.size_bytes, tree.weight)
+                made.append(known[tree])
+            return known[tree]
+
+        return shown(body.result), made
+
+    def peak(self, name: str, args: Sequence[Buffer], dying: Collection[Buffer]) -> int:
+        """Most bytes inside a call: of its values, and of the arguments that die in it."""
+        left, flags = set(dying), []
+        for arg in args:
+            flags.append(arg in left)
+            left.discard(arg)
+        key = (name, tuple(arg.weight for arg in args), tuple(flags))
+        if key not in self._peaks:
+            body = self.read(*key[:2])
+            own = [b for b, dies in zip(body.params, flags, strict=True) if dies]
+            self._peaks[key] = max((n for _, n in self.profile(body, own)), default=0)
+        return self._peaks[key]
+
+    def profile(
+        self,
+        body: Body,
+        params: Collection[Buffer],
+        others: Collection[Buffer] = (),
+        last: Mapping[Buffer, int] | None = None,
+    ) -> list[tuple[int, int]]:
+        """Live bytes at each task of a function.
+
+        Parameters
+        ----------
+        body : Body
+        params : collection of Buffer
+            Parameters that count.
+        others : collection of Buffer
+            Made in the function, and not counted.
+        last : mapping of Buffer to int, optional
+            Task of the last use of each buffer; :meth:`last_uses` where it is not given.
+
+        Returns
+        -------
+        list of (int, int)
+            Per task, bytes of what was made before it and is read after it; and with what it
+            makes, and what it is the last to read, at most.
+        """
+        last = self.last_uses(body) if last is None else last
+        free: dict[int, list[Buffer]] = {}
+        live = 0
+        for buffer in params:
+            live += self.size(buffer)
+            free.setdefault(last.get(buffer, -1), []).append(buffer)
+        for buffer in free.get(-1, ()):  # nobody reads it
+            live -= self.size(buffer)
+        found = []
+        for number, task in enumerate(body.tasks):
+            for buffer in task.makes:
+                if buffer not in others:
+                    free.setdefault(max(last.get(buffer, number), number), []).append(buffer)
+            made = [b for b in task.makes if b not in others]
+            ends = free.get(number, ())
+            dying = [b for b in ends if b not in task.makes]
+            live -= sum(map(self.size, dying))
+            found.append((live, live + self.inside(task, made, dying)))
+            live += sum(map(self.size, made)) - sum(self.size(b) for b in ends if b in task.makes)
+        return found
+
+    def inside(self, task: Task, made: Collection[Buffer], dying: Collection[Buffer]) -> int:
+        """Most bytes while a task runs, of what it makes and what dies in it."""
+        if task.callee is not None:
+            return self.peak(task.callee, task.reads, dying)
+        return sum(map(self.size, made)) + sum(map(self.size, dying))
+
+    def last_uses(
+        self, body: Body, without: Mapping[int, Collection[Buffer]] | None = None
+    ) -> dict[Buffer, int]:
+        """Number of the last task that reads each buffer; what is returned is read at the end.
+
+        ``without``: buffers that some tasks are taken not to read.
+        """
+        found: dict[Buffer, int] = {}
+        for number, task in enumerate(body.tasks):
+            left_out = (without or {}).get(number, ())
+            found.update((b, number) for b in task.reads if b not in left_out)
+        found.update(dict.fromkeys(leaves(body.result), len(body.tasks)))
+        return found
