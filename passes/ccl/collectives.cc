@@ -91,18 +91,18 @@ void AllToAll(TensorView x, Shape groups, int64_t group_size, int64_t gather_dim
 }
 
 void CollectivePermute(TensorView x, Shape groups, int64_t group_size, int64_t shift,
-                       TensorView out) {
+                       int64_t wrap, TensorView out) {
   Guarded("collective_permute", [&](Worker* worker) {
-    Call call(worker, MakeRequest(kPermute, shift, 0, x, out), groups, group_size);
+    Call call(worker, MakeRequest(kPermute, shift, wrap, x, out), groups, group_size);
     const Request& request = call.request();
     CheckResult(request, request.shape);
     const auto piece = [&](const Gathering&, int64_t from, int64_t to, Piece* made) {
       made->source = made->target = WholeBox(request, request.shape);
-      return to - shift == from;
+      return wrap ? (to - shift - from) % group_size == 0 : to - shift == from;
     };
     call.Run([&](Gathering* gathering) {
       const int64_t from = gathering->position() - shift;
-      if ((from < 0 || from >= group_size) && request.bytes > 0) {
+      if (!wrap && (from < 0 || from >= group_size) && request.bytes > 0) {
         std::memset(request.target, 0, request.bytes);
       }
       Exchange(gathering, {piece});

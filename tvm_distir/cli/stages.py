@@ -186,9 +186,12 @@ def run_passes(work: StagedModel, watch: Stopwatch, keep: bool) -> Any:
     mod : tvm.ir.IRModule
         At the level local.
     """
-    from ..transform import PIPELINE, PassSpec
+    from ..transform import PassSpec, passes_for
 
-    steps = [(name, PassSpec(name).make(plan=work.plan, system=work.system)) for name in PIPELINE]
+    steps = [
+        (name, PassSpec(name).make(**given, system=work.system))
+        for name, given in passes_for(work.plan)
+    ]
     mod = work.model.mod
     for name, step in steps:
         with watch.stage(name):

@@ -40,6 +40,8 @@ def decode_collective(call: ir.Call) -> Collective:
     attrs = call.attrs
     groups = tuple(tuple(g) for g in axis_groups(attrs["device_mesh"], call_axes(call)))
     args: list[tuple[str, Any]] = [(k, int(attrs[k])) for k in _INT_ARGS if k in attrs]
+    if "wrap" in attrs:
+        args.append(("wrap", int(attrs["wrap"])))
     if "op" in attrs:
         args.append(("op", str(attrs["op"])))
     kind = collective_op(call) or str(call.op.name)

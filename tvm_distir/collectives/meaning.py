@@ -126,9 +126,13 @@ def all_to_all(shards: Sequence[Array], gather_dim: int, split_dim: int) -> list
     return [np.concatenate([row[j] for row in parts], axis=gather_dim) for j in range(len(shards))]
 
 
-def collective_permute(shards: Sequence[Array], shift: int) -> list[Array]:
-    """Rank i's array goes to rank i + ``shift``, without wrap; zeros arrive at the border."""
-    sources = [i - shift for i in range(len(shards))]
+def collective_permute(shards: Sequence[Array], shift: int, wrap: bool = False) -> list[Array]:
+    """Rank i's array goes to rank i + ``shift``.
+
+    With ``wrap`` they count around the ring; else zeros arrive at the border.
+    """
+    count = len(shards)
+    sources = [(i - shift) % count if wrap else i - shift for i in range(count)]
     return [
         shards[i].copy() if 0 <= i < len(shards) else np.zeros_like(shards[j])
         for j, i in enumerate(sources)
@@ -240,7 +244,7 @@ def apply(call: Collective, xs: Sequence[Array], count: int | None = None) -> li
     if call.name == "all_to_all":
         return all_to_all(xs, args["gather_dim"], args["split_dim"])
     if call.name == "collective_permute":
-        return collective_permute(xs, args["shift"])
+        return collective_permute(xs, args["shift"], bool(args.get("wrap")))
     if call.name == "exchange":
         return exchange(xs, args["shape"], args["src"], args["dst"])
     if call.name in LOCAL_OPS:

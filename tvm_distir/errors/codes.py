@@ -101,6 +101,7 @@ CODES: dict[str, str] = {
     "DIST0508": "a PrimFunc cannot be cut to the shapes of a shard",
     "DIST0509": "no collectives at hand redistribute a tensor within the memory bound",
     "DIST0510": "a collective has no form in TVM's own R.ccl ops",
+    "DIST0511": "attention cannot be done around a ring",
     # 06xx: runtime
     "DIST0601": "an unknown engine is named",
     "DIST0602": "the inputs of a run do not fit the module",

@@ -145,16 +145,14 @@ def local_slice(
 
 @_constructor
 def collective_permute(
-    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int, shift: int
+    x: ir.Expr, device_mesh: DeviceMesh | str, mesh_axis: int, shift: int, wrap: bool = False
 ) -> ir.Call:
-    """Rank i of a group hands ``x`` to rank i + shift; zeros arrive where none sends."""
-    return _call(
-        "collective_permute",
-        [x],
-        device_mesh=_mesh(device_mesh),
-        mesh_axis=int(mesh_axis),
-        shift=int(shift),
-    )
+    """Rank i of a group hands ``x`` to rank i + shift; zeros arrive where none sends.
+
+    With ``wrap``, which is written only where it is true, the group is a ring: all send.
+    """
+    attrs = {"device_mesh": _mesh(device_mesh), "mesh_axis": int(mesh_axis), "shift": int(shift)}
+    return _call("collective_permute", [x], **attrs, **({"wrap": True} if wrap else {}))
 
 
 @_constructor

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import Faults, MeshError, PlanError
+from ..errors import Faults, MeshError, PlanError, nearest
 from ..ir import mesh_key
 from .reading import load_plan, plan_dict, read_plan, save_plan
 from .recomputation import read_plan_policies
@@ -26,23 +26,27 @@ class Plan:
     rules : tuple of PlanRule
     recompute : mapping of str to str
         What a training step makes again, by functions (:mod:`.recomputation`).
+    ring : tuple of str
+        Mesh axes along which attention gathers no keys: blocks of them travel around a ring.
 
     Raises
     ------
     PlanError, MeshError
         All faults at once (``error.violations``; DIST0228 where they differ): DIST0202 two equal
-        meshes; DIST0204 a placement of the wrong length; DIST0206 an unknown mesh; DIST0221 no
-        mesh, or two of one name, or a policy that is none.
+        meshes; DIST0204 a placement of the wrong length; DIST0206 an unknown mesh, or an axis of
+        ``ring`` that no mesh has; DIST0221 no mesh, or two of one name, or a policy that is none.
     """
 
     meshes: tuple[MeshSpec, ...]
     rules: tuple[PlanRule, ...] = field(default=())
     recompute: Mapping[str, str] = field(default_factory=dict)
+    ring: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "meshes", tuple(self.meshes))
         object.__setattr__(self, "rules", tuple(self.rules))
         object.__setattr__(self, "recompute", dict(self.recompute))
+        object.__setattr__(self, "ring", tuple(sorted(set(self.ring))))
         faults = faults_of_plan()
         with faults.gathered():
             read_plan_policies(self.recompute)
@@ -55,6 +59,11 @@ class Plan:
             with faults.gathered():
                 check_rule(rule, self.meshes, f"rules/{number} ({rule.title})")
                 good.add(kind)
+        known = {axis for mesh in self.meshes for axis in mesh.axes}
+        for axis in self.ring:
+            if axis not in known:
+                what = f'no mesh has an axis "{axis}"'
+                faults.add(MeshError("DIST0206", what, place="ring", remedy=nearest(axis, known)))
         faults.raise_all()
 
     def unused_axes(self) -> tuple[tuple[MeshSpec, str], ...]:
@@ -94,7 +103,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; :meth:`from_dict` gives an equal plan."""
-        return plan_dict(self.meshes, self.rules, self.recompute)
+        return plan_dict(self.meshes, self.rules, self.recompute, self.ring)
 
     def save(self, path: str | Path) -> None:
         """Write the JSON form; the file is complete or untouched.

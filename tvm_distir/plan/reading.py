@@ -26,7 +26,7 @@ from .schema import (
     parse_open_placement,
 )
 
-_PLAN_KEYS = ("schema_version", "mesh", "meshes", "rules", "recompute")
+_PLAN_KEYS = ("schema_version", "mesh", "meshes", "rules", "recompute", "ring")
 _MESH_KEYS = ("axes", "start", "device_ids")
 _RULE_KEYS: dict[str, tuple[str, ...]] = {
     "param": ("param", "function", "placement", "stationary", "moving", "mesh"),
@@ -56,7 +56,7 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     data : mapping
         ``schema_version`` (1), ``mesh`` (axes) or ``meshes`` (name to ``axes``, ``start``,
         ``device_ids``), ``rules`` (see :class:`PlanRule`; one of ``param``, ``value``, ``call``),
-        ``recompute`` (policies by functions, see :mod:`.recomputation`).
+        ``recompute`` (policies by functions, see :mod:`.recomputation`), ``ring`` (names of axes).
     place : str
         What to call the plan in messages.
     make : callable
@@ -94,9 +94,13 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     for name, value in top["recompute"].fields() if "recompute" in top else ():
         with faults.gathered():
             recompute[name] = value.text()
+    ring: list[str] = []
+    for value in _listed(top, "ring"):
+        with faults.gathered():
+            ring.append(value.text())
     faults.raise_all()
     try:
-        return make(tuple(specs), tuple(rules), recompute)
+        return make(tuple(specs), tuple(rules), recompute, tuple(ring))
     except DistIRError as error:
         raise error.placed(lambda at: at if at.startswith("plan") else f"{place}/{at}") from None
 
@@ -215,7 +219,10 @@ def _placement(value: JsonValue) -> OpenLabels:
 
 
 def plan_dict(
-    meshes: Sequence[MeshSpec], rules: Sequence[PlanRule], recompute: Mapping[str, str]
+    meshes: Sequence[MeshSpec],
+    rules: Sequence[PlanRule],
+    recompute: Mapping[str, str],
+    ring: Sequence[str],
 ) -> dict[str, Any]:
     """JSON form of a plan, without what is the default."""
     out: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
@@ -226,6 +233,8 @@ def plan_dict(
     out["rules"] = [_rule_dict(rule, len(meshes) > 1) for rule in rules]
     if recompute:
         out["recompute"] = dict(recompute)
+    if ring:
+        out["ring"] = list(ring)
     return out
 
 

@@ -83,7 +83,8 @@ def compose(
             "DIST0235", "no strategy is given", place="strategy", remedy='Try "data_parallel".'
         )
     merged = merge(_plans(mod, spec, wanted, System.known(system)))
-    return Plan(merged.meshes, tuple(_closed(rule) for rule in merged.rules), policies_of(mod))
+    rules = tuple(_closed(rule) for rule in merged.rules)
+    return replace(merged, rules=rules, recompute=policies_of(mod))
 
 
 def _plans(
@@ -122,7 +123,7 @@ def _giving_way(plan: Plan, other: Plan) -> Plan:
             for own, cut in zip(rule.placement, wanted, strict=True)
         )
         rules.append(_placed(rule, labels))
-    return Plan(plan.meshes, tuple(rules))
+    return replace(plan, rules=tuple(rules))
 
 
 def _closed(rule: PlanRule) -> PlanRule:
@@ -190,7 +191,8 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
                 rules[target] = replace(
                     old, placement=found[0], stationary=stationary, moving=moving
                 )
-    return Plan(first.meshes, tuple(rules.values()))
+    ring = tuple(axis for _, plan in plans for axis in plan.ring)
+    return Plan(first.meshes, tuple(rules.values()), ring=ring)
 
 
 def _stationary(rules: Sequence[PlanRule]) -> tuple[bool, tuple[int, ...]]:

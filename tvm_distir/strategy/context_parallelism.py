@@ -16,7 +16,7 @@ from typing import Literal
 from tvm import ir
 
 from ..errors import Faults, PlanError
-from ..ir import R
+from ..ir import R, training_notes
 from ..plan import Plan, PlanRule, data_positions, faults_of_plan
 from ..propagation import TiedDims, tied_dims
 from .facts import (
@@ -41,7 +41,7 @@ def context_parallel(
     mod: ir.IRModule,
     mesh: MeshLike,
     axis: str = "cp",
-    form: Literal["all_to_all", "gather"] = "all_to_all",
+    form: Literal["all_to_all", "ring", "gather"] = "all_to_all",
     dim: int = SEQUENCE_DIM,
 ) -> Plan:
     """Plan that cuts the sequence of all activations over one mesh axis, in attention too.
@@ -58,8 +58,9 @@ def context_parallel(
         The mesh axis; other axes stay open.
     form : str
         What a device does of attention: "all_to_all" a part of the heads for the whole sequence,
-        which four all-to-alls per layer bring and take; "gather" its queries against all keys and
-        values, which are gathered.
+        which four all-to-alls per layer bring and take; "ring" its queries against the keys and
+        values of one device after the other, which travel around (not in training steps);
+        "gather" its queries against all of them, which are gathered.
     dim : int
         The dim of the data inputs that is the sequence.
 
@@ -74,7 +75,7 @@ def context_parallel(
     MeshError
         DIST0206 when the mesh has no such axis.
     PlanError
-        DIST0233 no data input has the dim, or nothing follows from it; DIST0234 heads are not
+        DIST0233 no data input has the dim, or a training step with a ring; DIST0234 heads are not
         divisible by the axis (all_to_all), or the sequence is shorter than the axis.
     PropagationError
         DIST0401 an op without a rule.
@@ -84,6 +85,8 @@ def context_parallel(
     rules: list[PlanRule] = []
     seeds: dict[str, dict[int, int]] = {}
     for name, fn, rule_name in entries(mod):
+        if form == "ring" and training_notes(fn, "updated"):
+            raise _no_training(name)
         data = data_positions(fn, name)
         parameters = tensor_parameters(name, fn, rule_name)
         given = [p for p in parameters if p.position in data]
@@ -100,7 +103,7 @@ def context_parallel(
         values.arguments(tied, ACTIVATION_NDIM)
         _place_products(tied, values, spec.axes[axis], form, axis, faults)
     faults.raise_all()
-    return Plan((spec,), (*rules, *values.rules))
+    return Plan((spec,), (*rules, *values.rules), ring=(axis,) if form == "ring" else ())
 
 
 def _place_products(
@@ -135,6 +138,16 @@ def _place_weights(tied: TiedDims, values: PlaceValues) -> None:
             if f.kind == "stat" and f.outs[0] in dims:
                 queries = dims[0] if f.outs[0] == dims[1] else dims[1]
                 values.put(tied, k, queries, stationary=True)
+
+
+def _no_training(name: str) -> PlanError:
+    return PlanError(
+        "DIST0233",
+        "a training step keeps whole rows of attention's weights for its backward part: there is "
+        "no ring for it",
+        place=f"{name} (context_parallel:form=ring)",
+        remedy='Use "context_parallel:form=all_to_all", or "form=gather".',
+    )
 
 
 def _no_heads(product: Product, count: int, axis: str) -> PlanError:

@@ -121,4 +121,4 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
                 PlanRule("value", value, like.placement, like.mesh, function=like.function)
                 for value, like in values
             )
-    return Plan(plan.meshes, tuple(rules), policies_of(mod) or plan.recompute)
+    return replace(plan, rules=tuple(rules), recompute=policies_of(mod) or plan.recompute)

@@ -22,6 +22,7 @@ from .optimize import MoveGathers as MoveGathers
 from .optimize import MoveSlices as MoveSlices
 from .optimize import OptimizeCollectives as OptimizeCollectives
 from .optimize import RemoveUnused as RemoveUnused
+from .optimize import RingAttention as RingAttention
 from .optimize import ScheduleCollectives as ScheduleCollectives
 from .optimize import ShareCollectives as ShareCollectives
 from .optimize import SplitCollectives as SplitCollectives
@@ -34,6 +35,7 @@ from .registry import PIPELINE as PIPELINE
 from .registry import check_name as check_name
 from .registry import find_pass as find_pass
 from .registry import pass_names as pass_names
+from .registry import passes_for as passes_for
 from .spec import PassSpec as PassSpec
 from .spec import levels_after as levels_after
 from .spec import parse_passes as parse_passes

@@ -11,7 +11,7 @@ from tvm import ir
 
 from ..plan import Plan
 from ..system import System
-from .registry import PIPELINE
+from .registry import passes_for
 from .spec import PassSpec
 
 
@@ -22,13 +22,14 @@ def pipeline(
     bucket_bytes: int | None = None,
     overlap: System | str | None = None,
 ) -> tvm.transform.Sequential:
-    """The named pipeline: annotate, propagate, legalize, optimize, lower.
+    """The named pipeline: annotate, propagate, legalize, optimize, lower; ``RingAttention`` for a
+    plan with rings.
 
     After it, where asked for, ``BucketReductions`` and ``BucketGathers``, and
     ``SplitCollectives`` with ``ScheduleCollectives``; see :func:`distribute`.
     """
     wanted: list[tuple[str, dict[str, Any]]] = [
-        (name, {"plan": plan, "system": system}) for name in PIPELINE
+        (name, {**given, "system": system}) for name, given in passes_for(plan)
     ]
     if bucket_bytes is not None:
         wanted += [(name, {"bucket_bytes": bucket_bytes}) for name in ("bucket", "bucket-gathers")]

@@ -8,12 +8,13 @@ Names are known without TVM.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError, nearest
 from ..plugins import Registry
 
 if TYPE_CHECKING:
+    from ..plan import Plan
     from .declaration import PassInfo
 
 _HERE = __name__.rpartition(".")[0]
@@ -38,6 +39,7 @@ PASSES = Registry(
             "fuse": "optimize:FuseCollectives",
             "unused": "optimize:RemoveUnused",
             "lower": "lower:LowerDistIR",
+            "ring": "optimize:RingAttention",
             "bucket": "optimize:BucketReductions",
             "bucket-gathers": "optimize:BucketGathers",
             "split": "optimize:SplitCollectives",
@@ -50,6 +52,12 @@ PASSES = Registry(
 
 PIPELINE = ("annotate", "propagate", "legalize", "optimize", "lower")
 """The passes of ``distribute``, from level 1 to level 5."""
+
+
+def passes_for(plan: Plan) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """The passes that carry a plan out, with the options that it gives them."""
+    asked = [(name, {"plan": plan}) for name in PIPELINE]
+    return (*asked, *([("ring", {"axes": plan.ring})] if plan.ring else []))
 
 
 def pass_names() -> tuple[str, ...]:

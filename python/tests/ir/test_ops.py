@@ -52,6 +52,7 @@ MOVES = [
     ("all_reduce", "R, S[0]", {"mesh_axes": [0]}, "R, S[0]"),
     ("partial", "R, S[0]", {"mesh_axes": [0]}, "R, S[0]"),
     ("collective_permute", "S[0], R", {"mesh_axis": 0, "shift": 1}, "S[0], R"),
+    ("collective_permute", "S[0], R", {"mesh_axis": 0, "shift": 1, "wrap": True}, "S[0], R"),
 ]
 
 
@@ -155,6 +156,7 @@ def test_every_op_prints_and_parses_back():
         y = bb.emit(ops.all_to_all(y, MESH, 1, 1, 0))
         y = bb.emit(ops.local_slice(y, MESH, 0, 1))
         y = bb.emit(ops.collective_permute(y, MESH, 0, -1))
+        y = bb.emit(ops.collective_permute(y, MESH, 0, 1, wrap=True))
         shape = (12, 18)
         y = bb.emit(ops.exchange(y, MESH, [0, 1], "S[1], S[0]", "S[0], S[0]", shape))
         y = bb.emit(ops.all_gather(y, MESH, [0, 1], 0))

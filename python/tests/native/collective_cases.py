@@ -97,8 +97,9 @@ def all_to_all(rng, group, dtype, op, big):
 
 def collective_permute(rng, group, dtype, op, big):
     xs, shift = [wild(rng, (big, 5), dtype) for _ in group], int(rng.integers(-3, 4))
-    want = collectives.collective_permute(xs, shift)
-    return [(x, [shift], y) for x, y in zip(xs, want)]
+    wrap = int(rng.integers(2))
+    want = collectives.collective_permute(xs, shift, bool(wrap))
+    return [(x, [shift, wrap], y) for x, y in zip(xs, want)]
 
 
 def broadcast(rng, group, dtype, op, big):

@@ -43,6 +43,7 @@ def random_call(rng, name, groups, ndim):
         "gather_dim": int(rng.integers(ndim)),
         "split_dim": int(rng.integers(ndim)),
         "shift": int(rng.integers(-3, 4)),
+        "wrap": int(rng.integers(2)),
     }
     return Collective(name, groups, tuple((k, values[k]) for k in ARGS[name]))
 
@@ -152,7 +153,7 @@ def test_a_result_may_lie_where_the_operand_is(elements):
         x = tvm.runtime.tensor(np.full(elements, rank + 1, "float32"))
         native.collective("all_reduce")(x, groups, 3, 0, x)
         y = tvm.runtime.tensor(np.full(elements, rank + 1, "float32"))
-        native.collective("collective_permute")(y, groups, 3, 1, y)
+        native.collective("collective_permute")(y, groups, 3, 1, 0, y)
         return x.numpy(), y.numpy()
 
     got = run_ranks(native.CclFabric(ranks, 20), ranks, body)

@@ -60,6 +60,7 @@ def calls(groups: tuple[tuple[int, ...], ...]) -> list[Collective]:
         Collective("all_to_all", groups, (("gather_dim", 1), ("split_dim", 0))),
         Collective("collective_permute", groups, (("shift", 1),)),
         Collective("collective_permute", groups, (("shift", -2),)),
+        Collective("collective_permute", groups, (("shift", -2), ("wrap", 1))),
     ]
 
 

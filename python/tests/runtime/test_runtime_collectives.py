@@ -90,11 +90,13 @@ def test_movement(dim, count):
         assert np.array_equal(cc.all_to_all(parts, dim, 1 - dim)[i], other[i])
 
 
-def test_permute_does_not_wrap():
+def test_permute_wraps_when_asked_to():
     xs = [np.full(2, i + 1) for i in range(3)]
     assert [int(x[0]) for x in cc.collective_permute(xs, 1)] == [0, 1, 2]
     assert [int(x[0]) for x in cc.collective_permute(xs, -1)] == [2, 3, 0]
     assert [int(x[0]) for x in cc.collective_permute(xs, 5)] == [0, 0, 0]
+    assert [int(x[0]) for x in cc.collective_permute(xs, 1, wrap=True)] == [3, 1, 2]
+    assert [int(x[0]) for x in cc.collective_permute(xs, -4, wrap=True)] == [2, 3, 1]
 
 
 def test_wrong_calls_are_refused():

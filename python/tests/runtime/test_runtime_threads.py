@@ -101,13 +101,14 @@ def test_reductions(op, dtype):
     assert same_bits(again[2:], x[:2])
 
 
+@pytest.mark.parametrize("wrap", [False, True])
 @pytest.mark.parametrize("shift", [1, -1, 2])
-def test_permute_and_index(shift):
+def test_permute_and_index(shift, wrap):
     mesh = td.device_mesh({"a": 3})
     build = Level5(mesh)
 
     def body(bb, x):
-        moved = bb.emit(ops.collective_permute(x, mesh, 0, shift))
+        moved = bb.emit(ops.collective_permute(x, mesh, 0, shift, wrap))
         index = bb.emit(ops.axis_index(mesh, 0))
         return [moved, bb.emit(relax.op.reshape(index, (1,)))]
 
@@ -118,7 +119,8 @@ def test_permute_and_index(shift):
     )
     x = np.arange(1, 7, dtype="int32")
     y, i = both(build.get(), [x])
-    want = [x[2 * (r - shift) :][:2] if 0 <= r - shift < 3 else [0, 0] for r in range(3)]
+    sources = [(r - shift) % 3 if wrap else r - shift for r in range(3)]
+    want = [x[2 * s :][:2] if 0 <= s < 3 else [0, 0] for s in sources]
     assert np.array_equal(y, np.concatenate(want))
     assert i.tolist() == [0, 1, 2]
 

@@ -14,6 +14,7 @@ import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.errors import MeshError, PlanError
 from tvm_distir.ir import INPUTS_ATTR
+from tvm_distir.plan import Plan
 
 SMALL = {"size": "tiny", "layers": 1, "hidden": 16, "heads": 4, "vocab": 64, "batch": 2, "seq": 32}
 MODELS: dict[str, dict[str, Any]] = {
@@ -66,6 +67,7 @@ def test_what_a_layer_sends(name: str, n: int) -> None:
         "all_to_all": 2 * (b + k) * (n - 1) // n**2
     }
     assert per_layer(name, "gather", n, **options) == {"all_gather": 2 * k * (n - 1) // n}
+    assert per_layer(name, "ring", n, **options) == {"collective_permute": 2 * k * (n - 1) // n}
 
 
 def test_grouped_queries_send_fewer_keys() -> None:
@@ -73,6 +75,7 @@ def test_grouped_queries_send_fewer_keys() -> None:
     b, n = 4 * 2 * 32 * 16, 2
     assert per_layer("llama", "all_to_all", n) == {"all_to_all": 3 * b * (n - 1) // n**2}
     assert per_layer("llama", "gather", 4) == {"all_gather": b * 3 // 4}
+    assert per_layer("llama", "ring", 4) == {"collective_permute": b * 3 // 4}
     with pytest.raises(PlanError, match=r"DIST0234.*no heads.*cp.*4.*form=gather"):
         strategy.make_plan(model("llama"), "context_parallel", {"cp": 4})
 
@@ -90,8 +93,21 @@ def test_every_activation_of_a_layer_is_cut() -> None:
     assert whole == []
 
 
+def test_no_device_of_a_ring_has_all_keys() -> None:
+    """Nor the scores of all of them: the mask alone has a row as long as the sequence."""
+    mod = model("llama", seq=48, kv_heads=4)
+    dist = td.distribute(mod, strategy.make_plan(mod, "context_parallel:form=ring", {"cp": 4}))
+    long = {
+        (value.name, value.dtype)
+        for function in td.export(dist).functions.values()
+        for value in function.values
+        if 48 in value.shape and value.role != "constant"
+    }
+    assert {dtype for _, dtype in long} == {"int32", "bool"}
+
+
 @pytest.mark.parametrize("seq", [32, 30], ids=["even", "uneven"])
-@pytest.mark.parametrize("form", ["all_to_all", "gather"])
+@pytest.mark.parametrize("form", ["all_to_all", "gather", "ring"])
 @pytest.mark.parametrize("name", ["gpt", "bert", "llama"])
 def test_inference_equals_one_device(name: str, form: str, seq: int) -> None:
     mod = model(name, seq=seq, **({"kv_heads": 4} if name == "llama" else {}))
@@ -99,10 +115,12 @@ def test_inference_equals_one_device(name: str, form: str, seq: int) -> None:
     assert td.verify(mod, plan, engine="virtual").equal
 
 
+@pytest.mark.parametrize("form", ["all_to_all", "ring"])
 @pytest.mark.parametrize("engine", ["threads", "processes"])
-def test_on_engines(engine: str) -> None:
+def test_on_engines(engine: str, form: str) -> None:
     mod = model("llama")
-    plan = strategy.make_plan(mod, "context_parallel", {"cp": 2})
+    plan = strategy.make_plan(mod, f"context_parallel:form={form}", {"cp": 2})
+    assert Plan.from_dict(plan.to_dict()) == plan
     assert td.verify(mod, plan, engine=engine).equal
 
 
@@ -135,6 +153,13 @@ def test_training_sends_four_more_all_to_alls() -> None:
         ("data_parallel+context_parallel", {"dp": 2, "cp": 2}, "gpt", False),
         ("data_parallel+context_parallel:form=gather", {"cp": 2, "dp": 2}, "bert", False),
         ("context_parallel+megatron", {"tp": 2, "cp": 2}, "gpt", False),
+        (
+            "data_parallel+context_parallel:form=ring+megatron",
+            {"dp": 2, "cp": 2, "tp": 2},
+            "gpt",
+            False,
+        ),
+        ("fsdp+context_parallel:form=ring", {"cp": 2, "dp": 2}, "llama", False),
         ("context_parallel+megatron", {"cp": 2, "tp": 2}, "llama", False),
         ("context_parallel:form=gather+tensor_parallel", {"cp": 2, "tp": 2}, "llama", False),
         ("data_parallel+context_parallel+megatron", {"dp": 2, "tp": 2, "cp": 2}, "gpt", False),
@@ -184,9 +209,18 @@ def test_attention_as_one_op(causal: str | None, form: str) -> None:
         ("context_parallel:form=star", {"cp": 2}, PlanError, "DIST0231.*all_to_all"),
         ("context_parallel:dim=2", {"cp": 2}, PlanError, "DIST0233.*no data input has a dim 2"),
         ("context_parallel", {"cp": 64}, PlanError, "DIST0234.*sequence 32 is shorter"),
+        (
+            "context_parallel:form=ring",
+            {"cp": 2, "train": 1},
+            PlanError,
+            "DIST0233.*no ring for it",
+        ),
         ("context_parallel", {"cp": 8}, PlanError, r"DIST0234 layer/scores.*2x4x32x32"),
     ],
 )
 def test_errors(text: str, mesh: dict[str, int], error: type[Exception], message: str) -> None:
+    mod = model("gpt")
+    if "train" in mesh:
+        mod = td.train_step(mod, optimizer="sgd", rate=1.0)
     with pytest.raises(error, match=message):
-        strategy.make_plan(model("gpt"), text, mesh)
+        strategy.make_plan(mod, text, mesh)

@@ -10,7 +10,7 @@ the other; ``op``: position in :data:`tvm_distir.ir.REDUCE_OPS`):
 ``all_gather``            x, groups, group_size, dim, out
 ``reduce_scatter``        x, groups, group_size, dim, op, out
 ``all_to_all``            x, groups, group_size, gather_dim, split_dim, out
-``collective_permute``    x, groups, group_size, shift, out
+``collective_permute``    x, groups, group_size, shift, wrap (0 or 1), out
 ``local_slice``           x, groups, group_size, dim, out
 ``partial``               x, groups, group_size, op, out
 ``axis_index``            groups, group_size, out
@@ -63,7 +63,7 @@ ARGS: dict[str, tuple[str, ...]] = {
     "all_gather": ("dim",),
     "reduce_scatter": ("dim", "op"),
     "all_to_all": ("gather_dim", "split_dim"),
-    "collective_permute": ("shift",),
+    "collective_permute": ("shift", "wrap"),
     "local_slice": ("dim",),
     "partial": ("op",),
     "axis_index": (),

@@ -30,6 +30,7 @@ def _collective(name: str) -> Legalize:
     def legalize(_: relax.BlockBuilder, call: ir.Call) -> Any:
         decoded = decode_collective(call)
         given: dict[str, Any] = dict(decoded.args)
+        given.setdefault("wrap", 0)
         values = [REDUCE_OPS.index(given[k]) if k == "op" else given[k] for k in ARGS[name]]
         flat = [r for group in decoded.groups for r in group]
         args = [*call.args, _shape(flat), _int(len(decoded.groups[0])), *map(_int, values)]

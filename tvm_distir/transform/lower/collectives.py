@@ -151,7 +151,8 @@ def collective(
         x = parted(writer, x, split, parts, name)
         call = ops.all_to_all(x, mesh, axis, gather, split)
         return joined(writer, call, gather, parts, want[gather], name)
-    return ops.collective_permute(x, mesh, axis, int(attrs["shift"]))
+    wrap = "wrap" in attrs and bool(attrs["wrap"])
+    return ops.collective_permute(x, mesh, axis, int(attrs["shift"]), wrap)
 
 
 def reduced_terms(writer: BlockWriter, move: TermsMove, attrs: Any, x: Any, name: str) -> Any:

@@ -157,9 +157,12 @@ class MpiFabric(Transfers):
         return np.concatenate([got[r] for r in group], axis=int(args["gather_dim"]))
 
     def _permute(self, rank: int, call: Collective, group: Sequence[int], x: Array) -> Array:
-        shift, here = int(dict(call.args)["shift"]), group.index(rank)
-        parts = {r: x for i, r in enumerate(group) if i == here + shift}
-        shapes = {r: x.shape for i, r in enumerate(group) if i == here - shift}
+        args, here = dict(call.args), group.index(rank)
+        to, source = here + int(args["shift"]), here - int(args["shift"])
+        if args.get("wrap"):
+            to, source = to % len(group), source % len(group)
+        parts = {r: x for i, r in enumerate(group) if i == to}
+        shapes = {r: x.shape for i, r in enumerate(group) if i == source}
         got = self._swap(rank, call, x, parts, shapes)
         return next(iter(got.values())) if shapes else np.zeros_like(x)
 
