@@ -12,6 +12,7 @@ from tvm import ir
 
 from ..ir import lift_branches
 from .graph import Axis, Graph
+from .module import PlacedModule
 from .search import WeightSearch
 from .solve import Costs
 
@@ -27,11 +28,14 @@ class TiedDims:
         1 for each (value, dim) of the graph, at ``graph.offset[value] + dim``, that is tied.
     names : mapping of int to str
         Per node the variable that it binds, where no other has its name.
+    follows : sequence of int
+        1 for each value that is computed from those inputs, or is one of them.
     """
 
     graph: Graph
     flags: Sequence[int]
     names: Mapping[int, str]
+    follows: Sequence[int]
 
     def dims(self, value: int) -> tuple[int, ...]:
         """The tied dims of a value; none of a constant."""
@@ -65,13 +69,36 @@ def tied_dims(
     """
     search = WeightSearch(lift_branches(mod), Axis(0, 0, ranks, ""), Costs())
     reach = search.reach_of(seeds)
+    follows = _following(search.module, seeds)
     found = []
     for key in search.module.order:
         g = search.module.graphs[key]
         names = {handle: str(var.name) for handle, var in g.variables.items()}
         often = Counter(names.values())
         own = {k: names[h] for h, k in g.node_of.items() if often[names[h]] == 1}
-        found.append(TiedDims(g, reach[key].active[0], own))
+        found.append(TiedDims(g, reach[key].active[0], own, follows[key]))
+    return found
+
+
+def _following(
+    module: PlacedModule, seeds: Mapping[str, Mapping[int, int]]
+) -> dict[str, bytearray]:
+    """Per graph, 1 for each value that is computed from seeded parameters."""
+    found = {key: bytearray(len(module.graphs[key].values)) for key in module.order}
+    for name, dims in seeds.items():
+        entry = module.entries[name]
+        for i in dims:
+            found[entry][module.graphs[entry].param_value(i)] = 1
+    for key in reversed(module.order):  # callers first
+        g, own = module.graphs[key], found[key]
+        for node in g.nodes:
+            if node.kind == "call":
+                params = module.graphs[node.callee].param_values
+                for v, inside in zip(node.operands, params, strict=True):
+                    found[node.callee][inside] |= v >= 0 and own[v]
+            if any(v >= 0 and own[v] for v in node.operands):
+                for v in node.results:
+                    own[v] = 1
     return found
 
 

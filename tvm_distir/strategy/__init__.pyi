@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .activation_sequence import sequence as sequence
 from .composition import compose as compose
 from .composition import make_plan as make_plan
 from .composition import merge as merge

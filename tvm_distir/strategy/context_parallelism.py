@@ -29,11 +29,8 @@ from .facts import (
     tensor_parameters,
 )
 from .registry import plan_maker
-from .sequence_dims import PlaceValues, Product, products, sequence_inputs
-
-SEQUENCE_DIM = 1
-ACTIVATION_NDIM = 3
-"""Of (batch, sequence, features): tables of positions have fewer dims, and are cheap to cut."""
+from .sequence_dims import SEQUENCE_DIM, Product, products, sequence_inputs
+from .sequence_places import PlaceValues, place_list, place_rows
 
 
 @plan_maker
@@ -100,24 +97,25 @@ def context_parallel(
     values = PlaceValues(mod, spec, axis)
     faults = faults_of_plan("main (context_parallel)")
     for tied in tied_dims(mod, seeds, spec.axes[axis]):
-        values.arguments(tied, ACTIVATION_NDIM)
-        _place_products(tied, values, spec.axes[axis], form, axis, faults)
+        values.arguments(tied)
+        if form == "all_to_all":
+            _place_heads(tied, values, spec.axes[axis], axis, faults)
+        else:
+            place_rows(tied, values, spec.axes[axis])
     faults.raise_all()
     return Plan((spec,), (*rules, *values.rules), ring=(axis,) if form == "ring" else ())
 
 
-def _place_products(
-    tied: TiedDims, values: PlaceValues, count: int, form: str, axis: str, faults: Faults
+def _place_heads(
+    tied: TiedDims, values: PlaceValues, count: int, axis: str, faults: Faults
 ) -> None:
-    """Cut what products give: along the sequence, in attention as the form says."""
+    """Cut what products give along the sequence, in attention along the heads."""
     g = tied.graph
     for product in products(tied):
         node = g.nodes[product.node]
-        if not tied.dims(node.results[0]):  # rows of tokens follow, in an order of their own
-            kept = product.kept_dim(count)
-            if kept is not None:
-                values.put(tied, product.node, kept)
-        elif product.meeting and form == "all_to_all":
+        if not tied.dims(node.results[0]):
+            place_list(tied, values, product.node, product.kept_dim(count))
+        elif product.meeting:
             heads = product.shared_dim(count)
             if heads is None:
                 faults.add(_no_heads(product, count, axis))
@@ -126,18 +124,6 @@ def _place_products(
         else:
             for value in (*node.operands, *node.results):
                 values.rows(tied, value)
-    if form != "all_to_all":
-        _place_weights(tied, values)
-
-
-def _place_weights(tied: TiedDims, values: PlaceValues) -> None:
-    """Cut what softmax gives of pairs of positions along the queries: keys are its axis."""
-    for k, node in enumerate(tied.graph.nodes):
-        dims = tied.dims(node.results[0]) if len(node.results) == 1 else ()
-        for f in node.rule.factors if node.rule is not None and len(dims) == 2 else ():
-            if f.kind == "stat" and f.outs[0] in dims:
-                queries = dims[0] if f.outs[0] == dims[1] else dims[1]
-                values.put(tied, k, queries, stationary=True)
 
 
 def _no_training(name: str) -> PlanError:

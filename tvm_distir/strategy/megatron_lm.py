@@ -30,7 +30,7 @@ from .facts import (
     tensor_parameters,
 )
 from .registry import plan_maker
-from .sequence import sequence_rules
+from .residual_stream import sequence_rules
 from .transformer_weights import GATE_UP, QUERY, ROW, KnownWeight, cut_dim, known_weight
 
 COLUMN_ROLES = ("query", "key_value", "gate_up", "head")

@@ -40,6 +40,7 @@ STRATEGIES = Registry(
             "spatial_parallel": "spatial_parallelism",
             "megatron": "megatron_lm",
             "context_parallel": "context_parallelism",
+            "sequence": "activation_sequence",
             "fsdp": "presets",
             "hsdp": "presets",
             "deepspeed_zero1": "presets",

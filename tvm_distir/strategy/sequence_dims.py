@@ -9,21 +9,19 @@ positions: the scores of attention. An op that takes a tied dim whole is attenti
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir
-
 from ..errors import PlanError
-from ..ir import tensor_type
-from ..ir.rewrite import handle
-from ..plan import MeshSpec, PlanRule
+from ..plan import MeshSpec
 from ..propagation import TiedDims
-from .facts import Parameter, entries, names_of, one_axis, same_size
+from .facts import Parameter, names_of, same_size
 
 LOOK_UP = "relax.take"
+
+SEQUENCE_DIM = 1
+"""Of (batch, sequence), where nobody says otherwise."""
 
 
 def sequence_inputs(
@@ -151,75 +149,4 @@ def products(tied: TiedDims) -> Iterator[Product]:
             yield Product(tied, k, pairs or whole)
 
 
-class PlaceValues:
-    """Makes the rules that cut values of a module along one mesh axis, each target once.
-
-    Parameters
-    ----------
-    mod : IRModule
-    mesh : MeshSpec
-    axis : str
-    """
-
-    def __init__(self, mod: ir.IRModule, mesh: MeshSpec, axis: str) -> None:
-        self._names = {str(gv.name_hint) for gv in mod.functions}
-        self._public = {name: rule_name for name, _, rule_name in entries(mod)}
-        self._mesh, self._number = mesh, mesh.axis_number(axis)
-        self._found: dict[tuple[Any, ...], PlanRule] = {}
-
-    @property
-    def rules(self) -> tuple[PlanRule, ...]:
-        """The rules so far."""
-        return tuple(self._found.values())
-
-    def put(self, tied: TiedDims, node: int, dim: int, stationary: bool = False) -> None:
-        """Cut the result of a node along a dim; of one target the last cut counts.
-
-        Nothing where the variable does not stand in the module, or shares its name.
-        """
-        g = tied.graph
-        if g.name not in self._names or node not in tied.names:
-            return
-        title = glob.escape(tied.names[node])
-        cut = one_axis(self._mesh, self._number, dim)
-        function = self._public.get(g.name, g.name)
-        rule = PlanRule("value", title, cut, self._mesh.name, stationary, function)
-        self._found[function, title] = rule
-
-    def rows(self, tied: TiedDims, value: int) -> None:
-        """Cut a value along its sequence, where it has one and an op gives it."""
-        dims, node = tied.dims(value), -1 if value < 0 else tied.graph.producer[value][0]
-        if len(dims) == 1 and node >= 0 and tied.graph.nodes[node].rule is not None:
-            self.put(tied, node, dims[0])
-
-    def arguments(self, tied: TiedDims, least_ndim: int) -> None:
-        """Cut the arguments of calls that are floats of so many dims along their sequence."""
-        g = tied.graph
-        asked: dict[tuple[str, int], set[int]] = {}
-        for binding in g.bindings:
-            call = binding.value
-            if not (isinstance(call, ir.Call) and isinstance(call.op, ir.GlobalVar)):
-                continue
-            for i, arg in enumerate(call.args):
-                tensor = tensor_type(arg.ty)
-                known = g.env.get(handle(arg), ())
-                if tensor is None or len(known) != 1 or "float" not in str(tensor.dtype):
-                    continue
-                dims = tied.dims(known[0])
-                key = (str(call.op.name_hint), i)
-                fits = len(dims) == 1 and len(g.values[known[0]].shape) >= least_ndim
-                asked.setdefault(key, set()).add(dims[0] if fits else -1)
-        for (callee, i), found in asked.items():
-            if (
-                g.name in self._names
-                and callee in self._names
-                and len(found) == 1
-                and -1 not in found
-            ):
-                function = self._public.get(g.name, g.name)
-                cut = one_axis(self._mesh, self._number, next(iter(found)))
-                rule = PlanRule("call", callee, cut, self._mesh.name, function=function, arg=i)
-                self._found[function, callee, i] = rule
-
-
-__all__ = ["PlaceValues", "Product", "products", "sequence_inputs"]
+__all__ = ["Product", "products", "sequence_inputs"]
