@@ -7,6 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from tvm import relax
+from tvm.relax.op import astype
 
 from ...errors import ModelError, nearest, shortened
 from ...plan import Recomputation, match_name
@@ -14,6 +18,9 @@ from ...system import System
 from .losses import Loss, loss_named
 from .optimizers import Master, Optimizer, optimizer_named
 from .recompute import Auto, read_recompute
+
+HALF = ("float16", "bfloat16")
+"""Types whose sums over many samples need a wider one."""
 
 DYNAMIC = "dynamic"
 """The loss scale that grows and shrinks with what overflows."""
@@ -54,6 +61,17 @@ class Recipe:
     frozen: tuple[str, ...]
     recompute: Recomputation | Auto
     system: System | None
+
+    def loss_of(self, emitter: Any, output: Any, targets: Any) -> Any:
+        """The loss of a model's output, not emitted yet; of half precision in float32."""
+        if isinstance(output.ty, relax.TupleType):
+            output = emitter.emit(relax.TupleGetItem(output, 0), "output")
+        dtype = str(output.ty.dtype)
+        if dtype in HALF:
+            output = emitter.emit(astype(output, "float32"), "wide_output")
+            if str(targets.ty.dtype) == dtype:
+                targets = emitter.emit(astype(targets, "float32"), "wide_targets")
+        return self.loss.write(emitter, output, targets)
 
     def trains(self, name: str) -> bool:
         """Whether a weight is updated."""

@@ -44,11 +44,54 @@ class Weight:
     names: list[str] = field(default_factory=list)
 
 
-Rows = list[tuple[Weight, Any, int]]
-"""Weights, their gradients, and which results of the call these are."""
+@dataclass(frozen=True, eq=False)
+class Owner:
+    """A call of a layer, whose weights are updated by one call too.
 
-Groups = dict[Any, Rows]
-"""By the call of a backward part; under None those that no call makes, or one without its like."""
+    Attributes
+    ----------
+    name : str
+        Of the layer's function.
+    label : str
+        Of the call's value.
+    """
+
+    name: str
+    label: str
+
+
+Rows = list[tuple[Weight, Any, str]]
+"""Weights, their gradients, and what the layer's function calls the weights."""
+
+Groups = dict[Owner | None, Rows]
+"""By the layer; under None those of no layer, or of one that is called once."""
+
+
+def grouped(
+    builder: relax.BlockBuilder,
+    calls: Iterable[CallGradient],
+    weights: Sequence[Weight],
+    gradients: Sequence[Any],
+) -> Groups:
+    """Group weights by the call that makes their gradients, see :data:`Groups`."""
+    written = [call for call in calls if call.back is not None]
+    times = Counter(call.pair.name for call in written)
+    owners = {
+        call.back: (call, Owner(call.pair.name, call.label))
+        for call in written
+        if times[call.pair.name] > 1
+    }
+    layers: Groups = {}
+    for weight, gradient in zip(weights, gradients, strict=True):
+        made = builder.lookup_binding(gradient)
+        back = made.tuple_value if isinstance(made, relax.TupleGetItem) else None
+        if back in owners:
+            call, owner = owners[back]
+            label = call.pair.params[call.pair.given[int(made.index)]]
+            layers.setdefault(owner, []).append((weight, gradient, label))
+        else:
+            layers.setdefault(None, []).append((weight, gradient, weight.name))
+    return layers
 
 
 class Updates:
@@ -61,52 +104,32 @@ class Updates:
     optimizer : Optimizer
     functions : Functions
         Gets the functions of the layers.
-    calls : iterable of CallGradient
-        What made gradients. A layer that is called once has no function for its updates.
     """
 
     def __init__(
-        self,
-        builder: relax.BlockBuilder,
-        optimizer: Optimizer,
-        functions: Functions,
-        calls: Iterable[CallGradient],
+        self, builder: relax.BlockBuilder, optimizer: Optimizer, functions: Functions
     ) -> None:
         self.builder, self.optimizer, self.functions = builder, optimizer, functions
-        written = [call for call in calls if call.back is not None]
-        times = Counter(call.pair.name for call in written)
-        self.backs = {call.back: call for call in written if times[call.pair.name] > 1}
         self._made: dict[Any, ir.GlobalVar] = {}
-
-    def grouped(self, weights: Sequence[Weight], gradients: Sequence[Any]) -> Groups:
-        """Group weights by the call that makes their gradients, see :data:`Groups`."""
-        layers: Groups = {}
-        for weight, gradient in zip(weights, gradients, strict=True):
-            made = self.builder.lookup_binding(gradient)
-            back = made.tuple_value if isinstance(made, relax.TupleGetItem) else None
-            index = int(made.index) if back in self.backs else 0
-            key = back if back in self.backs else None
-            layers.setdefault(key, []).append((weight, gradient, index))
-        return layers
 
     def squares(self, groups: Groups) -> Any:
         """Emit the sum of the squares of all gradients, float32 ()."""
         total: Any = None
-        for back, rows in groups.items():
+        for owner, rows in groups.items():
             gradients = [gradient for _, gradient, _ in rows]
-            if back is None:
+            if owner is None:
                 part = _squares(self.builder, gradients)
             else:
-                part = self._squares_of(self.backs[back], gradients)
+                part = self._squares_of(owner, gradients)
             total = part if total is None else self.builder.emit(add(total, part))
         return total
 
     def write(self, groups: Groups, shared: Shared) -> dict[str, Any]:
         """Return the new weights and states by name, not emitted yet."""
         found: dict[str, Any] = {}
-        for back, rows in groups.items():
-            if back is not None:
-                found.update(self._layer(self.backs[back], rows, shared))
+        for owner, rows in groups.items():
+            if owner is not None:
+                found.update(self._layer(owner, rows, shared))
                 continue
             for weight, gradient, _ in rows:
                 new = self._updated(self.builder, weight, gradient, shared)
@@ -130,18 +153,18 @@ class Updates:
         made = [new if isinstance(new, ir.Var) else builder.emit(new), *states]
         return [where(shared[FINITE], n, o) for n, o in zip(made, old, strict=True)]
 
-    def _squares_of(self, call: CallGradient, gradients: list[Any]) -> Any:
+    def _squares_of(self, owner: Owner, gradients: list[Any]) -> Any:
         """Emit the call that sums the squares of a layer's gradients."""
-        key = (_SQUARES, call.pair.name, *(str(gradient.ty) for gradient in gradients))
+        key = (_SQUARES, owner.name, *(str(gradient.ty) for gradient in gradients))
         if key not in self._made:
             params = [relax.Var(f"grad{i}", g.ty) for i, g in enumerate(gradients)]
             bindings, total = written(params, lambda builder: _squares(builder, params))
-            title = call.pair.name + _SQUARES
+            title = owner.name + _SQUARES
             function = private_function(title, params, bindings, total)
             self._made[key] = self.functions.add(title, function)
-        return self.builder.emit(ir.Call(self._made[key], gradients), f"{call.label}{_SQUARES}")
+        return self.builder.emit(ir.Call(self._made[key], gradients), f"{owner.label}{_SQUARES}")
 
-    def _layer(self, call: CallGradient, rows: Rows, shared: Shared) -> Mapping[str, Any]:
+    def _layer(self, owner: Owner, rows: Rows, shared: Shared) -> Mapping[str, Any]:
         """Emit the call that updates the weights of a layer."""
         weights = [weight for weight, _, _ in rows]
         args = [
@@ -150,11 +173,11 @@ class Updates:
             *(state for weight in weights for state in weight.states),
             *shared.values(),
         ]
-        labels = [call.pair.params[call.pair.given[index]] for _, _, index in rows]
-        key = (_UPDATE, call.pair.name, *labels, *shared, *(str(arg.ty) for arg in args))
+        labels = [label for _, _, label in rows]
+        key = (_UPDATE, owner.name, *labels, *shared, *(str(arg.ty) for arg in args))
         if key not in self._made:
-            self._made[key] = self._function(call.pair.name, labels, weights, args, list(shared))
-        new = self.builder.emit(ir.Call(self._made[key], args), f"{call.label}{_UPDATE}")
+            self._made[key] = self._function(owner.name, labels, weights, args, list(shared))
+        new = self.builder.emit(ir.Call(self._made[key], args), f"{owner.label}{_UPDATE}")
         names = [name for weight in weights for name in (weight.name, *weight.names)]
         return {name: relax.TupleGetItem(new, k) for k, name in enumerate(names)}
 

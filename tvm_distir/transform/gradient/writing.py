@@ -30,14 +30,10 @@ from .reread import Reread
 from .reverse import active, reverse
 from .scaling import Scaling
 from .tape import Tape
-from .updates import UPDATED_SUFFIX, Updates, Weight
+from .updates import UPDATED_SUFFIX, Updates, Weight, grouped
 
 TARGETS = "targets"
 """Name of the parameter that holds what the output should have been."""
-
-HALF = ("float16", "bfloat16")
-"""Types whose sums over many samples need a wider one."""
-
 
 def unfit(what: str) -> ModelError:
     """Error about a model that no step can be made of."""
@@ -153,7 +149,9 @@ class StepWriter:
         tape = self.tape
         for binding in self.bindings:
             self._forward(tape, binding)
-        loss = tape.output(self._loss(tape), "loss")
+        output = tape.replaced(self.forward.body.body)
+        targets = self.inputs[len(self.data)][1]
+        loss = tape.output(self.recipe.loss_of(tape, output, targets), "loss")
         reread = Reread(self.builder, wanted, tape.bindings) if self.recipe.reread else None
         gradients = reverse(
             self.builder,
@@ -170,18 +168,6 @@ class StepWriter:
         self.gradients = {weight.name: str(gradient.name) for weight, gradient in named}
         return [loss, *self._updates(tape, gradients)]
 
-    def _loss(self, tape: Tape) -> Any:
-        """The loss, not emitted yet; of half precision in float32."""
-        output, targets = tape.replaced(self.forward.body.body), self.inputs[len(self.data)][1]
-        if isinstance(output.ty, relax.TupleType):
-            output = tape.emit(relax.TupleGetItem(output, 0), "output")
-        dtype = str(output.ty.dtype)
-        if dtype in HALF:
-            output = tape.emit(astype(output, "float32"), "wide_output")
-            if str(targets.ty.dtype) == dtype:
-                targets = tape.emit(astype(targets, "float32"), "wide_targets")
-        return self.recipe.loss.write(tape, output, targets)
-
     def _forward(self, tape: Tape, binding: Any) -> None:
         """Emit a binding of the model."""
         value = tape.replaced(binding.value)
@@ -194,8 +180,8 @@ class StepWriter:
     def _updates(self, tape: Tape, gradients: Sequence[Any]) -> list[Any]:
         """New weights in the order of the parameters, then new states, then the counters."""
         builder, optimizer = self.builder, self.recipe.optimizer
-        updates = Updates(builder, optimizer, self.functions, tape.calls.values())
-        rows = updates.grouped(self.weights, gradients)
+        updates = Updates(builder, optimizer, self.functions)
+        rows = grouped(builder, tape.calls.values(), self.weights, gradients)
         squares = updates.squares(rows) if self.scaling.looks_at_gradients else None
         shared = self.scaling.shared(builder, squares)
         counters: list[tuple[str, Any]] = []
