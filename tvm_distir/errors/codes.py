@@ -42,6 +42,7 @@ CODES: dict[str, str] = {
     "DIST0233": "a strategy does not find in the model what it needs",
     "DIST0234": "a size of the model is not divisible as a strategy needs it",
     "DIST0235": "a strategy text cannot be read",
+    "DIST0236": "a schedule of stages and micro-batches is wrong",
     # 03xx: frontends
     "DIST0301": "a model file is missing or cannot be read",
     "DIST0302": "a MODEL string is of no known kind",
@@ -66,6 +67,7 @@ CODES: dict[str, str] = {
     "DIST0350": "an op of a model that is to be trained has no gradient",
     "DIST0351": "a model, loss or optimizer does not make a training step",
     "DIST0353": "a gradient is registered for a kernel that has one",
+    "DIST0354": "a model cannot be cut into stages or micro-batches as asked for",
     # 040x-044x: rules and propagation
     "DIST0401": "what a call calls has no sharding rule, and none can be derived",
     "DIST0402": "the shape of an operand or result of a call is unknown",
@@ -102,6 +104,7 @@ CODES: dict[str, str] = {
     "DIST0509": "no collectives at hand redistribute a tensor within the memory bound",
     "DIST0510": "a collective has no form in TVM's own R.ccl ops",
     "DIST0511": "attention cannot be done around a ring",
+    "DIST0512": "the stages of a pipeline do not fit together",
     # 06xx: runtime
     "DIST0601": "an unknown engine is named",
     "DIST0602": "the inputs of a run do not fit the module",

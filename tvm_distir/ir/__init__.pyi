@@ -10,7 +10,10 @@ from .async_ops import register_ops as register_ops
 from .async_ops import start as start
 from .async_ops import start_name as start_name
 from .async_ops import started_op as started_op
+from .attributes import ACCUMULATE_PHASE as ACCUMULATE_PHASE
+from .attributes import BACKWARD_PHASE as BACKWARD_PHASE
 from .attributes import BRANCH_ATTR as BRANCH_ATTR
+from .attributes import FORWARD_PHASE as FORWARD_PHASE
 from .attributes import FRONTEND_ATTR as FRONTEND_ATTR
 from .attributes import INPUTS_ATTR as INPUTS_ATTR
 from .attributes import IO_ATTR as IO_ATTR
@@ -18,8 +21,13 @@ from .attributes import NUM_INPUT_ATTR as NUM_INPUT_ATTR
 from .attributes import OPEN_AXES_ATTR as OPEN_AXES_ATTR
 from .attributes import PARAM_NAMES_ATTR as PARAM_NAMES_ATTR
 from .attributes import PARTIAL_ATTR as PARTIAL_ATTR
+from .attributes import PHASE_ATTR as PHASE_ATTR
+from .attributes import PIPELINE_ATTR as PIPELINE_ATTR
+from .attributes import REPEAT_ATTR as REPEAT_ATTR
+from .attributes import ROLE_ATTR as ROLE_ATTR
 from .attributes import STATIONARY_ATTR as STATIONARY_ATTR
 from .attributes import TRAINING_ATTR as TRAINING_ATTR
+from .attributes import WEIGHT_PHASE as WEIGHT_PHASE
 from .attributes import num_input as num_input
 from .attributes import param_names as param_names
 from .attributes import training_notes as training_notes
@@ -31,6 +39,7 @@ from .branches import holds_branch as holds_branch
 from .branches import lift_branches as lift_branches
 from .branches import outline_branches as outline_branches
 from .mesh import AXES_ATTR as AXES_ATTR
+from .mesh import DEVICE_NUM_ATTR as DEVICE_NUM_ATTR
 from .mesh import MESH_INFO as MESH_INFO
 from .mesh import NAMES_ATTR as NAMES_ATTR
 from .mesh import axis_groups as axis_groups

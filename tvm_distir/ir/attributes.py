@@ -38,8 +38,27 @@ TRAINING_ATTR = "dist.training"
 parameter, by the parameter's name; ``states``, the names of a weight's optimizer states;
 ``again``, the value as which the backward part reads a weight."""
 
+PHASE_ATTR = "dist.phase"
+"""Private function of a stage: which part of the schedule its calls are (:data:`PHASES`)."""
+
+REPEAT_ATTR = "dist.repeat"
+"""Private function: how often a step runs each of its calls, once per micro-batch."""
+
+ROLE_ATTR = "dist.role"
+"""Public function of a stage: what its parameters (``params``) and results (``results``) are, and
+the names of the values (``values``) that are its results."""
+
+PIPELINE_ATTR = "dist.pipeline"
+"""Module of a step in stages: schedule, names of all parameters, and per stage its function."""
+
 FRONTEND_ATTR = "dist.frontend"
 """Module: where it was imported from."""
+
+
+FORWARD_PHASE, BACKWARD_PHASE, WEIGHT_PHASE = "forward", "backward", "weight"
+ACCUMULATE_PHASE = "accumulate"
+PHASES = (FORWARD_PHASE, BACKWARD_PHASE, WEIGHT_PHASE, ACCUMULATE_PHASE)
+"""Phases of a stage; the last sums over micro-batches what it is given."""
 
 
 def param_names(fn: relax.Function) -> list[str]:

@@ -18,6 +18,7 @@ from ..errors import MAX_DEVICES, MAX_INT, MeshError, nearest, shortened
 MESH_INFO = "mesh"
 AXES_ATTR = "mesh_axes"
 NAMES_ATTR = "mesh_names"
+DEVICE_NUM_ATTR = "device_num"
 
 
 def check_axes(axes: Mapping[str, int], place: str = "mesh") -> None:

@@ -17,11 +17,11 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tvm import ir, relax
+from tvm import ir
 
 from ..errors import DistIRError, PlanError, nearest, parse_int, shortened
-from ..ir import training_notes
-from .names import MAIN, match_name
+from ..ir import relax_functions, training_notes
+from .names import match_name
 
 NONE, SELECTIVE, FULL = "none", "selective", "full"
 NAMED = (NONE, SELECTIVE, FULL)
@@ -160,9 +160,10 @@ def policies_of(mod: ir.IRModule) -> dict[str, str]:
 
 
 def _notes(mod: ir.IRModule, key: str) -> Mapping[str, object]:
-    functions = {str(gv.name_hint): fn for gv, fn in mod.functions.items()}
-    main = functions.get(MAIN)
-    return training_notes(main, key) if isinstance(main, relax.Function) else {}
+    found: dict[str, object] = {}
+    for _, fn in sorted(relax_functions(mod), key=lambda one: str(one[0].name_hint)):
+        found.update(training_notes(fn, key))
+    return found
 
 
 def check_policies(said: Mapping[str, str], mod: ir.IRModule) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tvm import ir, relax
 
-from ..ir import is_private, mesh_axes, mesh_shape, meshes, relax_functions
+from ..ir import REPEAT_ATTR, is_private, mesh_axes, mesh_shape, meshes, relax_functions
 from .graph import Axis, Graph, ModuleTypes, Placer
 
 
@@ -43,16 +43,35 @@ class PlacedModule:
             if isinstance(fn, relax.Function) and not is_private(fn)
         }
         found = module_axes(mod) if axes is None else tuple(axes)
+        _repeat(placer.graphs, placer.order)
         return cls(found, entries, placer.graphs, placer.order)
 
     @functools.cached_property
     def largest(self) -> tuple[int, int]:
-        """FLOPs and bytes of the largest op."""
-        rules = [n.rule for g in self.graphs.values() for n in g.nodes if n.rule is not None]
+        """FLOPs and bytes of the largest op, as often as a step runs it."""
+        rules = [
+            (g.repeat, n.rule) for g in self.graphs.values() for n in g.nodes if n.rule is not None
+        ]
         return (
-            max((r.flops for r in rules), default=0),
-            max((sum(r.in_bytes + r.out_bytes) for r in rules), default=0),
+            max((n * r.flops for n, r in rules), default=0),
+            max((n * sum(r.in_bytes + r.out_bytes) for n, r in rules), default=0),
         )
+
+
+def _repeat(graphs: Mapping[str, Graph], order: Sequence[str]) -> None:
+    """Note on graphs how often a step runs them: as often as the function that calls them."""
+    for key in reversed(order):
+        graph = graphs[key]
+        attrs = graph.fn.attrs
+        if attrs and REPEAT_ATTR in attrs:
+            graph.repeat = max(graph.repeat, int(attrs[REPEAT_ATTR]))
+        for k in graph.calls:
+            callee = graphs[graph.nodes[k].callee]
+            callee.repeat = max(callee.repeat, graph.repeat)
+    for key in order:
+        graph = graphs[key]
+        often = {k: graphs[graph.nodes[k].callee].repeat for k in graph.calls}
+        graph.repeats = {k: n for k, n in often.items() if n > 1}
 
 
 def module_axes(mod: ir.IRModule) -> tuple[Axis, ...]:

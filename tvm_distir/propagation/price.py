@@ -44,7 +44,7 @@ class Evaluator:
     def price(self, inst: Instance) -> Price:
         """Price of one execution of an instance."""
         if inst.number not in self._known:
-            own = Price(self._work(inst), self._conversions(inst))
+            own = Price(inst.graph.repeat * self._work(inst), self._conversions(inst))
             for _, kid in sorted(inst.kids.items()):
                 own += self.price(kid)
             self._known[inst.number] = own
@@ -90,6 +90,7 @@ class Evaluator:
                     continue
                 pinned, held = hold_on(g, reach, axis, a, maker)
                 size = self.sizes(inst, a)[v] * (self.prices.costs.move if pinned else 1)
+                size *= g.times(v)
                 conversions = self.prices.conversions.along(a)
                 total += conversions.supply(have, needs, size, axis.size, held)[0]
         return total

@@ -109,6 +109,10 @@ class _Recorder:
         key = ("hold", *rows[0])
         return self.order(key, key)
 
+    def times(self, table: tuple[int, int], count: int) -> tuple[int, int]:
+        """See :meth:`.solve.PriceTables.times`."""
+        return self.order(("times", table[0], count), ("times", table[0], count))
+
     def add(self, first: int, second: int) -> tuple[int, int]:
         """See :meth:`~tvm_distir.native.Tables.add`."""
         return self.order(("add", first, second), ("add", first, second))
@@ -156,11 +160,18 @@ class Sketch:
             The distinct ones, of the :func:`structure` the sketch was made with.
         """
         numbers: list[int] = []
+        lows: list[int] = []
         constant = sum(n * callee.constant for n, callee in zip(self.calls, callees, strict=True))
         feasible = all(callee.feasible for callee in callees)
         for i, order in enumerate(self.orders):
-            number, low = self._table(order, numbers, prices, callees)
+            if order[0] == "times":  # the minimum of the one table is counted with that
+                base, count = order[1:]
+                number = prices.times((numbers[base], 0), count)[0]
+                low = (count - 1) * lows[base]
+            else:
+                number, low = self._table(order, numbers, prices, callees)
             numbers.append(number)
+            lows.append(low)
             constant += low * self.counts[i]
         for i in self.looked_at:
             array = prices.tables.array(numbers[i])

@@ -9,15 +9,17 @@ states lie as their weights do.
 from __future__ import annotations
 
 import glob
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from tvm import ir, relax
 
-from ..ir import param_names, training_notes
+from ..ir import ROLE_ATTR, param_names, training_notes
 from ..ir.rewrite import all_bindings, variables
 from ..plan import Plan, PlanRule, match_name, plain_name, policies_of
+from ..schedules import ACTIVATION, GRADIENT, Pipeline
 
 
 def state_names(fn: relax.Function) -> set[str]:
@@ -93,7 +95,8 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
     Plan
         With more rules: a ``param`` rule per state that the plan does not name itself, a
         ``value`` rule per new weight and state, and per weight that the backward part reads anew:
-        as stationary as the weight.
+        as stationary as the weight. In a step of stages what goes to another stage lies as that
+        one takes it.
     """
     rules = list(plan.rules)
     functions = {
@@ -121,4 +124,30 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
                 PlanRule("value", value, like.placement, like.mesh, function=like.function)
                 for value, like in values
             )
+    rules += _between_stages(mod, rules)
     return replace(plan, rules=tuple(rules), recompute=policies_of(mod) or plan.recompute)
+
+
+def _between_stages(mod: ir.IRModule, rules: Sequence[PlanRule]) -> list[PlanRule]:
+    """Rules for what stages make for each other, where there are some for what they take."""
+    pipeline = Pipeline.of(mod)
+    if pipeline is None:
+        return []
+    stages, found = pipeline.stages, {}
+    for here, there in itertools.permutations(range(len(stages)), 2):
+        if abs(here - there) != 1:
+            continue
+        maker, reader = mod[stages[here].function], mod[stages[there].function]
+        kind = ACTIVATION if here < there else GRADIENT
+        names = dict(zip(stages[there].params, param_names(reader), strict=True))
+        own = [r for r in rules if r.kind == "param"]
+        own = [r for r in own if r.function in (None, stages[there].function)]
+        find = _Finder(own)
+        values = maker.attrs[ROLE_ATTR]["values"]
+        for what, value in zip(stages[here].results, values, strict=True):
+            rule = find(names[what]) if what.startswith(f"{kind}:") else None
+            if rule is not None:
+                key = (stages[here].function, str(value))
+                found[key] = PlanRule("value", key[1], rule.placement, rule.mesh, function=key[0])
+    known = {(r.function, r.name) for r in rules if r.kind == "value"}
+    return [rule for key, rule in found.items() if key not in known]

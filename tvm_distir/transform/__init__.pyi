@@ -39,3 +39,5 @@ from .registry import passes_for as passes_for
 from .spec import PassSpec as PassSpec
 from .spec import levels_after as levels_after
 from .spec import parse_passes as parse_passes
+from .stages import ExpandSchedule as ExpandSchedule
+from .stages import RunInTurn as RunInTurn

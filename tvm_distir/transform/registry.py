@@ -44,6 +44,8 @@ PASSES = Registry(
             "bucket-gathers": "optimize:BucketGathers",
             "split": "optimize:SplitCollectives",
             "schedule": "optimize:ScheduleCollectives",
+            "in-turn": "stages:RunInTurn",
+            "expand": "stages:ExpandSchedule",
             "stock": "legalize:UseStockCollectives",
         }.items()
     },

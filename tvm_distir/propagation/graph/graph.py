@@ -103,7 +103,8 @@ class Graph:
     to the one annotation of a parameter to the parameter; ``reread`` has, per binding block, those
     bound in it that it reads itself and does not hide. ``key`` is the function's name plus, after
     placing, its meshes. ``origin[k]`` is the node whose result a chain of layout ops ending at
-    node k hands on.
+    node k hands on. ``repeat`` is how often a step runs each call of the function, ``repeats`` has
+    that of what its call nodes call, where it is more than once.
     """
 
     key: str
@@ -128,6 +129,8 @@ class Graph:
     producer: list[tuple[int, int]] = field(default_factory=list)
     offset: list[int] = field(default_factory=list)
     origin: list[int] = field(default_factory=list)
+    repeat: int = 1
+    repeats: dict[int, int] = field(default_factory=dict)
 
     @functools.cached_property
     def variables(self) -> dict[int, Any]:
@@ -190,6 +193,13 @@ class Graph:
     def result_value(self, number: int) -> int:
         """Value of the ``number``-th flat result (:data:`CONST` for a constant)."""
         return self.result_values[number]
+
+    def times(self, v: int) -> int:
+        """How often a step converts a value, where some consumer wants it in another form."""
+        if self.repeat > 1 or not self.repeats:
+            return self.repeat
+        read = max((self.repeats.get(k, 1) for k, _ in self.uses[v]), default=1)
+        return min(self.repeats.get(self.producer[v][0], 1), read)
 
     def error(self, code: str, label: str, what: str, remedy: str) -> PropagationError:
         """Error about a variable, or about what has another label."""

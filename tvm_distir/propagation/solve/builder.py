@@ -101,7 +101,8 @@ class Builder:
         alternatives, table = found
         variable = problem.add(alternatives, node)
         if table is not None:
-            problem.put((variable,), table)
+            times = problem.g.repeat
+            problem.put((variable,), table if times == 1 else problem.prices.times(table, times))
 
     def _op_tables(
         self,

@@ -52,6 +52,7 @@ class Edges:
         if g.nodes[g.origin[k]].rule is None:  # what an op makes is neither
             pinned, held = hold_on(g, problem.reach, problem.axis, problem.a, k)
             size *= prices.costs.move if pinned else 1
+        size *= g.times(v)
         if len(uses) == 1 and uses[0][0] not in m.spliced:  # as most values
             kc, positions = uses[0]
             consumer, other = m.consumers[kc][positions[0]]

@@ -10,6 +10,8 @@ import math
 from collections.abc import MutableMapping, Sequence, Sized
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+
 from ...ir import R
 from ...native import INFINITE, Array, Tables
 from ...ops import Rule
@@ -66,6 +68,9 @@ class TableSource(Protocol):
     def add(self, first: int, second: int, /) -> Interned:
         """The sum of two tables over the same variables."""
 
+    def times(self, table: Interned, count: int, /) -> Interned:
+        """The sum of as many equal tables."""
+
     def array(self, number: int, /) -> Array:
         """Entries of a table."""
 
@@ -89,6 +94,7 @@ class PriceTables:
         self.conversions = Conversions(costs)
         self.ops: dict[Any, tuple[Alternatives, tuple[int, int] | None]] = {}
         self._turned: dict[tuple[int, bool], Interned] = {}
+        self._times: dict[tuple[int, int], int] = {}
         self._along: dict[int, PriceTables] = {}
         self._edges: dict[Any, tuple[int, int]] = {}
         self._shares: dict[Any, tuple[int, tuple[int, int], list[tuple[int, int]]]] = {}
@@ -119,6 +125,16 @@ class PriceTables:
     def add(self, first: int, second: int) -> Interned:
         """See :meth:`~tvm_distir.native.Tables.add`."""
         return self.tables.add(first, second)
+
+    def times(self, table: Interned, count: int) -> Interned:
+        """The sum of as many equal tables."""
+        number, low = table
+        hit = self._times.get((number, count))
+        if hit is None:
+            array = self.tables.array(number)
+            more = np.where(array < INFINITE, array * count, INFINITE)
+            hit = self._times[number, count] = self.tables.intern(more)[0]
+        return hit, low * count
 
     def array(self, number: int) -> Array:
         """See :meth:`~tvm_distir.native.Tables.array`."""

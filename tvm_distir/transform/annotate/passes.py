@@ -32,6 +32,7 @@ from tvm import ir, relax
 from ...errors import LevelError
 from ...ir import (
     AXES_ATTR,
+    DEVICE_NUM_ATTR,
     MESH_INFO,
     NAMES_ATTR,
     mesh_axes,
@@ -55,7 +56,6 @@ from ...ir.rewrite import (
 from ...plan import FunctionTargets, Plan, PlanRule, check_policies, plain_name, resolve
 from ..declaration import Rewrite, module_pass
 
-DEVICE_NUM_ATTR = "device_num"
 SUFFIX = "_placed"
 
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tvm import ir, relax
@@ -40,10 +40,10 @@ class Functions:
         self.of[name], self.variables[name] = fn, gv
         return gv
 
-    def module(self, main: relax.Function, attrs: Any) -> ir.IRModule:
-        """Make a module of ``main`` and of all that it calls, PrimFuncs among them."""
+    def module(self, entries: Mapping[str, relax.Function], attrs: Any) -> ir.IRModule:
+        """Make a module of public functions and of all that they call, PrimFuncs among them."""
         found: dict[str, None] = {}
-        waiting = [main]
+        waiting = list(entries.values())
         while waiting:
             fn = waiting.pop()
             for name in _named_in(fn) if isinstance(fn, relax.Function) else ():
@@ -51,7 +51,7 @@ class Functions:
                     found[name] = None
                     waiting.append(self._taken(name))
         functions = {self.variables[name]: self.of[name] for name in sorted(found)}
-        return ir.IRModule({"main": main, **functions}, attrs=attrs)
+        return ir.IRModule({**entries, **functions}, attrs=attrs)
 
     def _taken(self, name: str) -> Any:
         """A function by name; the kernels that gradients call are taken in."""

@@ -24,6 +24,7 @@ After, with ``loss="mse"``::
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from ...system import System
 from ..declaration import Rewrite, module_pass
@@ -43,6 +44,7 @@ def TrainStep(
     frozen: Sequence[str] = (),
     recompute: str = "none",
     system: System | str | None = None,
+    schedule: str = "",
 ) -> Rewrite:
     """Make a step of training out of a model; its functions stay functions.
 
@@ -71,6 +73,8 @@ def TrainStep(
         NAME=POLICY,..., or auto:memory_gib=..., the least within a memory.
     system : System or str, optional
         Whose times and memory that goes by.
+    schedule : str
+        Stages and micro-batches, as 1f1b:stages=4,micro_batches=8; empty for one step at once.
 
     Returns
     -------
@@ -84,6 +88,7 @@ def TrainStep(
         DIST0152 where the options of the optimizer are no numbers.
     """
     name, options = read_optimizer(optimizer, "TrainStep")
+    settings: dict[str, Any] = dict(options)
     return lambda mod: train_step(
         mod,
         loss,
@@ -96,5 +101,6 @@ def TrainStep(
         frozen=frozen,
         recompute=recompute,
         system=system,
-        **options,
+        schedule=schedule or None,
+        **settings,
     )

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tvm import ir, relax
 
 from ...ir import is_private, param_names, relax_functions
 from ...plan import data_positions, plain_name
+from ...schedules import Schedule
 from ...system import System
 from .automatic import decided
 from .batch_norms import without_statistics
@@ -19,6 +21,7 @@ from .functions import Functions
 from .losses import is_trained_on
 from .recipe import check_functions, recipe_of
 from .recompute import Auto
+from .staged import StagedStep
 from .writing import TARGETS, StepWriter, output_type, unfit
 
 
@@ -35,6 +38,7 @@ def train_step(
     frozen: Sequence[str] = (),
     recompute: str | Mapping[str, str] = "none",
     system: System | str | None = None,
+    schedule: Schedule | Mapping[str, Any] | str | None = None,
     **options: float,
 ) -> ir.IRModule:
     """Make a step of training out of a model.
@@ -82,6 +86,10 @@ def train_step(
         ``auto:memory_gib=80,activations=8,weights=1`` (parts that they are cut into).
     system : System or str, optional
         Whose times and memory ``auto`` and ``cut`` go by.
+    schedule : Schedule, mapping or str, optional
+        Stages and micro-batches, as ``1f1b:stages=4,micro_batches=8``. The model's batch is that
+        of one micro-batch: the step takes ``micro_batches`` times as much. Gradients are those
+        of the mean over all micro-batches, summed in float32 where they are of half precision.
     **options : float
         Of the optimizer, see :mod:`.optimizers`.
 
@@ -94,14 +102,20 @@ def train_step(
         ``step`` (of Adam) and ``loss_scale`` and ``scale_steps`` (of a dynamic scale). Statistics
         of batch norms count as weights. The attribute ``dist.training`` says which value updates
         which parameter, and which is the gradient of a weight, so that strategies place them
-        alike.
+        alike. With a schedule, one public function per kind of stage, ``stage0`` the first, and
+        the attribute ``dist.pipeline``; :func:`tvm_distir.transform.RunInTurn` makes the one
+        ``main`` of it.
 
     Raises
     ------
     ModelError
         DIST0350 an op has no gradient; DIST0351 no such loss or optimizer, a number out of range,
-        a pattern that no weight fits, or the model's form is another.
+        a pattern that no weight fits, or the model's form is another; DIST0354 it cannot be cut
+        into stages.
+    PlanError
+        DIST0236 the schedule is wrong.
     """
+    stages = Schedule.known(schedule)
     recipe = recipe_of(
         loss,
         optimizer,
@@ -131,9 +145,13 @@ def train_step(
     )
     warn_of_constants(given)
     data = data_positions(found)
+    if stages is not None:
+        targets = TARGETS, relax.Var(TARGETS, recipe.loss.targets(output_type(forward)))
+        staged = StagedStep(forward, names, data, targets, recipe, functions, stages)
+        return staged.run(given.attrs)
     if isinstance(recipe.recompute, Auto):
         copied = relax.utils.copy_with_new_vars(found)
         trial = StepWriter(copied, names, data, recipe, Functions(mod))
         recipe = replace(recipe, recompute=decided(trial, recipe.recompute))
     step = StepWriter(forward, names, data, recipe, functions)
-    return functions.module(step.run(), given.attrs)
+    return functions.module({"main": step.run()}, given.attrs)

@@ -35,6 +35,7 @@ from .updates import UPDATED_SUFFIX, Updates, Weight, grouped
 TARGETS = "targets"
 """Name of the parameter that holds what the output should have been."""
 
+
 def unfit(what: str) -> ModelError:
     """Error about a model that no step can be made of."""
     return ModelError(

@@ -1,0 +1,53 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Small models that are cut into stages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, relax
+
+WIDTH = 8
+
+
+def tower(layers: int, batch: int, tied: bool = True, skip: bool = False) -> ir.IRModule:
+    """Layers of two products; the last product reads the first one's weight where it is tied.
+
+    With ``skip`` the value behind the first layer is added before the last product, so that it
+    goes through all stages between.
+    """
+    builder = relax.BlockBuilder()
+    square = relax.TensorType([WIDTH, WIDTH], "float32")
+    x_type = relax.TensorType([batch, WIDTH], "float32")
+    x, w = relax.Var("x", x_type), relax.Var("w", square)
+    b = relax.Var("b", relax.TensorType([WIDTH], "float32"))
+    with builder.function("layer", [x, w, b]):
+        with builder.dataflow():
+            h = builder.emit(relax.op.add(relax.op.matmul(x, w), b))
+            out = builder.emit_output(relax.op.add(x, relax.op.tanh(h)))
+        builder.emit_func_output(out)
+    layer = builder.get()["layer"].without_attr("global_symbol")
+    gv = ir.GlobalVar("layer")
+    relax.expr._update_type(gv, layer.ty)
+    builder = relax.BlockBuilder()
+    data = relax.Var("x", x_type)
+    first = relax.Var("first", square)
+    last = first if tied else relax.Var("last", square)
+    weights = [first, *([] if tied else [last])]
+    for i in range(layers):
+        weights += [relax.Var(f"w{i}", square), relax.Var(f"b{i}", b.ty)]
+    with builder.function("main", [data, *weights]):
+        with builder.dataflow():
+            value: Any = builder.emit(relax.op.matmul(data, first), "into")
+            kept = None
+            for i in range(layers):
+                own = weights[len(weights) - 2 * (layers - i) :][:2]
+                value = builder.emit(ir.Call(gv, [value, *own]), f"h{i}")
+                kept = value if kept is None else kept
+            if skip:
+                value = builder.emit(relax.op.add(value, kept), "skipped")
+            out = builder.emit_output(relax.op.matmul(value, relax.op.permute_dims(last)))
+        builder.emit_func_output(out)
+    main = builder.get()["main"].with_attr("num_input", 1)
+    return ir.IRModule({gv: layer, ir.GlobalVar("main"): main})

@@ -1,0 +1,147 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Steps in stages and micro-batches against steps at once, by execution."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import ir
+
+import tvm_distir as td
+from tvm_distir.analysis import check_level
+from tvm_distir.errors import DistIRError, ModelError
+from tvm_distir.ir import param_names
+from tvm_distir.runtime import Reference
+from tvm_distir.schedules import ORDERS, Pipeline
+from tvm_distir.strategy import make_plan
+from tvm_distir.transform import (
+    AnnotateSharding,
+    ExpandSchedule,
+    PropagateSharding,
+    RunInTurn,
+)
+from tvm_distir.verification import draw_inputs
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pipeline_models import tower
+
+BATCH, LAYERS = 8, 8
+OPTIONS: dict[str, Any] = {"loss": "mse", "optimizer": "adam", "clip": 0.1}
+
+
+@functools.cache
+def _whole(tied: bool, skip: bool = False) -> tuple[list[str], list[Any], list[Any]]:
+    """Names and values of the inputs of a step at once, and its results."""
+    step = td.train_step(tower(LAYERS, BATCH, tied, skip), **OPTIONS)
+    values = draw_inputs(step, seed=0)
+    return param_names(step["main"]), values, Reference(step).run(values)
+
+
+def _staged(
+    kind: str, stages: int, micros: int, tied: bool = True, skip: bool = False
+) -> ir.IRModule:
+    schedule = {"kind": kind, "stages": stages, "micro_batches": micros}
+    if kind == "interleaved":
+        schedule["chunks"] = 2
+    return td.train_step(tower(LAYERS, BATCH // micros, tied, skip), schedule=schedule, **OPTIONS)
+
+
+def _close(got: list[Any], wanted: list[Any]) -> None:
+    assert len(got) == len(wanted)
+    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6, err_msg=str(number))
+
+
+@pytest.mark.parametrize("micros", [1, 2, 4, 8])
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_stages_in_turn_are_the_step_at_once(stages: int, micros: int) -> None:
+    names, values, wanted = _whole(tied=True)
+    turn = RunInTurn()(_staged("1f1b", stages, micros))
+    assert param_names(turn["main"]) == names
+    _close(Reference(turn).run(values), wanted)
+
+
+@pytest.mark.parametrize("micros", [1, 2, 4, 8])
+@pytest.mark.parametrize("stages", [2, 3, 4])
+@pytest.mark.parametrize("kind", ORDERS)
+def test_every_schedule_gives_the_weights_of_one_device(
+    kind: str, stages: int, micros: int
+) -> None:
+    _, values, wanted = _whole(tied=True)
+    step = _staged(kind, stages, micros)
+    local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 1}))
+    programs = ExpandSchedule()(local)
+    check_level(programs, 5)
+    _close(td.run(programs, values, engine="virtual"), wanted)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_values_that_pass_stages_and_weights_of_one_stage(skip: bool) -> None:
+    _, values, wanted = _whole(tied=False, skip=skip)
+    step = _staged("1f1b", 4, 4, tied=False, skip=skip)
+    pipeline = Pipeline.of(step)
+    assert pipeline is not None
+    passed = [sum(w.startswith("activation") for w in s.params) for s in pipeline.stages]
+    assert passed == ([0, 1, 2, 2] if skip else [0, 1, 1, 1])
+    local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 1}))
+    _close(td.run(ExpandSchedule()(local), values, engine="virtual"), wanted)
+
+
+def test_stages_alike_share_a_function() -> None:
+    step = _staged("1f1b", 4, 2)
+    pipeline = Pipeline.of(step)
+    assert pipeline is not None
+    assert [s.function for s in pipeline.stages] == ["stage0", "stage1", "stage1", "stage3"]
+    assert pipeline.stages[1].params[2:4] != pipeline.stages[2].params[2:4]
+    assert [one.stages for one in pipeline.sums] == [(0, 3), (0, 1, 2, 3)]
+
+
+def test_cuts_by_name() -> None:
+    model = tower(4, 2)
+    schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2, "cuts": ["h0"]}
+    step = td.train_step(model, loss="mse", schedule=schedule)
+    pipeline = Pipeline.of(step)
+    assert pipeline is not None
+    assert "w0" in pipeline.stages[0].params
+    assert "w1" in pipeline.stages[1].params
+    with pytest.raises(ModelError, match=r"DIST0354.*h1") as refused:
+        td.train_step(model, loss="mse", schedule={**schedule, "cuts": ["h_1"]})
+    assert refused.value.place == "schedule/cuts"
+
+
+def test_more_stages_than_values_are_refused() -> None:
+    with pytest.raises(ModelError, match="DIST0354"):
+        td.train_step(tower(2, 2), loss="mse", schedule="1f1b:stages=32,micro_batches=2")
+
+
+def test_batch_norms_are_refused_by_name() -> None:
+    model = td.zoo.resnet(size="tiny", batch=2)
+    with pytest.raises(ModelError, match="batch norms"):
+        td.train_step(model, schedule="1f1b:stages=2,micro_batches=2")
+
+
+def test_gradients_are_reduced_once_per_step() -> None:
+    """Not once per micro-batch: the price of what is repeated counts as often."""
+    step = _staged("1f1b", 2, 4)
+    local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 2}))
+    program = td.export(ExpandSchedule()(local))
+    result = td.simulate(program, td.System.load("dgx-a100"))
+    reduced = [c for c in result.collectives if c.kind == "all_reduce" and c.bytes_per_device > 64]
+    weights = 2 + LAYERS  # the tied weight on both of its stages
+    assert sum(c.count for c in reduced) <= 2 * weights
+
+
+def test_levels_are_told_apart() -> None:
+    step = _staged("1f1b", 2, 2)
+    with pytest.raises(DistIRError, match="DIST0512"):
+        ExpandSchedule()(step)
+    plan = make_plan(step, "data_parallel", {"dp": 1})
+    placed = PropagateSharding()(AnnotateSharding(plan)(step))
+    with pytest.raises(DistIRError, match="DIST0512"):
+        RunInTurn()(placed)

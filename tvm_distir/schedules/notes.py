@@ -1,0 +1,141 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a module says of its stages: the schedule, and whose parameters each stage has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..ir import PIPELINE_ATTR
+from .schedule import Schedule
+
+ACTIVATION, GRADIENT, PART, TOTAL = "activation", "gradient", "part", "total"
+"""Kinds of parameters and results of a stage's function beside those of the whole step.
+
+``activation:0`` comes from the stage before, or goes to the one behind; ``gradient:0``, that of an
+activation, the other way; ``part:NAME`` is a stage's term of a sum over stages, ``total:NAME``
+that sum."""
+
+
+@dataclass(frozen=True)
+class StageNote:
+    """A stage.
+
+    Attributes
+    ----------
+    function : str
+        The public function that stages alike share.
+    params, results : tuple of str
+        What they are: a name of the whole step's inputs or outputs, or a kind and a name.
+    """
+
+    function: str
+    params: tuple[str, ...]
+    results: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SumNote:
+    """A sum of one term per stage, which all of them need.
+
+    Attributes
+    ----------
+    name : str
+        Of a weight that several stages have, whose gradients are summed; or of a number.
+    stages : tuple of int
+    """
+
+    name: str
+    stages: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A training step in stages.
+
+    Attributes
+    ----------
+    schedule : Schedule
+    inputs : tuple of str
+        Names of the whole step's inputs, in order.
+    data_count : int
+        How many of them, the first, are data.
+    sliced : tuple of str
+        Data of which each micro-batch has its rows: row r belongs to micro-batch
+        ``r % micro_batches``.
+    outputs : tuple of str
+        ``loss``, then the names of the inputs that are updated, in order.
+    stages : tuple of StageNote
+    sums : tuple of SumNote
+        In the order in which they are made.
+    """
+
+    schedule: Schedule
+    inputs: tuple[str, ...]
+    data_count: int
+    sliced: tuple[str, ...]
+    outputs: tuple[str, ...]
+    stages: tuple[StageNote, ...]
+    sums: tuple[SumNote, ...] = ()
+
+    @property
+    def functions(self) -> list[str]:
+        """Names of the stages' functions, each once."""
+        return list(dict.fromkeys(stage.function for stage in self.stages))
+
+    def to_attr(self) -> dict[str, Any]:
+        """The attribute of a module."""
+        return {
+            "schedule": self.schedule.to_dict(),
+            "inputs": list(self.inputs),
+            "data_count": self.data_count,
+            "sliced": list(self.sliced),
+            "outputs": list(self.outputs),
+            "stages": [
+                {"function": s.function, "params": list(s.params), "results": list(s.results)}
+                for s in self.stages
+            ],
+            "sums": [{"name": s.name, "stages": list(s.stages)} for s in self.sums],
+        }
+
+    @staticmethod
+    def of(mod: Any) -> Pipeline | None:
+        """Read the attribute of a module; None where it is no step in stages."""
+        attrs = mod.attrs
+        if not attrs or PIPELINE_ATTR not in attrs:
+            return None
+        found = attrs[PIPELINE_ATTR]
+        schedule = Schedule.known(_plain(found["schedule"]))
+        if schedule is None:
+            raise AssertionError("a schedule is given")
+        return Pipeline(
+            schedule,
+            _names(found["inputs"]),
+            int(found["data_count"]),
+            _names(found["sliced"]),
+            _names(found["outputs"]),
+            tuple(
+                StageNote(str(s["function"]), _names(s["params"]), _names(s["results"]))
+                for s in found["stages"]
+            ),
+            tuple(
+                SumNote(str(s["name"]), tuple(int(k) for k in s["stages"])) for s in found["sums"]
+            ),
+        )
+
+
+def _names(found: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(str(name) for name in found)
+
+
+def _plain(value: Any) -> Any:
+    """An attribute as JSON data."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Mapping) or hasattr(value, "items"):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if hasattr(value, "__len__"):
+        return [_plain(v) for v in value]
+    return int(value)

@@ -1,0 +1,155 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The schedules that have names: per rank the order of its units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from .units import BACKWARD, FORWARD, WEIGHT, Orders, Unit, Work, stages_of, waits_for
+
+
+def in_turn(ranks: int, chunks: int) -> tuple[int, ...]:
+    """Rank of each stage: round and round, as in interleaving."""
+    return tuple(stage % ranks for stage in range(ranks * chunks))
+
+
+def there_and_back(ranks: int, chunks: int) -> tuple[int, ...]:
+    """Rank of each stage: to the last rank and back again, so that the first has the loss."""
+    there = list(range(ranks))
+    return tuple(rank for c in range(chunks) for rank in (there if c % 2 == 0 else there[::-1]))
+
+
+def gpipe(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:
+    """All forward, then all backward (Huang et al. 2019): every micro-batch is in flight."""
+    forward = [Unit(FORWARD, i, c) for c in range(chunks) for i in range(micro_batches)]
+    backward = [Unit(BACKWARD, i, c) for c in reversed(range(chunks)) for i in range(micro_batches)]
+    return [[*forward, *backward] for _ in range(ranks)]
+
+
+def one_f_one_b(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:
+    """Forward and backward in turn (Narayanan et al. 2019, PipeDream-Flush).
+
+    Rank s has at most ``ranks - s`` micro-batches in flight.
+    """
+    found = []
+    for rank in range(ranks):
+        warm = min(ranks - 1 - rank, micro_batches)
+        units = [Unit(FORWARD, i) for i in range(warm)]
+        for i in range(micro_batches - warm):
+            units += [Unit(FORWARD, warm + i), Unit(BACKWARD, i)]
+        units += [Unit(BACKWARD, i) for i in range(micro_batches - warm, micro_batches)]
+        found.append(units)
+    return found
+
+
+def interleaved(ranks: int, micro_batches: int, chunks: int) -> Orders:
+    """Several stages per rank, groups of as many micro-batches as ranks (Narayanan et al. 2021).
+
+    The last group may be smaller: then its places stay empty.
+    """
+    groups = -(-micro_batches // ranks)
+    total = groups * ranks * chunks
+
+    def unit(phase: str, number: int) -> Unit | None:
+        group, rest = divmod(number, ranks * chunks)
+        chunk, place = divmod(rest, ranks)
+        micro = group * ranks + place
+        if micro >= micro_batches:
+            return None
+        return Unit(phase, micro, chunk if phase == FORWARD else chunks - 1 - chunk)
+
+    found = []
+    for rank in range(ranks):
+        warm = min(total, (ranks - 1 - rank) * 2 + (chunks - 1) * ranks)
+        units = [unit(FORWARD, k) for k in range(warm)]
+        for k in range(total - warm):
+            units += [unit(FORWARD, warm + k), unit(BACKWARD, k)]
+        units += [unit(BACKWARD, k) for k in range(total - warm, total)]
+        found.append([one for one in units if one is not None])
+    return found
+
+
+def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:
+    """ZB-H1 (Qi et al. 2023): gradients of weights fill what 1F1B leaves idle.
+
+    As many micro-batches in flight as with 1F1B.
+    """
+    return _greedy(in_turn(ranks, 1), micro_batches, [ranks - rank for rank in range(ranks)])
+
+
+def zero_bubble_v(ranks: int, micro_batches: int, chunks: int = 2) -> Orders:
+    """ZB-V (Qi et al. 2023): two stages per rank, there and back, gradients of weights last.
+
+    Every rank has at most ``2 * ranks`` activations of its half stages in flight.
+    """
+    return _greedy(there_and_back(ranks, 2), micro_batches, [2 * ranks] * ranks)
+
+
+def _greedy(ranks: Sequence[int], micro_batches: int, most: Sequence[int]) -> Orders:
+    """Fill time step by time step, every unit taking one.
+
+    A rank does what is ready: gradients of weights where as many are due as there are stages; a
+    backward, the later stage first; a forward, if no more than ``most[rank]`` activations are then
+    in flight, the later stage first; gradients of weights.
+    """
+    stages = len(ranks)
+    number = {stage: key for key, stage in stages_of(ranks).items()}
+    own: list[list[int]] = [[] for _ in most]
+    for stage, rank in enumerate(ranks):
+        own[rank].append(stage)
+    done: dict[Work, int] = {}
+    next_of = {(p, s): 0 for p in (FORWARD, BACKWARD, WEIGHT) for s in range(stages)}
+    found: Orders = [[] for _ in most]
+    now, left = 0, 3 * stages * micro_batches
+
+    def ready(phase: str, stage: int) -> bool:
+        micro = next_of[phase, stage]
+        if micro >= micro_batches:
+            return False
+        waited = waits_for((phase, stage, micro), stages)
+        return all(done.get(work, now + 1) <= now for work in waited)
+
+    def flying(rank: int) -> int:
+        return sum(next_of[FORWARD, s] - next_of[BACKWARD, s] for s in own[rank])
+
+    def pending(rank: int) -> int:
+        return sum(next_of[BACKWARD, s] - next_of[WEIGHT, s] for s in own[rank])
+
+    def first_ready(rank: int, phase: str) -> tuple[str, int] | None:
+        return next(((phase, s) for s in reversed(own[rank]) if ready(phase, s)), None)
+
+    def chosen(rank: int) -> tuple[str, int] | None:
+        phases = [BACKWARD, FORWARD, WEIGHT] if flying(rank) < most[rank] else [BACKWARD, WEIGHT]
+        if pending(rank) >= stages:
+            phases.insert(0, WEIGHT)
+        return next(filter(None, (first_ready(rank, phase) for phase in phases)), None)
+
+    while left:
+        picked = [chosen(rank) for rank in range(len(most))]
+        if not any(picked):
+            raise RuntimeError("no unit is ready")  # not with the bounds above
+        for rank, one in enumerate(picked):
+            if one is None:
+                continue
+            phase, stage = one
+            micro = next_of[one]
+            found[rank].append(Unit(phase, micro, number[stage][1]))
+            done[phase, stage, micro] = now + 1
+            next_of[one] += 1
+            left -= 1
+        now += 1
+    return found
+
+
+ORDERS: dict[str, Callable[[int, int, int], Orders]] = {
+    "gpipe": gpipe,
+    "1f1b": one_f_one_b,
+    "interleaved": interleaved,
+    "zero_bubble": zero_bubble,
+    "zero_bubble_v": zero_bubble_v,
+}
+"""By name: (ranks, micro-batches, chunks) to orders."""
+
+
+__all__ = ["ORDERS", "in_turn", "there_and_back"]

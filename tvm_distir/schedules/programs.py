@@ -1,0 +1,75 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What each rank does: its units, and the messages between them.
+
+All ranks' steps are parts of one order in which a message is one event of both its ends. So no two
+ranks wait for each other, also where a send waits for its receive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .schedule import Schedule
+from .timeline import Ran, Times, timeline
+from .units import BACKWARD, FORWARD, WEIGHT, Unit
+
+RUN, SEND, RECV = "run", "send", "recv"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that a rank does.
+
+    Attributes
+    ----------
+    kind : str
+        ``run``, ``send`` or ``recv``.
+    unit : Unit
+        What is run, or the unit of this rank that makes, or needs, the message.
+    stage : int
+        Of the unit.
+    peer : int
+        Stage at the other end of a message; -1 of a run.
+    """
+
+    kind: str
+    unit: Unit
+    stage: int
+    peer: int = -1
+
+
+def programs(schedule: Schedule) -> list[list[Step]]:
+    """Return the steps of each rank.
+
+    A message goes as soon as its value is made, by the times of phases that take 1 (forward, or
+    half a backward) or 2. Neighbours on one rank need none.
+    """
+    ranks = schedule.rank_of
+    times = Times(1, 1, 1) if schedule.splits_backward else Times(1, 2)
+    ran = timeline(schedule.orders, ranks, times)
+    readers = {(one.unit.phase, one.stage, one.unit.micro): one for one in ran}
+    events: list[tuple[float, int, int, Ran]] = []
+    for number, one in enumerate(ran):
+        events.append((one.start, 1, number, one))
+        if _peer(one, schedule) >= 0:
+            events.append((one.end, 0, number, one))
+    found: list[list[Step]] = [[] for _ in range(schedule.stages)]
+    for _, is_run, _, one in sorted(events, key=lambda event: event[:3]):
+        if is_run:
+            found[one.rank].append(Step(RUN, one.unit, one.stage))
+            continue
+        peer = _peer(one, schedule)
+        reader = readers[one.unit.phase, peer, one.unit.micro]
+        found[one.rank].append(Step(SEND, one.unit, one.stage, peer))
+        found[reader.rank].append(Step(RECV, reader.unit, peer, one.stage))
+    return found
+
+
+def _peer(one: Ran, schedule: Schedule) -> int:
+    """Stage on another rank that reads what a unit makes; -1 where there is none."""
+    if one.unit.phase == WEIGHT:
+        return -1
+    peer = one.stage + {FORWARD: 1, BACKWARD: -1}[one.unit.phase]
+    inside = 0 <= peer < schedule.stage_count
+    return peer if inside and schedule.rank_of[peer] != one.rank else -1

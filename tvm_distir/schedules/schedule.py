@@ -1,0 +1,258 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A schedule: stages, micro-batches and the order of their phases, checked."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import PlanError, nearest, shortened
+from ..reading import JsonValue
+from .orders import ORDERS, in_turn, there_and_back
+from .timeline import Times, timeline
+from .units import BACKWARD, FORWARD, PHASES, WEIGHT, Orders, Unit, stages_of
+
+CUSTOM = "custom"
+"""The kind of a schedule whose units are listed."""
+
+MOST = 1 << 16
+"""Most stages, and most micro-batches."""
+
+NUMBERS = ("stages", "micro_batches", "chunks")
+_KEYS = ("kind", *NUMBERS, "cuts", "units", "ranks", "devices")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a training step is cut into stages and micro-batches, and in which order these run.
+
+    Parameters
+    ----------
+    kind : str
+        ``gpipe``, ``1f1b``, ``interleaved``, ``zero_bubble``, ``zero_bubble_v``, or ``custom``.
+    stages : int
+        Ranks of the pipeline: parts of the cluster that work on stages of their own.
+    micro_batches : int
+        Parts of the batch.
+    chunks : int
+        Stages per rank: any for ``interleaved``, 2 for ``zero_bubble_v``, as ``ranks`` say for
+        ``custom``, otherwise 1.
+    cuts : tuple of str
+        Names of the values of ``main`` that end a stage, but for the last; empty: by cost.
+    units : tuple of tuple of Unit
+        Of ``custom``: per rank its units, in order.
+    ranks : tuple of int
+        Of ``custom``: the rank of each stage; empty: one stage after the other, in turn.
+    devices : tuple of tuple of int
+        Per rank the devices of its mesh, row-major; empty: one rank behind the other.
+
+    Raises
+    ------
+    PlanError
+        DIST0236 a number is out of range, a kind is unknown, or units are missing, doubled or wait
+        for each other.
+    """
+
+    kind: str = "1f1b"
+    stages: int = 1
+    micro_batches: int = 1
+    chunks: int = 1
+    cuts: tuple[str, ...] = ()
+    units: tuple[tuple[Unit, ...], ...] = ()
+    ranks: tuple[int, ...] = ()
+    devices: tuple[tuple[int, ...], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind not in (*ORDERS, CUSTOM):
+            raise unfit(
+                f'no schedule is called "{shortened(self.kind)}"',
+                nearest(self.kind, [*ORDERS, CUSTOM]),
+            )
+        for name in NUMBERS:
+            if not 1 <= getattr(self, name) <= MOST:
+                raise unfit(f"{name} is {getattr(self, name)}", f"Give 1 to {MOST}.")
+        custom = self.kind == CUSTOM
+        if custom != bool(self.units) or (self.ranks and not custom):
+            raise unfit(
+                f'units are listed for the kind "{CUSTOM}", and for no other',
+                f'Say "kind": "{CUSTOM}", or leave out units and ranks.',
+            )
+        chunks = {"interleaved": self.chunks, "zero_bubble_v": 2, CUSTOM: self.chunks}
+        if self.kind == "zero_bubble_v" and self.chunks == 1:
+            object.__setattr__(self, "chunks", 2)
+        wanted = chunks.get(self.kind, 1)
+        if self.chunks != wanted:
+            raise unfit(
+                f"chunks is {self.chunks}, and {self.kind} has {wanted} per rank",
+                "Leave chunks out, or choose interleaved.",
+            )
+        if self.cuts and len(self.cuts) != self.stage_count - 1:
+            raise unfit(
+                f"{len(self.cuts)} cuts make no {self.stage_count} stages",
+                f"Name {self.stage_count - 1} values, each the last of a stage.",
+            )
+        if custom:
+            _check_units(self.units, self.rank_of, self.micro_batches, self.stages)
+
+    @property
+    def stage_count(self) -> int:
+        """Stages of all ranks together."""
+        return self.stages * self.chunks
+
+    @functools.cached_property
+    def rank_of(self) -> tuple[int, ...]:
+        """Rank of each stage."""
+        if self.ranks:
+            return self.ranks
+        place = there_and_back if self.kind == "zero_bubble_v" else in_turn
+        return place(self.stages, self.chunks)
+
+    @functools.cached_property
+    def orders(self) -> Orders:
+        """Per rank its units, in order."""
+        if self.kind == CUSTOM:
+            return [list(units) for units in self.units]
+        return ORDERS[self.kind](self.stages, self.micro_batches, self.chunks)
+
+    @property
+    def splits_backward(self) -> bool:
+        """Whether gradients of weights are units of their own."""
+        return any(unit.phase == WEIGHT for unit in self.orders[0])
+
+    @staticmethod
+    def from_json(data: JsonValue) -> Schedule:
+        """Read the JSON form, see :meth:`to_dict`; unknown keys are refused."""
+        found = data.object(_KEYS, optional=_KEYS)
+        values: dict[str, Any] = {}
+        for key in NUMBERS:
+            if key in found:
+                values[key] = found[key].integer(least=1, most=MOST)
+        if "kind" in found:
+            values["kind"] = found["kind"].text()
+        if "cuts" in found:
+            values["cuts"] = tuple(item.text() for item in found["cuts"].items())
+        if "ranks" in found:
+            values["ranks"] = tuple(item.integer(least=0) for item in found["ranks"].items())
+        if "devices" in found:
+            values["devices"] = tuple(ids.integers() for ids in found["devices"].items())
+        if "units" in found:
+            values["units"] = tuple(
+                tuple(_read_unit(unit) for unit in rank.items()) for rank in found["units"].items()
+            )
+        try:
+            return Schedule(**values)
+        except PlanError as error:
+            raise error.placed(lambda _: data.place) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, without what is the default."""
+        out: dict[str, Any] = {
+            "kind": self.kind,
+            "stages": self.stages,
+            "micro_batches": self.micro_batches,
+        }
+        if self.chunks > 1:
+            out["chunks"] = self.chunks
+        if self.cuts:
+            out["cuts"] = list(self.cuts)
+        if self.ranks:
+            out["ranks"] = list(self.ranks)
+        if self.devices:
+            out["devices"] = [list(ids) for ids in self.devices]
+        if self.units:
+            out["units"] = [[list(unit) for unit in units] for units in self.units]
+        return out
+
+    @staticmethod
+    def parse(text: str) -> Schedule:
+        """Read ``1f1b:stages=4,micro_batches=8``: a kind, and numbers."""
+        kind, _, rest = text.partition(":")
+        values: dict[str, Any] = {"kind": kind.strip()}
+        for item in filter(None, rest.split(",")):
+            key, equals, value = (word.strip() for word in item.partition("="))
+            if key not in NUMBERS or not equals or not value.isascii() or not value.isdigit():
+                raise unfit(
+                    f'"{shortened(item)}" is no number of a schedule',
+                    f"Write KIND:stages=4,micro_batches=8 with {', '.join(NUMBERS)}.",
+                )
+            values[key] = int(value[:9])
+        return Schedule(**values)
+
+    @staticmethod
+    def known(given: Schedule | Mapping[str, Any] | str | None) -> Schedule | None:
+        """Return a schedule, also from its JSON form or from a text."""
+        if given is None or isinstance(given, Schedule):
+            return given
+        if isinstance(given, str):
+            return Schedule.parse(given)
+        return Schedule.from_json(
+            JsonValue(given, "schedule", lambda place, what, fix: unfit(what, fix, place))
+        )
+
+
+def unfit(what: str, remedy: str, place: str = "schedule") -> PlanError:
+    """Error about a schedule."""
+    return PlanError("DIST0236", what, place=place, remedy=remedy)
+
+
+def _read_unit(data: JsonValue) -> Unit:
+    words = data.items()
+    if not 2 <= len(words) <= 3:
+        raise data.wrong("a unit is [phase, micro-batch, chunk]", 'Write ["F", 0, 0].')
+    phase = words[0].text()
+    if phase not in PHASES:
+        raise words[0].wrong(f'no phase is called "{shortened(phase)}"', "Write F, B or W.")
+    chunk = words[2].integer(least=0) if len(words) > 2 else 0
+    return Unit(phase, words[1].integer(least=0), chunk)
+
+
+def _check_units(
+    units: Sequence[Sequence[Unit]], rank_of: Sequence[int], micro_batches: int, ranks: int
+) -> None:
+    """Refuse a list that does not run every phase of every stage and micro-batch once."""
+    stages = stages_of(rank_of)
+    if len(units) != ranks or set(rank_of) != set(range(ranks)):
+        raise unfit(
+            f"{len(units)} lists of units and stages on the ranks {sorted(set(rank_of))} do not "
+            f"make {ranks} ranks",
+            "Give a list, and stages, for each rank.",
+        )
+    split = any(unit.phase == WEIGHT for own in units for unit in own)
+    phases = PHASES if split else (FORWARD, BACKWARD)
+    for rank, own in enumerate(units):
+        wanted = {
+            Unit(phase, micro, chunk)
+            for r, chunk in stages
+            if r == rank
+            for phase in phases
+            for micro in range(micro_batches)
+        }
+        seen: set[Unit] = set()
+        for unit in own:
+            if unit in seen or unit not in wanted:
+                fault = "stands twice" if unit in seen else "is none of this rank's"
+                raise unfit(
+                    f"the unit {list(unit)} {fault}",
+                    "Run every phase of every micro-batch once.",
+                    f"schedule/units/{rank}",
+                )
+            seen.add(unit)
+        if missing := sorted(wanted - seen):
+            raise unfit(
+                f"{len(missing)} units are missing, {list(missing[0])} the first",
+                "Run every phase of every micro-batch once.",
+                f"schedule/units/{rank}",
+            )
+    orders = [list(own) for own in units]
+    ran = timeline(orders, rank_of, Times())
+    if len(ran) < sum(map(len, orders)):
+        done = {(one.rank, one.unit) for one in ran}
+        rank, unit = next((r, u) for r, own in enumerate(units) for u in own if (r, u) not in done)
+        raise unfit(
+            f"the unit {list(unit)} waits for one that waits for it",
+            "Order units so that what each needs comes before.",
+            f"schedule/units/{rank}",
+        )

@@ -1,0 +1,63 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Units of work of a pipeline, and what each waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+FORWARD, BACKWARD, WEIGHT = "F", "B", "W"
+"""Phases. Where a schedule has the third, the second makes gradients of activations alone."""
+
+PHASES = (FORWARD, BACKWARD, WEIGHT)
+
+
+class Unit(NamedTuple):
+    """One phase of one micro-batch on a rank of the pipeline.
+
+    Attributes
+    ----------
+    phase : str
+        ``F``, ``B`` or ``W``.
+    micro : int
+        The micro-batch, from 0.
+    chunk : int
+        Which of the rank's stages, from 0.
+    """
+
+    phase: str
+    micro: int
+    chunk: int = 0
+
+
+Orders = list[list[Unit]]
+"""Per rank its units, in the order in which it runs them."""
+
+Work = tuple[str, int, int]
+"""Phase, stage and micro-batch: a unit without its rank."""
+
+
+def stages_of(ranks: Sequence[int]) -> dict[tuple[int, int], int]:
+    """Stage of each (rank, chunk), from the rank of each stage; chunks count along the stages."""
+    found: dict[tuple[int, int], int] = {}
+    chunks: dict[int, int] = {}
+    for stage, rank in enumerate(ranks):
+        chunk = chunks.get(rank, 0)
+        found[rank, chunk] = stage
+        chunks[rank] = chunk + 1
+    return found
+
+
+def waits_for(work: Work, stages: int) -> list[Work]:
+    """What must be done before: a stage's own earlier phase, and its neighbour's."""
+    phase, stage, micro = work
+    if phase == FORWARD:
+        return [(FORWARD, stage - 1, micro)] if stage else []
+    if phase == WEIGHT:
+        return [(BACKWARD, stage, micro)]
+    after = [(BACKWARD, stage + 1, micro)] if stage + 1 < stages else []
+    return [(FORWARD, stage, micro), *after]
+
+
+__all__ = ["BACKWARD", "FORWARD", "PHASES", "WEIGHT", "Orders", "Unit", "Work"]

@@ -1,0 +1,263 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Writes what a stage does: one micro-batch forward and backward, sums over all, new weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import add, astype, divide, multiply, zeros
+
+from ...ir import (
+    ACCUMULATE_PHASE,
+    BACKWARD_PHASE,
+    FORWARD_PHASE,
+    INPUTS_ATTR,
+    NUM_INPUT_ATTR,
+    PARAM_NAMES_ATTR,
+    PHASE_ATTR,
+    REPEAT_ATTR,
+    ROLE_ATTR,
+    TRAINING_ATTR,
+)
+from ...ir.rewrite import scalar
+from ...plan import NONE, plain_name
+from ...schedules import ACTIVATION, GRADIENT, PART, TOTAL
+from .functions import Functions, private_function, tuple_of, without_unread, written
+from .optimizers import RATE, STEP, cast
+from .pairs import Pairs
+from .recipe import Recipe
+from .reverse import is_differentiable
+from .role_params import SQUARES, Part, Ports, RoleParams, summed
+from .scaling import Scaling
+from .tape import Pair
+from .updates import UPDATED_SUFFIX, Groups, Owner, Updates
+
+LOSS = "loss"
+"""Name of the output that is the mean loss of all micro-batches."""
+
+
+class PartWriter:
+    """Writes the function of one stage.
+
+    Parameters
+    ----------
+    part : Part
+    recipe : Recipe
+    functions : Functions
+        Gets the functions of the phases.
+    pairs : Pairs
+    micro_batches : int
+
+    Attributes
+    ----------
+    params : RoleParams
+    outputs : Ports
+        Of the function, once it is written.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        recipe: Recipe,
+        functions: Functions,
+        pairs: Pairs,
+        micro_batches: int,
+    ) -> None:
+        self.part, self.recipe, self.functions, self.pairs = part, recipe, functions, pairs
+        self.micro_batches = micro_batches
+        self.builder = relax.BlockBuilder()
+        self.scaling = Scaling(recipe)
+        self.params, self.outputs = RoleParams(part, recipe, self.scaling), Ports()
+        self.weights = self.params.weights
+        self.updated: dict[str, str] = {}
+        self.gradients: dict[str, str] = {}
+
+    def run(self, name: str) -> relax.Function:
+        """Return the function; those that it calls are added to the others."""
+        builder = self.builder
+        with builder.function(name, self.params.ports.vars):
+            with builder.dataflow():
+                self._body()
+            builder.emit_func_output(relax.Tuple(self.outputs.vars))
+        fn = without_unread(builder.get()[name])
+        ports = self.params.ports
+        attrs = {
+            PARAM_NAMES_ATTR: ports.names,
+            INPUTS_ATTR: ports.names[: self.params.data_count],
+            NUM_INPUT_ATTR: self.params.data_count,
+            ROLE_ATTR: {
+                "params": ports.notes,
+                "results": self.outputs.notes,
+                "values": [str(var.name) for var in self.outputs.vars],
+            },
+            TRAINING_ATTR: {
+                "updated": self.updated,
+                "states": self.params.states,
+                "again": {},
+                "gradients": self.gradients,
+                **({"recompute": self.pairs.policies} if self.pairs.policies else {}),
+            },
+        }
+        for key, value in attrs.items():
+            fn = fn.with_attr(key, value)
+        return fn
+
+    def _out(self, value: Any, name: str, note: str) -> Any:
+        var = self.builder.emit_output(value, name)
+        return self.outputs.add(var, name, note)
+
+    def _body(self) -> None:
+        stage, builder = self.part.stage, self.builder
+        asked = [True] * len(self.params.activations) + [False] * len(stage.data)
+        asked += [v in self.part.trained and is_differentiable(v.ty) for v in stage.weights]
+        pair = self.pairs.pair_with(str(stage.function.name_hint), tuple(asked), NONE)
+        self._marked(pair.forward, FORWARD_PHASE)
+        self._marked(pair.backward, BACKWARD_PHASE)
+        whole = builder.emit(ir.Call(pair.forward, self.params.args), "forward")
+        result = builder.emit(relax.TupleGetItem(whole, 0)) if pair.saves else whole
+        saved = builder.emit(relax.TupleGetItem(whole, 1), "saved") if pair.saves else None
+        loss = self._forward_results(result)
+        back = self._backward(pair, result, saved)
+        gradients = {}
+        given = []
+        for k, i in enumerate(pair.given):
+            part = builder.emit(relax.TupleGetItem(back, k))
+            if i < len(self.params.activations):
+                given.append((part, f"{self.params.activations[i].name}_grad", f"{GRADIENT}:{i}"))
+            else:
+                at = i - len(self.params.activations) - len(stage.data)
+                gradients[stage.weights[at]] = part
+        if loss is not None:  # what the forward part gives comes first
+            (total,) = self._accumulated([loss])
+            count = scalar(1.0 / self.micro_batches, str(total.ty.dtype))
+            self._out(multiply(total, count), LOSS, LOSS)
+        for one in given:
+            self._out(*one)
+        self._end(gradients)
+
+    def _forward_results(self, result: Any) -> Any:
+        """Let out what later stages read; return the loss where it is this stage's."""
+        outputs = self.part.stage.outputs
+        if self.part.last:
+            return result
+        for j, _ in enumerate(outputs):
+            value = result if len(outputs) == 1 else relax.TupleGetItem(result, j)
+            self._out(value, "y" if len(outputs) == 1 else f"y_{j}", f"{ACTIVATION}:{j}")
+        return None
+
+    def _backward(self, pair: Pair, result: Any, saved: Any) -> Any:
+        if self.part.last:
+            grad = self._seed(result)
+        else:
+            grad = (
+                self.params.grads[0] if len(self.params.grads) == 1 else tuple_of(self.params.grads)
+            )
+        first = [grad] if saved is None else [grad, saved]
+        needed = [self.params.args[i] for i in pair.needed]
+        return self.builder.emit(ir.Call(pair.backward, [*first, *needed]), "backward")
+
+    def _seed(self, loss: Any) -> Any:
+        """Gradient of one micro-batch's loss: the whole one is the mean of all."""
+        dtype, count = str(loss.ty.dtype), self.micro_batches
+        if not self.recipe.dynamic:
+            return self.builder.emit(
+                multiply(scalar(self.recipe.scale / count, dtype), _one(dtype))
+            )
+        scale = cast(self.builder, self.scaling.params[0][1], dtype)
+        return self.builder.emit(divide(scale, scalar(float(count), dtype)))
+
+    def _marked(self, gv: ir.GlobalVar, phase: str) -> None:
+        fn = self.functions.of[str(gv.name_hint)]
+        fn = fn.with_attr(PHASE_ATTR, phase).with_attr(REPEAT_ATTR, self.micro_batches)
+        self.functions.of[str(gv.name_hint)] = fn
+
+    def _end(self, gradients: dict[Any, Any]) -> None:
+        """What is done once: sums over micro-batches and stages, then new weights."""
+        builder, part = self.builder, self.part
+        sums = self._accumulated(list(gradients.values())) if gradients else []
+        totals = dict(zip(gradients, sums, strict=True))
+        for var, weight in self.weights.items():
+            if var in self.params.totals:
+                own = self._out(
+                    totals[var], f"{plain_name(weight.name)}_part", f"{PART}:{weight.name}"
+                )
+                self.updated[f"{weight.name}.{TOTAL}"] = str(own.name)
+                totals[var] = self.params.totals[var]
+            elif var not in totals:
+                totals[var] = builder.emit(
+                    zeros(weight.var.ty.shape, str(summed(weight.var.ty).dtype))
+                )
+        self.gradients = {
+            w.name: str(totals[v].name)
+            for v, w in self.weights.items()
+            if v not in self.params.totals
+        }
+        updates = Updates(builder, self.recipe.optimizer, self.functions)
+        squares = None
+        if self.scaling.looks_at_gradients:
+            counted = {v: totals[v] for v in self.weights if v in part.counted}
+            own = updates.squares(self._groups(counted)) if counted else None
+            own = builder.emit(zeros((), "float32")) if own is None else own
+            self._out(own, "squares_part", f"{PART}:{SQUARES}")
+            squares = self.params.squares
+        self._update(updates, totals, squares)
+
+    def _update(self, updates: Updates, totals: Mapping[Any, Any], squares: Any) -> None:
+        builder, optimizer = self.builder, self.recipe.optimizer
+        shared = self.scaling.shared(builder, squares)
+        counters: list[tuple[str, Any]] = []
+        if self.params.step is not None:
+            count = builder.emit(add(self.params.step, relax.const(1, "int64")))
+            shared.update(optimizer.begin(builder, builder.emit(astype(count, "float32"))))
+            counters.append((STEP, self.scaling.counted(builder, count, self.params.step)))
+        if self.params.rate is not None:
+            shared[RATE] = self.params.rate
+        new = updates.write(self._groups(totals), shared)
+        counters += self.scaling.updated(builder)
+        names = [w.name for w in self.weights.values()]
+        names += [state for w in self.weights.values() for state in w.names]
+        for name, value in [*((n, new[n]) for n in names), *counters]:
+            self.updated[name] = str(self._out(value, plain_name(name) + UPDATED_SUFFIX, name).name)
+
+    def _groups(self, gradients: Mapping[Any, Any]) -> Groups:
+        """Weights with their gradients, by the layer that they belong to."""
+        found: Groups = {}
+        owners: dict[Any, tuple[Owner, str]] = {}
+        reads = Counter(v for v in gradients for one in self.part.stage.layers if v in one.args)
+        for layer in self.part.stage.layers:
+            if layer.name not in self.part.layered:
+                continue
+            owner, names = Owner(layer.name, layer.label), self.functions.of[layer.name].params
+            for arg, name in zip(layer.args, names, strict=True):
+                if arg in gradients and reads[arg] == 1:
+                    owners[arg] = owner, str(name.name)
+        for var, gradient in gradients.items():
+            weight = self.weights[var]
+            at, label = owners.get(var, (None, weight.name))
+            found.setdefault(at, []).append((weight, gradient, label))
+        return found
+
+    def _accumulated(self, terms: Sequence[Any]) -> list[Any]:
+        """Emit the sums over all micro-batches: of half precision in float32."""
+        params = [relax.Var(f"term{i}", term.ty) for i, term in enumerate(terms)]
+
+        def write(builder: relax.BlockBuilder) -> Any:
+            return tuple_of([cast(builder, p, str(summed(p.ty).dtype)) for p in params])
+
+        title = f"{self.part.stage.function.name_hint}_{ACCUMULATE_PHASE}"
+        bindings, result = written(params, write)
+        gv = self.functions.add(title, private_function(title, params, bindings, result))
+        self._marked(gv, ACCUMULATE_PHASE)
+        sums = self.builder.emit(ir.Call(gv, list(terms)), "sums")
+        return [self.builder.emit(relax.TupleGetItem(sums, k)) for k in range(len(terms))]
+
+
+def _one(dtype: str) -> Any:
+    return relax.op.ones((), dtype)
+
+
+__all__ = ["LOSS", "PartWriter"]

@@ -1,0 +1,257 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A training step in stages and micro-batches: one function per kind of stage."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, relax
+
+from ...errors import ModelError
+from ...ir import PIPELINE_ATTR, is_private, known_shape, tensor_type
+from ...ir.rewrite import substitute
+from ...plan import Recomputation, plain_name
+from ...schedules import Pipeline, Schedule, StageNote, SumNote
+from .batch_norms import running_statistics
+from .cutting import Flat
+from .functions import Functions, written
+from .optimizers import RATE, STEP
+from .pairs import Pairs, pure_bindings
+from .recipe import Recipe
+from .recompute import Auto, Times
+from .reverse import is_differentiable
+from .role_params import SQUARES, Part
+from .roles import LOSS, PartWriter
+from .scaling import Scaling
+from .stages import Stage, cut_model
+
+ENTRY = "stage"
+"""Begins the names of the stages' public functions."""
+
+
+class StagedStep:
+    """Writes the step of one forward function, stage by stage.
+
+    Parameters
+    ----------
+    forward : Function
+        ``main``, with variables of its own.
+    names : sequence of str
+        Of its parameters.
+    data : sequence of int
+        Which of them are data.
+    targets : (str, Var)
+        The parameter that is added for the loss.
+    recipe : Recipe
+    functions : Functions
+        Of the model; those of the step are added.
+    schedule : Schedule
+    """
+
+    def __init__(
+        self,
+        forward: relax.Function,
+        names: Sequence[str],
+        data: Sequence[int],
+        targets: tuple[str, Any],
+        recipe: Recipe,
+        functions: Functions,
+        schedule: Schedule,
+    ) -> None:
+        self.forward, self.recipe, self.functions = forward, recipe, functions
+        self.schedule = schedule
+        if running_statistics(forward):
+            raise ModelError(
+                "DIST0354",
+                "the model has batch norms: their running statistics would follow from "
+                "micro-batches in an order of their own",
+                place="schedule",
+                remedy="Train it without a schedule, or freeze the norms (inference form).",
+            )
+        pairs = list(zip(names, forward.params, strict=True))
+        self.data = [*(pair for i, pair in enumerate(pairs) if i in data), targets]
+        self.others = [pair for i, pair in enumerate(pairs) if i not in data]
+        floats = [(n, v) for n, v in self.others if is_differentiable(v.ty)]
+        recipe.check_frozen([n for n, _ in floats])
+        self.trained = [(n, v) for n, v in floats if recipe.trains(n)]
+
+    def run(self, attrs: Any) -> ir.IRModule:
+        """Return the module of all stages, with the attribute ``dist.pipeline``.
+
+        Raises
+        ------
+        ModelError
+            DIST0350, DIST0351 as for a step without stages; DIST0354 the model cannot be cut so.
+        """
+        flat = self._flat()
+        called = self._called(flat)
+        stages = cut_model(flat, self.functions, self.schedule.stage_count, self.schedule.cuts)
+        parts = self._parts(stages, called)
+        pairs = Pairs(self.functions, self._policies(), Times(self.functions, self.recipe.system))
+        made: dict[Any, tuple[str, PartWriter]] = {}
+        entries: dict[str, relax.Function] = {}
+        notes = []
+        for number, part in enumerate(parts):
+            if part.alike not in made:
+                name = self._free(f"{ENTRY}{number}")
+                writer = PartWriter(
+                    part, self.recipe, self.functions, pairs, self.schedule.micro_batches
+                )
+                entries[name] = writer.run(name)
+                made[part.alike] = name, writer
+            notes.append(self._note(part, *made[part.alike]))
+        module = self.functions.module(entries, attrs)
+        return module.with_attr(PIPELINE_ATTR, self._pipeline(parts, notes).to_attr())
+
+    def _policies(self) -> Recomputation:
+        """What layers make again (ModelError DIST0351 where that is not said)."""
+        found = self.recipe.recompute
+        if isinstance(found, Auto):
+            raise ModelError(
+                "DIST0351",
+                "what stages make again is not chosen by itself",
+                place="train_step (recompute)",
+                remedy='Give none, selective, full or "NAME=POLICY,...".',
+            )
+        return found
+
+    def _flat(self) -> Flat:
+        """The bindings of the model and of its loss."""
+        bindings, (_, targets) = pure_bindings(self.forward, "main"), self.data[-1]
+        params = [*self.forward.params, targets]
+
+        def write(builder: relax.BlockBuilder) -> Any:
+            env: dict[Any, Any] = {}
+            for b in bindings:
+                value = substitute(b.value, env)
+                is_name = isinstance(value, ir.Var)
+                env[b.var] = value if is_name else builder.emit(value, str(b.var.name))
+            output = substitute(self.forward.body.body, env)
+            return builder.emit(self.recipe.loss_of(builder, output, targets), LOSS)
+
+        emitted, loss = written(params, write)
+        weights = frozenset(v for _, v in self.others)
+        return Flat(tuple(params), weights, tuple(emitted), loss)
+
+    def _called(self, flat: Flat) -> frozenset[str]:
+        """Private functions that the model calls more than once."""
+        times = Counter(
+            str(b.value.op.name_hint)
+            for b in flat.bindings
+            if isinstance(b.value, ir.Call) and isinstance(b.value.op, ir.GlobalVar)
+        )
+        return frozenset(
+            name
+            for name, count in times.items()
+            if count > 1
+            and isinstance(self.functions.of[name], relax.Function)
+            and is_private(self.functions.of[name])
+        )
+
+    def _parts(self, stages: Sequence[Stage], called: frozenset[str]) -> list[Part]:
+        held = Counter(var for stage in stages for var in stage.weights)
+        names = {v: n for n, v in (*self.data, *self.others)}
+        trained = frozenset(v for _, v in self.trained)
+        shared = frozenset(v for v in trained if held[v] > 1)
+        unread = tuple(v for _, v in self.trained if not held[v])
+        parts, seen = [], set[Any]()
+        for number, stage in enumerate(stages):
+            first = not number
+            counted = frozenset(v for v in stage.weights if v in trained and v not in seen)
+            seen |= counted
+            parts.append(
+                Part(
+                    stage,
+                    names,
+                    trained,
+                    shared & set(stage.weights),
+                    counted | frozenset(unread if first else ()),
+                    unread if first else (),
+                    called,
+                    number + 1 == len(stages),
+                )
+            )
+        return parts
+
+    def _free(self, wish: str) -> str:
+        while wish in self.functions.of:
+            wish += "_"
+        return wish
+
+    def _note(self, part: Part, function: str, writer: PartWriter) -> StageNote:
+        """Name the parameters and results of a stage as the whole step does."""
+        like = writer.part
+        own = (*part.stage.weights, *part.unread, *part.stage.data)
+        theirs = (*like.stage.weights, *like.unread, *like.stage.data)
+        called = {like.names[b]: part.names[a] for a, b in zip(own, theirs, strict=True)}
+        slots = self.recipe.optimizer.states
+
+        def translated(note: str) -> str:
+            if note in called:
+                return called[note]
+            kind, colon, name = note.partition(":")
+            if colon and name in called:
+                return f"{kind}:{called[name]}"
+            for old, new in called.items():
+                if note.startswith(f"{old}.") and note[len(old) + 1 :] in known[old]:
+                    return new + note[len(old) :]
+            return note
+
+        known = {n: set(slots(v.ty)) for n, v in self.trained}
+        known = {n: known.get(n, set()) for n in called}
+        return StageNote(
+            function,
+            tuple(map(translated, writer.params.ports.notes)),
+            tuple(map(translated, writer.outputs.notes)),
+        )
+
+    def _pipeline(self, parts: Sequence[Part], notes: Sequence[StageNote]) -> Pipeline:
+        states = [
+            f"{n}.{slot}" for n, v in self.trained for slot in self.recipe.optimizer.states(v.ty)
+        ]
+        scaling = Scaling(self.recipe)
+        counters = [STEP] if self.recipe.optimizer.counts else []
+        counters += [name for name, _ in scaling.params]
+        data = [n for n, _ in self.data] + ([RATE] if self.recipe.rate_input else [])
+        inputs = [*data, *(n for n, _ in self.others), *states, *counters]
+        twice = [n for n, k in Counter(map(plain_name, inputs)).items() if k > 1]
+        if twice:
+            raise ModelError(
+                "DIST0351",
+                f'a parameter is called "{twice[0]}", as one that the step adds',
+                place="train_step",
+                remedy="Rename it.",
+            )
+        sums = [
+            SumNote(name, tuple(k for k, part in enumerate(parts) if var in part.shared))
+            for name, var in self.trained
+            if any(var in part.shared for part in parts)
+        ]
+        if scaling.looks_at_gradients:
+            sums.append(SumNote(SQUARES, tuple(range(len(parts)))))
+        trained = [n for n, _ in self.trained]
+        return Pipeline(
+            self.schedule,
+            tuple(inputs),
+            len(data),
+            tuple(self._sliced()),
+            (LOSS, *trained, *states, *counters),
+            tuple(notes),
+            tuple(sums),
+        )
+
+    def _sliced(self) -> list[str]:
+        """Data that have the batch as their first dim: that of the first one with dims."""
+        shapes = {n: known_shape(v.ty) for n, v in self.data if tensor_type(v.ty) is not None}
+        batch = next((shape[0] for shape in shapes.values() if shape), None)
+        return [n for n, shape in shapes.items() if shape and _same(shape[0], batch)]
+
+
+def _same(a: Any, b: Any) -> bool:
+    return isinstance(a, int) and isinstance(b, int) and a == b
+
+
+__all__ = ["StagedStep"]

@@ -1,0 +1,157 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A forward model as stages: private functions from one stage's activations to the next one's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, relax
+
+from ...ir.rewrite import variables
+from .cutting import Flat, cut
+from .functions import Functions, private_function, tuple_of
+
+STAGE = "part"
+"""Begins the names of stages' private functions."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A call of a private function of the model inside a stage.
+
+    Attributes
+    ----------
+    name : str
+        Of the function.
+    label : str
+        Of the call's value.
+    args : tuple of Var
+        Those of its arguments that are variables of the whole model, by position.
+    """
+
+    name: str
+    label: str
+    args: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage of a forward model.
+
+    Attributes
+    ----------
+    function : GlobalVar
+        ``(*activations, *data, *weights) -> output``: a tuple where there are several. Stages
+        alike share it.
+    activations : tuple of Var
+        Of the stages before, variables of the whole model.
+    data, weights : tuple of Var
+        Parameters of the whole model that it reads.
+    outputs : tuple of Var
+        What later stages read, or the loss.
+    layers : tuple of Layer
+    """
+
+    function: ir.GlobalVar
+    activations: tuple[Any, ...]
+    data: tuple[Any, ...]
+    weights: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    layers: tuple[Layer, ...]
+
+    @property
+    def params(self) -> tuple[Any, ...]:
+        """All that the function reads, in order."""
+        return (*self.activations, *self.data, *self.weights)
+
+
+def cut_model(flat: Flat, functions: Functions, stages: int, names: Sequence[str]) -> list[Stage]:
+    """Cut a forward model; the stages' functions are added to those of the model.
+
+    An activation that a later stage reads goes through all between.
+
+    Raises
+    ------
+    ModelError
+        DIST0354 see :func:`.cutting.cut`.
+    """
+    stage_of = cut(flat, functions, stages, names)
+    live, anywhere = flat.live(), flat.anywhere()
+    ends = [max(i for i, s in enumerate(stage_of) if s == k) for k in range(stages)]
+    outputs = [tuple(live[end]) for end in ends[:-1]] + [(flat.loss,)]
+    # the order in which one stage gives is that in which the next one takes
+    made: dict[int, list[ir.GlobalVar]] = {}
+    found = []
+    for k in range(stages):
+        own = [
+            b
+            for b, s in zip(flat.bindings, stage_of, strict=True)
+            if s == k and b.var not in anywhere
+        ]
+        given = outputs[k - 1] if k else ()
+        found.append(_stage(k, flat, own, given, outputs[k], anywhere, functions, made))
+    return found
+
+
+def _stage(
+    number: int,
+    flat: Flat,
+    own: list[Any],
+    given: tuple[Any, ...],
+    outputs: tuple[Any, ...],
+    anywhere: set[Any],
+    functions: Functions,
+    made: dict[int, list[ir.GlobalVar]],
+) -> Stage:
+    bindings = [*_needed(flat, own, anywhere), *own]
+    inside = {b.var for b in bindings}
+    read = dict.fromkeys(
+        v for b in bindings for v in variables(b.value) if v not in inside and v not in given
+    )
+    data = tuple(v for v in read if v not in flat.weights)
+    weights = tuple(v for v in read if v in flat.weights)
+    params = [*given, *data, *weights]
+    result = outputs[0] if len(outputs) == 1 else tuple_of(outputs)
+    fn = private_function(f"{STAGE}{number}", params, bindings, result)
+    return Stage(_shared(fn, number, functions, made), given, data, weights, outputs, _layers(own))
+
+
+def _needed(flat: Flat, own: Sequence[Any], anywhere: set[Any]) -> list[Any]:
+    """Bindings of what follows from data and constants that some bindings read, in order."""
+    values = {b.var: b for b in flat.bindings if b.var in anywhere}
+    wanted: set[Any] = set()
+    waiting = [v for b in own for v in variables(b.value)]
+    while waiting:
+        var = waiting.pop()
+        if var in values and var not in wanted:
+            wanted.add(var)
+            waiting.extend(variables(values[var].value))
+    return [b for b in values.values() if b.var in wanted]
+
+
+def _layers(own: Sequence[Any]) -> tuple[Layer, ...]:
+    return tuple(
+        Layer(str(b.value.op.name_hint), str(b.var.name), tuple(b.value.args))
+        for b in own
+        if isinstance(b.value, ir.Call) and isinstance(b.value.op, ir.GlobalVar)
+    )
+
+
+def _shared(
+    fn: relax.Function, number: int, functions: Functions, made: dict[int, list[ir.GlobalVar]]
+) -> ir.GlobalVar:
+    """The function, or one that is equal to it."""
+    key = int(tvm_ffi.structural_hash(fn, map_free_vars=True))
+    for gv in made.get(key, ()):
+        if tvm_ffi.structural_equal(functions.of[str(gv.name_hint)], fn, map_free_vars=True):
+            return gv
+    gv = functions.add(f"{STAGE}{number}", fn)
+    made.setdefault(key, []).append(gv)
+    return gv
+
+
+__all__ = ["Layer", "Stage", "cut_model"]

@@ -1,0 +1,102 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The function of a stage: which of its bindings belong to which phase."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.utils import copy_with_new_vars
+
+from ...ir import (
+    ACCUMULATE_PHASE,
+    BACKWARD_PHASE,
+    FORWARD_PHASE,
+    PHASE_ATTR,
+    WEIGHT_PHASE,
+)
+from ...ir.rewrite import all_bindings, variables
+from ...schedules import ACTIVATION, BACKWARD, FORWARD, GRADIENT, TOTAL, WEIGHT, StageNote
+
+
+class When(enum.IntEnum):
+    """When a binding is run."""
+
+    BEGIN = 0
+    FORWARD = 1
+    BACKWARD = 2
+    WEIGHT = 3
+    ACCUMULATE = 4
+    END = 5
+
+
+OF_UNIT = {FORWARD: When.FORWARD, BACKWARD: When.BACKWARD, WEIGHT: When.WEIGHT}
+"""What a unit of a schedule runs."""
+
+_OF_FUNCTION = {
+    FORWARD_PHASE: When.FORWARD,
+    BACKWARD_PHASE: When.BACKWARD,
+    WEIGHT_PHASE: When.WEIGHT,
+    ACCUMULATE_PHASE: When.ACCUMULATE,
+}
+_OF_PARAMETER = {ACTIVATION: When.FORWARD, GRADIENT: When.BACKWARD, TOTAL: When.END}
+
+
+class StageBody:
+    """The bindings of a stage, with variables of its own.
+
+    A binding is run when the last of what it reads is there: once before all micro-batches, in one
+    of the phases of each, or once behind all.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1 or 5.
+    note : StageNote
+    sliced : collection of str
+        Data of which each micro-batch has rows of its own.
+
+    Attributes
+    ----------
+    params : dict of str to Var
+        By what they are.
+    results : dict of str to expression
+        Likewise.
+    bindings : dict of When to list of Binding
+    when : dict of Var to When
+        Of results and all that is bound.
+    """
+
+    def __init__(self, mod: ir.IRModule, note: StageNote, sliced: Iterable[str]) -> None:
+        self.note = note
+        fn = copy_with_new_vars(mod[note.function])
+        self.params = dict(zip(note.params, fn.params, strict=True))
+        result = fn.body.body
+        found = list(all_bindings(fn.body))
+        values = {b.var: b.value for b in found}
+        while isinstance(result, ir.Var) and result in values and len(note.results) > 1:
+            result = values[result]
+        fields = list(result.fields) if isinstance(result, relax.Tuple) else [result]
+        self.results = dict(zip(note.results, fields, strict=True))
+        self.when: dict[Any, When] = {}
+        rows = set(sliced)
+        for what, var in self.params.items():
+            kind = When.FORWARD if what in rows else When.BEGIN
+            self.when[var] = _OF_PARAMETER.get(what.partition(":")[0], kind)
+        self.bindings: dict[When, list[Any]] = {when: [] for when in When}
+        for binding in found:
+            when = self._when(mod, binding.value)
+            self.when[binding.var] = when
+            self.bindings[when].append(binding)
+
+    def _when(self, mod: ir.IRModule, value: Any) -> When:
+        read = [self.when[v] for v in variables(value) if v in self.when]
+        latest = max(read, default=When.BEGIN)
+        if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
+            attrs = mod[value.op].attrs
+            if attrs and PHASE_ATTR in attrs:
+                return _OF_FUNCTION[str(attrs[PHASE_ATTR])]
+        return When.END if latest == When.ACCUMULATE else latest

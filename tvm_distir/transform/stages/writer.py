@@ -1,0 +1,208 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Writes units of stages one after the other into one function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import add, reshape, strided_slice
+
+from ...ir.rewrite import substitute, variables
+from ...schedules import ACTIVATION, BACKWARD, FORWARD, GRADIENT, Unit
+from .body import OF_UNIT, StageBody, When
+
+Next = Callable[[ir.GlobalVar], ir.GlobalVar]
+"""From a function that begins sums over micro-batches to the one that goes on with them."""
+
+
+@dataclass
+class Running:
+    """A stage while its units are written.
+
+    Attributes
+    ----------
+    body : StageBody
+    env : dict of Var to expression
+        Parameters and what was made once.
+    micros : dict of int to dict
+        Per micro-batch in flight what arrived and what was made.
+    ended : set of Var
+        What was made behind all of them.
+    """
+
+    body: StageBody
+    env: dict[Any, Any]
+    micros: dict[int, dict[Any, Any]] = field(default_factory=dict)
+    ended: set[Any] = field(default_factory=set)
+
+    def micro(self, number: int) -> dict[Any, Any]:
+        """What there is of a micro-batch."""
+        if number not in self.micros:
+            self.micros[number] = dict(self.env)
+        return self.micros[number]
+
+
+class UnitWriter:
+    """Collects bindings.
+
+    Parameters
+    ----------
+    micro_batches : int
+    splits : bool
+        Whether gradients of weights are units of their own.
+    next_sums : callable
+        See :data:`Next`.
+
+    Attributes
+    ----------
+    bindings : list of VarBinding
+    stages : dict of int to Running
+    """
+
+    def __init__(self, micro_batches: int, splits: bool, next_sums: Next) -> None:
+        self.micro_batches, self.splits, self.next_sums = micro_batches, splits, next_sums
+        self.builder = relax.BlockBuilder()
+        self.bindings: list[Any] = []
+        self.stages: dict[int, Running] = {}
+        self._rows: dict[Any, Any] = {}
+
+    def emit(self, value: Any, name: str) -> Any:
+        """Bind a new value; its type is inferred."""
+        return self.bind(self.builder.normalize(value), name)
+
+    def bind(self, value: Any, name: str, ty: Any = None) -> Any:
+        """Bind a value that has its type."""
+        var = relax.Var(name, value.ty if ty is None else ty)
+        self.bindings.append(relax.VarBinding(var, value))
+        return var
+
+    def begin(self, number: int, body: StageBody, arguments: dict[str, Any]) -> None:
+        """Begin a stage with the parameters that the whole step gives it."""
+        env = {var: arguments[what] for what, var in body.params.items() if what in arguments}
+        self.stages[number] = stage = Running(body, env)
+        for binding in body.bindings[When.BEGIN]:
+            self._copy(binding, stage.env, "")
+
+    def arrive(self, number: int, what: str, micro: int, value: Any) -> None:
+        """Take what another stage made."""
+        stage = self.stages[number]
+        stage.micro(micro)[stage.body.params[what]] = value
+
+    def slice(self, number: int, what: str, micro: int, whole: Any) -> None:
+        """Take a micro-batch's rows of data: of every ``micro_batches`` one."""
+        if self.micro_batches == 1:
+            self.arrive(number, what, micro, whole)
+            return
+        rows, count, *rest = *_rows_of(whole, self.micro_batches), *list(whole.ty.shape)[1:]
+        name = str(whole.name)
+        if whole not in self._rows:
+            self._rows[whole] = self.emit(reshape(whole, (rows, count, *rest)), f"{name}_rows")
+        part = self.emit(
+            strided_slice(self._rows[whole], [1], [micro], [micro + 1]), f"{name}_cut{micro}"
+        )
+        self.arrive(number, what, micro, self.emit(reshape(part, (rows, *rest)), f"{name}_{micro}"))
+
+    def unit(self, number: int, unit: Unit) -> None:
+        """Write a unit of a stage, and behind a micro-batch's last one the sums so far."""
+        stage, when = self.stages[number], OF_UNIT[unit.phase]
+        env = stage.micro(unit.micro)
+        whens = [when]
+        if when == When.BACKWARD and not self.splits:
+            whens.append(When.WEIGHT)
+        for one in whens:
+            for binding in stage.body.bindings[one]:
+                self._copy(binding, env, f"_{unit.micro}")
+        if when != (When.WEIGHT if self.splits else When.BACKWARD):
+            return
+        for binding in stage.body.bindings[When.ACCUMULATE]:
+            call, so_far = substitute(binding.value, env), stage.env.get(binding.var)
+            if so_far is not None:
+                before = [
+                    self.bind(relax.TupleGetItem(so_far, k), f"sum{k}")
+                    for k in range(len(binding.var.ty.fields))
+                ]
+                call = ir.Call(self.next_sums(call.op), [*before, *call.args])
+            name = f"{binding.var.name}_{unit.micro}"
+            stage.env[binding.var] = self.bind(call, name, binding.var.ty)
+
+    def made(self, number: int, what: str, micro: int) -> Any:
+        """What a unit of a micro-batch made for another stage."""
+        stage = self.stages[number]
+        return substitute(stage.body.results[what], stage.micro(micro))
+
+    def neighbours(self, number: int, unit: Unit, other: int) -> None:
+        """Hand what a unit made to a stage in the same function."""
+        kind = {FORWARD: ACTIVATION, BACKWARD: GRADIENT}.get(unit.phase)
+        if kind is None or other not in self.stages:
+            return
+        for what in self.stages[number].body.results:
+            if what.startswith(f"{kind}:"):
+                self.arrive(other, what, unit.micro, self.made(number, what, unit.micro))
+
+    def end(self, number: int, wanted: Sequence[str] | None = None) -> None:
+        """Write what is done once behind all micro-batches: for some results, or all of it."""
+        stage = self.stages[number]
+        found = stage.body.bindings[When.END]
+        needed: set[Any] | None = None
+        if wanted is not None:
+            needed = {v for what in wanted for v in variables(stage.body.results[what])}
+            for binding in reversed(found):
+                if binding.var in needed:
+                    needed.update(variables(binding.value))
+        for binding in found:
+            if binding.var not in stage.ended and (needed is None or binding.var in needed):
+                stage.ended.add(binding.var)
+                self._copy(binding, stage.env, "")
+
+    def result(self, number: int, what: str) -> Any:
+        """A result that is made once."""
+        stage = self.stages[number]
+        return substitute(stage.body.results[what], stage.env)
+
+    def sum_of(self, first: Any, second: Any, name: str) -> Any:
+        """Emit the sum of two terms."""
+        return self.emit(add(first, second), name)
+
+    def _copy(self, binding: Any, env: dict[Any, Any], suffix: str) -> None:
+        value = substitute(binding.value, env)
+        if isinstance(value, ir.Var):
+            env[binding.var] = value
+            return
+        env[binding.var] = self.bind(value, f"{binding.var.name}{suffix}", binding.var.ty)
+
+
+def _rows_of(whole: Any, micro_batches: int) -> tuple[Any, int]:
+    rows = whole.ty.shape[0]
+    return int(rows) // micro_batches, micro_batches
+
+
+def going_on(fn: relax.Function, name: str) -> relax.Function:
+    """From the function that begins sums to ``(*sums, *terms) -> (*sums + terms,)``."""
+    fn = relax.utils.copy_with_new_vars(fn)
+    builder = relax.BlockBuilder()
+    sums = [relax.Var(f"sum{k}", ty) for k, ty in enumerate(fn.ret_ty.fields)]
+    with builder.function(name, [*sums, *fn.params]):
+        with builder.dataflow():
+            env: dict[Any, Any] = {}
+            for block in fn.body.blocks:
+                for b in block.bindings:
+                    env[b.var] = builder.emit(substitute(b.value, env), str(b.var.name))
+            result = substitute(fn.body.body, env)
+            fields = (
+                list(result.fields)
+                if isinstance(result, relax.Tuple)
+                else [relax.TupleGetItem(result, k) for k in range(len(sums))]
+            )
+            new = [
+                builder.emit_output(add(s, f), f"{s.name}_on")
+                for s, f in zip(sums, fields, strict=True)
+            ]
+        builder.emit_func_output(relax.Tuple(new))
+    return builder.get()[name].without_attr("global_symbol")
+
+
+__all__ = ["UnitWriter", "going_on"]
