@@ -86,10 +86,13 @@ def input_specs(mod: ir.IRModule, name: str = "main") -> list[InputSpec]:
     uses = UseWalker(mod).uses_of(fn)
     data_count = num_input(fn)
     states = _states(fn)
+    counters = training_notes(fn, "counters")
     specs = []
     for index, (param, param_name) in enumerate(zip(fn.params, param_names(fn), strict=True)):
         is_data = None if data_count is None else index < data_count
         known = [InputUse("variance", firm=True)] if param_name in states else uses[index]
+        if param_name in counters:
+            known = [InputUse(high=int(counters[param_name]))]
         specs.append(_spec(param_name, param, known, is_data))
     return specs
 

@@ -82,6 +82,8 @@ def children(e: Any) -> list[Any]:
         return [e.condition, e.true_value, e.false_value]
     if kind == "Cast":
         return [e.value]
+    if kind == "Let":
+        return [e.value, e.body]
     if hasattr(e, "a"):
         return [e.a, e.b] if hasattr(e, "b") else [e.a]
     raise NotUnderstood(f"a {kind} expression")
@@ -112,7 +114,11 @@ def buffer_shape(buffer: Any) -> list[Any]:
 def _stores(stmt: Any, conditions: list[Any], bound: list[tuple[Any, Any]]) -> Iterator[Store]:
     kind = kind_of(stmt)
     if kind == "BufferStore":
-        yield Store(stmt.buffer, list(stmt.indices), stmt.value, conditions, list(bound))
+        value, inner = stmt.value, list(bound)
+        while kind_of(value) == "Let":
+            inner.append((value.var, value.value))
+            value = value.body
+        yield Store(stmt.buffer, list(stmt.indices), value, conditions, inner)
     elif kind == "Bind":
         bound.append((stmt.var, stmt.value))
     elif kind == "SeqStmt":

@@ -204,6 +204,8 @@ class Cutter:
         if kind == "Select":
             parts = (e.condition, e.true_value, e.false_value)
             return tirx.Select(*(self._expr(x) for x in parts))
+        if kind == "Let":
+            return type(e)(e.var, self._expr(e.value), self._expr(e.body))
         if kind == "Cast":
             return tirx.Cast(e.ty.dtype, self._expr(e.value))
         if hasattr(e, "a"):

@@ -11,7 +11,7 @@ from tvm import ir, relax
 
 from ...errors import ModelError
 from ...ir.rewrite import let_out, merged_blocks, pruned, pruned_bindings, typed, with_body
-from .primfuncs import backward_kernel
+from .primfuncs import backward_kernel, unmarked
 
 Made = TypeVar("Made")
 
@@ -42,23 +42,24 @@ class Functions:
 
     def module(self, entries: Mapping[str, relax.Function], attrs: Any) -> ir.IRModule:
         """Make a module of public functions and of all that they call, PrimFuncs among them."""
-        found: dict[str, None] = {}
+        found: dict[str, Any] = {}
         waiting = list(entries.values())
         while waiting:
             fn = waiting.pop()
             for name in _named_in(fn) if isinstance(fn, relax.Function) else ():
                 if name not in found:
-                    found[name] = None
-                    waiting.append(self._taken(name))
-        functions = {self.variables[name]: self.of[name] for name in sorted(found)}
+                    found[name] = self._taken(name)
+                    waiting.append(found[name])
+        functions = {self.variables[name]: found[name] for name in sorted(found)}
         return ir.IRModule({**entries, **functions}, attrs=attrs)
 
     def _taken(self, name: str) -> Any:
-        """A function by name; the kernels that gradients call are taken in."""
+        """A function by name, as it is run; the kernels that gradients call are taken in."""
         kernel = None if name in self.of else backward_kernel(name)
         if kernel is not None:
             self.variables[name], self.of[name] = kernel
-        return self.of[name]
+        fn = self.of[name]
+        return unmarked(fn) if isinstance(fn, relax.Function) else fn
 
 
 def _named_in(fn: relax.Function) -> list[str]:

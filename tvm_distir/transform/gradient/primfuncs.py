@@ -13,7 +13,7 @@ from tvm.relax.op import zeros
 
 from ...errors import ModelError, nearest
 from ...ir import flat_types
-from ...ir.rewrite import leaves_of
+from ...ir.rewrite import all_bindings, leaves_of, with_body
 from .registry import item, register_gradient
 
 Backward = Callable[[ir.Call, Any, Any, relax.BlockBuilder], list[Any]]
@@ -119,6 +119,18 @@ def without_mark(value: Any) -> Any:
     if not isinstance(value, ir.Call) or value.op != ir.Op.get(_MARKED):
         return value
     return ir.Call(ir.Op.get("relax.call_tir"), list(value.args), None, list(value.ty_args))
+
+
+def unmarked(fn: relax.Function) -> relax.Function:
+    """A function whose kernels are called without the names of their gradients."""
+    bindings = all_bindings(fn.body)
+    if not any(without_mark(b.value) is not b.value for b in bindings):
+        return fn
+    blocks = [
+        type(block)([relax.VarBinding(b.var, without_mark(b.value)) for b in block.bindings])
+        for block in fn.body.blocks
+    ]
+    return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
 
 
 def _name(call: ir.Call) -> str:

@@ -17,6 +17,7 @@ from ...plan import Recomputation, plain_name
 from ...schedules import Pipeline, Schedule, StageNote, SumNote
 from .batch_norms import running_statistics
 from .cutting import Flat
+from .dropouts import DROPOUT
 from .functions import Functions, written
 from .optimizers import RATE, STEP
 from .pairs import Pairs, pure_bindings
@@ -70,6 +71,13 @@ class StagedStep:
                 "micro-batches in an order of their own",
                 place="schedule",
                 remedy="Train it without a schedule, or freeze the norms (inference form).",
+            )
+        if DROPOUT in names:
+            raise ModelError(
+                "DIST0354",
+                "the model has dropouts: the masks of all micro-batches would be the same",
+                place="schedule",
+                remedy="Train it without a schedule, or without dropouts.",
             )
         pairs = list(zip(names, forward.params, strict=True))
         self.data = [*(pair for i, pair in enumerate(pairs) if i in data), targets]

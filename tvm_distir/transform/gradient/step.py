@@ -16,6 +16,7 @@ from ...schedules import Schedule
 from ...system import System
 from .automatic import decided
 from .batch_norms import without_statistics
+from .dropouts import with_streams
 from .fixed import warn_of_constants
 from .functions import Functions
 from .losses import is_trained_on
@@ -100,11 +101,12 @@ def train_step(
         *new states, *new counters)``, in the order of the parameters. States of a weight ``w`` are
         called ``w.momentum``, or ``w.m`` and ``w.v``, with ``w.master`` before; counters are
         ``step`` (of Adam) and ``loss_scale`` and ``scale_steps`` (of a dynamic scale). Statistics
-        of batch norms count as weights. The attribute ``dist.training`` says which value updates
-        which parameter, and which is the gradient of a weight, so that strategies place them
-        alike. With a schedule, one public function per kind of stage, ``stage0`` the first, and
-        the attribute ``dist.pipeline``; :func:`tvm_distir.transform.RunInTurn` makes the one
-        ``main`` of it.
+        of batch norms count as weights, and so does ``dropout``, int64, after all others, of a
+        model with dropouts: the seed times 2^32, plus the steps so far. The attribute
+        ``dist.training`` says which value updates which parameter, and which is the gradient of a
+        weight, so that strategies place them alike. With a schedule, one public function per kind
+        of stage, ``stage0`` the first, and the attribute ``dist.pipeline``;
+        :func:`tvm_distir.transform.RunInTurn` makes the one ``main`` of it.
 
     Raises
     ------
@@ -129,7 +131,7 @@ def train_step(
         recompute=recompute,
         system=system,
     )
-    mod, given = without_statistics(mod), mod
+    mod, given = with_streams(without_statistics(mod)), mod
     functions = Functions(mod)
     found = functions.of.get("main")
     if not isinstance(found, relax.Function):

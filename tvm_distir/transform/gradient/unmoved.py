@@ -25,7 +25,7 @@ MARKS = (
 """They give their operand."""
 
 UNKNOWN = {
-    "nn.dropout": "a training step with dropout is not offered: its stream is not defined",
+    "nn.dropout": "it becomes a kernel before, where it stands in no branch",
     "dist.redistribute": "a training step is made of a model at level 1",
     "quantize": "a quantised value steps: train before it is quantised",
     "grad.avg_pool2d_backward": "gradients of gradients are not offered",

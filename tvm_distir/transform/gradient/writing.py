@@ -21,6 +21,7 @@ from ...ir import (
 )
 from ...plan import Recomputation, plain_name
 from .batch_norms import in_training, is_batch_norm, running_statistics
+from .dropouts import DROPOUT, SEEDS
 from .functions import Functions, without_unread
 from .optimizers import RATE, STEP
 from .pairs import Pairs, pure_bindings
@@ -34,6 +35,9 @@ from .updates import UPDATED_SUFFIX, Updates, Weight, grouped
 
 TARGETS = "targets"
 """Name of the parameter that holds what the output should have been."""
+
+STEPS = 1000
+"""A step counter is below it, where it is drawn."""
 
 
 def unfit(what: str) -> ModelError:
@@ -67,8 +71,8 @@ class StepWriter:
         self.bindings = pure_bindings(forward, "main")
         self.builder = relax.BlockBuilder()
         pairs = list(zip(names, forward.params, strict=True))
-        self.data = [pair for i, pair in enumerate(pairs) if i in data]
-        self.others = [pair for i, pair in enumerate(pairs) if i not in data]
+        self.data = [p for i, p in enumerate(pairs) if i in data and p[0] != DROPOUT]
+        self.others = [p for i, p in enumerate(pairs) if i not in data or p[0] == DROPOUT]
         targets = recipe.loss.targets(output_type(forward))
         self.inputs = [*self.data, (TARGETS, relax.Var(TARGETS, targets))]
         scalar_type = relax.TensorType([], "float32")
@@ -128,6 +132,8 @@ class StepWriter:
         bound = {str(b.var.name) for block in fn.body.blocks for b in block.bindings}
         inputs = [name for name, _ in self.inputs]
         states = {w.name: list(w.names) for w in self.weights if w.names}
+        drawn = {DROPOUT: SEEDS, STEP: STEPS}
+        counters = {name: most for name, most in drawn.items() if name in self.updated}
         attrs = {
             PARAM_NAMES_ATTR: [name for name, _ in named],
             INPUTS_ATTR: inputs,
@@ -137,6 +143,7 @@ class StepWriter:
                 "states": states,
                 "again": {w: mark for w, mark in self.again.items() if mark in bound},
                 "gradients": self.gradients,
+                **({"counters": counters} if counters else {}),
                 **({"recompute": self.pairs.policies} if self.pairs.policies else {}),
             },
         }
@@ -193,6 +200,7 @@ class StepWriter:
         if self.rate is not None:
             shared[RATE] = self.rate
         new = updates.write(rows, shared)
+        new.update({n: add(v, relax.const(1, "int64")) for n, v in self.others if n == DROPOUT})
         new.update({n: self.statistics[v] for n, v in self.others if v in self.statistics})
         counters += self.scaling.updated(builder)
         out = [self._named(name, new[name]) for name, _ in self.others if name in new]

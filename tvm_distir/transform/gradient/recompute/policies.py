@@ -24,7 +24,7 @@ from tvm import ir
 from ....errors import PropagationError
 from ....ir.rewrite import variables
 from ....ops import work_of
-from ....plan import FULL, NONE, SELECTIVE, share_of
+from ....plan import FULL, SELECTIVE, share_of
 from .frontier import Frontier
 from .saving import kept_and_again, kept_bytes
 
@@ -56,28 +56,30 @@ def _again(forward: Sequence[Any], read: Sequence[Any], cheap: Callable[[Any], b
     )
 
 
-def full(forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any]) -> Kept:
+def full(forward: Sequence[Any], read: Sequence[Any]) -> Kept:
     """Keep nothing."""
     return _again(forward, read, lambda _: True)
 
 
-def selective(forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any]) -> Kept:
+def selective(
+    forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any], kernels: ir.IRModule
+) -> Kept:
     """Make again what is cheap; all as ``none`` has it where that keeps no less."""
-    density = {binding.var: _density(binding.value) for binding in forward}
+    density = {binding.var: _density(binding.value, kernels) for binding in forward}
     most = max((d for d in density.values() if math.isfinite(d)), default=0.0)
     found = _again(forward, read, lambda b: density[b.var] <= CHEAP * most)
     plain = kept_and_again(forward, read, params)
     return found if kept_bytes(found[0]) < kept_bytes(plain[0]) else plain
 
 
-def _density(value: Any) -> float:
+def _density(value: Any, kernels: ir.IRModule) -> float:
     """FLOPs per byte of what a binding makes; infinite for calls of functions."""
     if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
         return math.inf
     if not isinstance(value, ir.Call):
         return 0.0
     try:
-        work = work_of(value)
+        work = work_of(value, kernels, value.ty)
     except PropagationError:  # an op without a rule: nobody knows what it costs
         return math.inf
     return work.flops / max(sum(work.out_bytes), 1)
@@ -92,16 +94,13 @@ def kept_by(
 ) -> Kept:
     """What a policy keeps and makes again; ``frontier``: of the same function."""
     share = share_of(policy)
+    if policy == FULL:
+        return full(forward, read)
+    if policy == SELECTIVE:
+        return selective(forward, read, params, frontier.times.kernels)
     if share is None:
-        return _NAMED[policy](forward, read, params)
+        return kept_and_again(forward, read, params)
     most = share * kept_bytes(kept_and_again(forward, read, params)[0])
     fits = [point for point in frontier.points if point.size_bytes <= most]
     best = fits[-1] if fits else frontier.points[0]
     return list(best.kept), list(best.again)
-
-
-_NAMED: dict[str, Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Kept]] = {
-    NONE: kept_and_again,
-    SELECTIVE: selective,
-    FULL: full,
-}
