@@ -9,6 +9,7 @@ from .explore import Footprint as Footprint
 from .explore import Labels as Labels
 from .explore import Pin as Pin
 from .explore import Trial as Trial
+from .module import PlacedModule as PlacedModule
 from .solve import Costs as Costs
 from .tied import TiedDims as TiedDims
 from .tied import tied_dims as tied_dims

@@ -8,6 +8,7 @@ from .composition import merge as merge
 from .context_parallelism import context_parallel as context_parallel
 from .data_parallelism import data_parallel as data_parallel
 from .expert_parallelism import expert_parallel as expert_parallel
+from .local_branches import local_layers as local_layers
 from .megatron_lm import megatron as megatron
 from .presets import deepspeed_zero1 as deepspeed_zero1
 from .presets import deepspeed_zero2 as deepspeed_zero2

@@ -41,6 +41,7 @@ STRATEGIES = Registry(
             "megatron": "megatron_lm",
             "context_parallel": "context_parallelism",
             "sequence": "activation_sequence",
+            "local_layers": "local_branches",
             "fsdp": "presets",
             "hsdp": "presets",
             "deepspeed_zero1": "presets",

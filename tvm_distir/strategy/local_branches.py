@@ -1,0 +1,195 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Local layers: branches of a model that do not depend on each other run on different devices."""
+
+from __future__ import annotations
+
+import glob
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import ir, relax
+
+from ..errors import PlanError
+from ..ir import R, mesh_devices, tensor_type, training_notes
+from ..ir.rewrite import handle
+from ..plan import MeshSpec, Plan, PlanRule, data_positions
+from ..propagation import PlacedModule
+from ..propagation.graph import Axis, Graph
+from .branches import Branch, Branches, balanced, branches_of, members
+from .facts import MeshLike, as_mesh_spec, entries, flat_positions, mesh_axis, tensor_parameters
+from .registry import plan_maker
+
+LEAST_PERCENT = 5
+
+
+@plan_maker
+def local_layers(
+    mod: ir.IRModule, mesh: MeshLike, axis: str = "br", least: int = LEAST_PERCENT
+) -> Plan:
+    """Plan that puts branches of a model that do not depend on each other on different devices.
+
+    Each place along the axis becomes a mesh of its own, of the other axes. Where several branches
+    meet, in an op or in the results, each goes to where least is to do, with its weights, and
+    sends what it gives; the one that begins last is on the first mesh, with all that is no branch.
+    Towers with inputs of their own run apart from the start; an op that takes what the branches
+    share runs on the first mesh, a call of a function does not.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1, or a training step.
+    mesh : MeshSpec or mapping of str to int
+    axis : str
+        The mesh axis; along the others weights are replicated.
+    least : int
+        How many percent of the model's work, in FLOPs, a branch has at least.
+
+    Returns
+    -------
+    Plan
+        On several meshes: it merges with plans of the same meshes only.
+
+    Raises
+    ------
+    MeshError
+        DIST0206 when the mesh has no such axis.
+    PlanError
+        DIST0233 when no two branches have that much work.
+    PropagationError
+        DIST0401 an op without a rule.
+    """
+    spec = as_mesh_spec(mesh)
+    number = mesh_axis(spec, axis, "local_layers")
+    places = _places(spec, number)
+    module = PlacedModule.of(mod, [Axis(0, number, spec.shape[number], axis)])
+    rules: list[PlanRule] = []
+    for name, fn, rule_name in entries(mod):
+        g = module.graphs[module.entries[name]]
+        results = [0] if training_notes(fn, "updated") else range(len(g.rets))
+        found = branches_of(module, g, results, least)
+        if not found.groups:
+            raise PlanError(
+                "DIST0233",
+                f"no two branches that do not depend on each other have {least} percent of the "
+                "work each",
+                place=f"{name} (local_layers)",
+                remedy='Use another strategy, or lower "local_layers:least=".',
+            )
+        rules += _Placing(g, found, places, rule_name).rules(name, fn)
+    return Plan(tuple(places), tuple(rules))
+
+
+def _places(mesh: MeshSpec, number: int) -> list[MeshSpec]:
+    """A mesh per place along an axis, of the other axes."""
+    axes = [(name, size) for i, (name, size) in enumerate(mesh.axes.items()) if i != number]
+    own = dict(axes or [(mesh.axis_names[number], 1)])
+    ids = np.moveaxis(mesh_devices(mesh.device_mesh()), number, 0)
+    return [
+        MeshSpec(f"mesh{i}", own, device_ids=tuple(int(d) for d in part.ravel()))
+        for i, part in enumerate(ids)
+    ]
+
+
+class _Placing:
+    """Says where the nodes of one function run."""
+
+    def __init__(
+        self, g: Graph, branches: Branches, places: Sequence[MeshSpec], rule_name: str | None
+    ) -> None:
+        self._g, self._places, self._rule_name = g, places, rule_name
+        self._counted = branches.counted
+        self._where: dict[int, int] = {}
+        self._rules: list[PlanRule] = []
+        names = {key: str(var.name) for key, var in g.variables.items()}
+        often = Counter(names.values())
+        self._names = {k: names[key] for key, k in g.node_of.items() if often[names[key]] == 1}
+        for group in branches.groups:
+            for branch, place in zip(group, balanced(group, len(places)), strict=True):
+                if place:
+                    self._branch(branch, place)
+
+    def rules(self, name: str, fn: relax.Function) -> list[PlanRule]:
+        """The rules of the function, those of its parameters first."""
+        data, flat = data_positions(fn, name), flat_positions(fn)
+        rules = []
+        for parameter in tensor_parameters(name, fn, self._rule_name):
+            value = self._g.param_value(flat[parameter.position])
+            places = {
+                self._where.get(k, 0) for k, _ in self._g.uses[value] if self._counted >> k & 1
+            }
+            mesh = self._places[places.pop() if len(places) == 1 else 0]
+            whole = (R,) * len(mesh.axes)
+            stationary = parameter.position not in data
+            title = glob.escape(parameter.name)
+            rules.append(PlanRule("param", title, whole, mesh.name, stationary, parameter.function))
+        return [*rules, *self._rules]
+
+    def _branch(self, branch: Branch, place: int) -> None:
+        """Put a branch on the mesh of a place: what comes in, and what goes back."""
+        g = self._g
+        own = set(members(branch))
+        for k in sorted(own):
+            self._where[k] = place
+            made = [g.producer[v][0] for v in g.nodes[k].operands if v >= 0]
+            made = [n for n in made if g.nodes[n].kind in ("op", "call")]
+            if not made or any(n in own for n in made):
+                continue
+            if g.nodes[k].kind == "call":
+                self._arguments(k, place)
+            else:  # it runs where its operands are, and what it gives moves
+                self._where[k] = 0
+                if k != branch.last:
+                    self._pin(k, place)
+        readers = {n for v in g.nodes[branch.last].results for n, _ in g.uses[v]}
+        if not branch.ends and self._where[branch.last] and not readers & own:
+            self._pin(branch.last, 0)
+
+    def _pin(self, node: int, place: int) -> None:
+        """Put what a node gives on a mesh, where it is one tensor."""
+        mesh = self._places[place]
+        if node in self._names and len(self._g.nodes[node].results) == 1:
+            title, nowhere = glob.escape(self._names[node]), (None,) * len(mesh.axes)
+            rule = PlanRule("value", title, nowhere, mesh.name, function=self._rule_name)
+            self._rules.append(rule)
+
+    def _arguments(self, node: int, place: int) -> None:
+        """Put the tensors that a call takes from elsewhere on a mesh."""
+        g, mesh = self._g, self._places[place]
+        callee = ""
+        for number, binding in enumerate(self._calls(node)):
+            if g.node_of.get(handle(binding.var)) != node:
+                continue
+            callee = str(binding.value.op.name_hint)
+            for i, arg in enumerate(binding.value.args):
+                known = g.env.get(handle(arg), ())
+                made = g.nodes[g.producer[known[0]][0]].kind if len(known) == 1 else ""
+                if made in ("op", "call") and tensor_type(arg.ty) is not None:
+                    self._rules.append(
+                        PlanRule(
+                            "call",
+                            callee,
+                            (None,) * len(mesh.axes),
+                            mesh.name,
+                            function=self._rule_name,
+                            index=number,
+                            arg=i,
+                        )
+                    )
+
+    def _calls(self, node: int) -> Iterator[Any]:
+        """The calls of the function that a node calls, in order."""
+        var = next(b.value.op for b in self._g.bindings if self._is(b, node))
+        for binding in self._g.bindings:
+            call = binding.value
+            if isinstance(call, ir.Call) and isinstance(call.op, ir.GlobalVar):
+                if str(call.op.name_hint) == str(var.name_hint):
+                    yield binding
+
+    def _is(self, binding: Any, node: int) -> bool:
+        return self._g.node_of.get(handle(binding.var)) == node
+
+
+__all__ = ["local_layers"]
