@@ -78,13 +78,13 @@ def load_work(
             from .. import strategy
 
             specs = strategy.parse(arguments.strategy)
+    schedule = strategy.schedule_of(specs, axes) if plan is None else plan.schedule
     with watch.stage("load"):
-        from ..frontend import load_model
-
-        model = load_model(arguments.model, batch=arguments.batch)
+        model = _load(arguments, schedule)
     if arguments.train:
         with watch.stage("train"):
-            model = replace(model, mod=training_step(model.mod, arguments, plan, axes, system))
+            step = training_step(model.mod, arguments, plan, axes, system, schedule)
+            model = replace(model, mod=step)
     with watch.stage("plan"):
         if plan is None:
             plan = strategy.compose(model.mod, axes or {}, specs, system)
@@ -95,8 +95,49 @@ def load_work(
     return StagedModel(model, plan, system)
 
 
+def _load(arguments: argparse.Namespace, schedule: Any) -> Any:
+    """Load the model; of a step in micro-batches with the batch of one.
+
+    Raises
+    ------
+    UsageError
+        DIST0151 for a schedule without ``--train``; DIST0152 where the batch is no multiple of
+        the micro-batches.
+    """
+    from ..frontend import load_model
+    from ..plan import data_positions
+
+    model = load_model(arguments.model, batch=arguments.batch)
+    if schedule is None:
+        return model
+    if not arguments.train:
+        raise UsageError(
+            "DIST0151",
+            "stages and micro-batches are those of a training step",
+            place=f"tvm-distir {arguments.command}",
+            remedy="Add --train.",
+        )
+    if schedule.micro_batches == 1 or model.kind == "tvmscript":
+        return model
+    main = model.mod["main"]
+    whole = arguments.batch or int(main.params[data_positions(main)[0]].ty.shape[0])
+    if whole % schedule.micro_batches:
+        raise UsageError(
+            "DIST0152",
+            f"the batch {whole} is no multiple of the {schedule.micro_batches} micro-batches",
+            place="--batch",
+            remedy="Give the whole batch, a multiple of them.",
+        )
+    return load_model(arguments.model, batch=whole // schedule.micro_batches)
+
+
 def training_step(
-    mod: Any, arguments: argparse.Namespace, plan: Any, axes: dict[str, int] | None, system: Any
+    mod: Any,
+    arguments: argparse.Namespace,
+    plan: Any,
+    axes: dict[str, int] | None,
+    system: Any,
+    schedule: Any,
 ) -> Any:
     """Make the training step that ``--train`` and its options ask for.
 
@@ -120,6 +161,7 @@ def training_step(
         frozen=arguments.freeze or (),
         recompute=_recompute(arguments, plan, axes),
         system=system,
+        schedule=schedule,
         **options,
     )
 
@@ -159,7 +201,14 @@ def load_plan(path: str, axes: dict[str, int] | None) -> Any:
     plan = Plan.load(path)
     if axes is not None:
         found = [list(mesh.axes.items()) for mesh in plan.meshes]
-        if found != [list(axes.items())]:
+        given = [list(axes.items())]
+        if plan.schedule is not None:  # an axis is that of the stages
+            stages = plan.schedule.stages
+            given = [
+                [a for a in axes.items() if a != cut] for cut in axes.items() if cut[1] == stages
+            ]
+            given = [rows for rows in given if [rows] == found] or [list(axes.items())]
+        if found != given:
             said = "; ".join(",".join(f"{a}={n}" for a, n in mesh) for mesh in found)
             raise UsageError(
                 "DIST0151",

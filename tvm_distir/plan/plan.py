@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import Faults, MeshError, PlanError, nearest
 from ..ir import mesh_key
+from ..schedules import Schedule
 from .reading import load_plan, plan_dict, read_plan, save_plan
 from .recomputation import read_plan_policies
 from .schema import MeshSpec, PlanRule, check_rule, faults_of_plan, find_mesh
@@ -28,6 +29,9 @@ class Plan:
         What a training step makes again, by functions (:mod:`.recomputation`).
     ring : tuple of str
         Mesh axes along which attention gathers no keys: blocks of them travel around a ring.
+    schedule : Schedule, optional
+        Stages and micro-batches of a training step. The mesh is that of one stage, and rules name
+        the functions of stages.
 
     Raises
     ------
@@ -41,6 +45,7 @@ class Plan:
     rules: tuple[PlanRule, ...] = field(default=())
     recompute: Mapping[str, str] = field(default_factory=dict)
     ring: tuple[str, ...] = ()
+    schedule: Schedule | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "meshes", tuple(self.meshes))
@@ -103,7 +108,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; :meth:`from_dict` gives an equal plan."""
-        return plan_dict(self.meshes, self.rules, self.recompute, self.ring)
+        return plan_dict(self)
 
     def save(self, path: str | Path) -> None:
         """Write the JSON form; the file is complete or untouched.

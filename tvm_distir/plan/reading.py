@@ -9,10 +9,11 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ..errors import DistIRError, Faults, MeshError, PlanError
 from ..reading import LARGEST, JsonValue, read_json
+from ..schedules import Schedule
 from .schema import (
     DEFAULT_MESH,
     KINDS,
@@ -26,7 +27,7 @@ from .schema import (
     parse_open_placement,
 )
 
-_PLAN_KEYS = ("schema_version", "mesh", "meshes", "rules", "recompute", "ring")
+_PLAN_KEYS = ("schema_version", "mesh", "meshes", "rules", "recompute", "ring", "schedule")
 _MESH_KEYS = ("axes", "start", "device_ids")
 _RULE_KEYS: dict[str, tuple[str, ...]] = {
     "param": ("param", "function", "placement", "stationary", "moving", "mesh"),
@@ -34,6 +35,30 @@ _RULE_KEYS: dict[str, tuple[str, ...]] = {
     "call": ("call", "index", "arg", "function", "placement", "stationary", "moving", "mesh"),
 }
 Made = TypeVar("Made")
+
+
+class PlanLike(Protocol):
+    """What a plan has."""
+
+    @property
+    def meshes(self) -> Sequence[MeshSpec]:
+        """Its meshes."""
+
+    @property
+    def rules(self) -> Sequence[PlanRule]:
+        """Its rules."""
+
+    @property
+    def recompute(self) -> Mapping[str, str]:
+        """Policies by functions."""
+
+    @property
+    def ring(self) -> Sequence[str]:
+        """Names of axes."""
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """Stages and micro-batches."""
 
 
 def _wrong(place: str, what: str, remedy: str) -> PlanError:
@@ -56,7 +81,8 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     data : mapping
         ``schema_version`` (1), ``mesh`` (axes) or ``meshes`` (name to ``axes``, ``start``,
         ``device_ids``), ``rules`` (see :class:`PlanRule`; one of ``param``, ``value``, ``call``),
-        ``recompute`` (policies by functions, see :mod:`.recomputation`), ``ring`` (names of axes).
+        ``recompute`` (policies by functions, see :mod:`.recomputation`), ``ring`` (names of axes),
+        ``schedule`` (see :class:`tvm_distir.schedules.Schedule`).
     place : str
         What to call the plan in messages.
     make : callable
@@ -98,9 +124,13 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     for value in _listed(top, "ring"):
         with faults.gathered():
             ring.append(value.text())
+    schedule: Schedule | None = None
+    if "schedule" in top:
+        with faults.gathered():
+            schedule = Schedule.from_json(top["schedule"])
     faults.raise_all()
     try:
-        return make(tuple(specs), tuple(rules), recompute, tuple(ring))
+        return make(tuple(specs), tuple(rules), recompute, tuple(ring), schedule)
     except DistIRError as error:
         raise error.placed(lambda at: at if at.startswith("plan") else f"{place}/{at}") from None
 
@@ -218,23 +248,21 @@ def _placement(value: JsonValue) -> OpenLabels:
     return parse_open_placement(value.text(empty=True), value.place)
 
 
-def plan_dict(
-    meshes: Sequence[MeshSpec],
-    rules: Sequence[PlanRule],
-    recompute: Mapping[str, str],
-    ring: Sequence[str],
-) -> dict[str, Any]:
+def plan_dict(plan: PlanLike) -> dict[str, Any]:
     """JSON form of a plan, without what is the default."""
+    meshes = plan.meshes
     out: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
     if len(meshes) == 1 and meshes[0].is_default:
         out["mesh"] = dict(meshes[0].axes)
     else:
         out["meshes"] = {mesh.name: _mesh_dict(mesh) for mesh in meshes}
-    out["rules"] = [_rule_dict(rule, len(meshes) > 1) for rule in rules]
-    if recompute:
-        out["recompute"] = dict(recompute)
-    if ring:
-        out["ring"] = list(ring)
+    out["rules"] = [_rule_dict(rule, len(meshes) > 1) for rule in plan.rules]
+    if plan.recompute:
+        out["recompute"] = dict(plan.recompute)
+    if plan.ring:
+        out["ring"] = list(plan.ring)
+    if plan.schedule is not None:
+        out["schedule"] = plan.schedule.to_dict()
     return out
 
 

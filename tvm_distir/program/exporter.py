@@ -20,13 +20,14 @@ from ..ir import (
     mesh_shape,
     meshes,
 )
+from ..transform import ExpandSchedule
 from .body import FunctionExporter
 from .parts import Entry, Function, Mesh
 from .program import Program
 
 
 def export(mod: ir.IRModule) -> Program:
-    """Make the simulator's input of a level-5 module.
+    """Make the simulator's input of a level-5 module; one in stages is written out first.
 
     Functions and calls are kept, repeated layers not unrolled. Tuples are flattened. Reshapes
     that TVM turns into views cost nothing, nor do transposes that only matrix products read;
@@ -48,6 +49,7 @@ def export(mod: ir.IRModule) -> Program:
         DIST0714 for a module that is not at that level, or whose shapes are symbolic; DIST0713
         for cyclic calls.
     """
+    mod = ExpandSchedule()(mod)
     entries = _entry_functions(mod)
     names = mesh_names(mod)
     found = [

@@ -8,6 +8,7 @@ from .notes import TOTAL as TOTAL
 from .notes import Pipeline as Pipeline
 from .notes import StageNote as StageNote
 from .notes import SumNote as SumNote
+from .notes import scheduled as scheduled
 from .orders import ORDERS as ORDERS
 from .programs import RECV as RECV
 from .programs import RUN as RUN

@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..ir import PIPELINE_ATTR
-from .schedule import Schedule
+from .schedule import Schedule, unfit
 
 ACTIVATION, GRADIENT, PART, TOTAL = "activation", "gradient", "part", "total"
 """Kinds of parameters and results of a stage's function beside those of the whole step.
@@ -124,6 +124,34 @@ class Pipeline:
                 SumNote(str(s["name"]), tuple(int(k) for k in s["stages"])) for s in found["sums"]
             ),
         )
+
+
+def scheduled(wanted: Schedule | None, mod: Any) -> dict[str, Any]:
+    """Attributes of a module whose stages run as a plan says; none where it says nothing.
+
+    Raises
+    ------
+    PlanError
+        DIST0236 when the module has other stages, or none.
+    """
+    if wanted is None:
+        return {}
+    found = Pipeline.of(mod)
+    shape = None if found is None else (found.schedule.rank_of, found.schedule.micro_batches)
+    if found is None or shape is None or len(shape[0]) != wanted.stage_count:
+        raise unfit(
+            f"the plan has {wanted.stage_count} stages, the module "
+            + ("none" if shape is None else f"{len(shape[0])}"),
+            "Make the step with train_step(..., schedule=plan.schedule).",
+            "plan/schedule",
+        )
+    if shape[1] != wanted.micro_batches:
+        raise unfit(
+            f"the plan has {wanted.micro_batches} micro-batches, the step was made for {shape[1]}",
+            "Make the step with train_step(..., schedule=plan.schedule).",
+            "plan/schedule",
+        )
+    return {PIPELINE_ATTR: replace(found, schedule=wanted).to_attr()}
 
 
 def _names(found: Sequence[Any]) -> tuple[str, ...]:

@@ -10,6 +10,8 @@ from .data_parallelism import data_parallel as data_parallel
 from .expert_parallelism import expert_parallel as expert_parallel
 from .local_branches import local_layers as local_layers
 from .megatron_lm import megatron as megatron
+from .pipelining import pipeline as pipeline
+from .pipelining import schedule_of as schedule_of
 from .presets import deepspeed_zero1 as deepspeed_zero1
 from .presets import deepspeed_zero2 as deepspeed_zero2
 from .presets import deepspeed_zero3 as deepspeed_zero3

@@ -15,6 +15,7 @@ from ..ir import R
 from ..plan import DEFAULT_MESH, MeshSpec, OpenLabels, Plan, PlanRule, labels_text, policies_of
 from ..system import System
 from .facts import MeshLike, as_mesh_spec
+from .pipelining import AXIS, PIPELINE, on_stages, schedule_of
 from .registry import (
     BEFORE,
     OTHERS,
@@ -82,9 +83,17 @@ def compose(
         raise PlanError(
             "DIST0235", "no strategy is given", place="strategy", remedy='Try "data_parallel".'
         )
+    stages: Plan | None = None
+    for one in [one for one in wanted if one.name == PIPELINE]:
+        axis = str(one.options.get("axis", AXIS))
+        spec, stages = on_stages(mod, spec, schedule_of(wanted, spec.axes), axis)
+        wanted = [other for other in wanted if other.name != PIPELINE]
+        if not wanted:
+            return stages
     merged = merge(_plans(mod, spec, wanted, System.known(system)))
     rules = tuple(_closed(rule) for rule in merged.rules)
-    return replace(merged, rules=rules, recompute=policies_of(mod))
+    schedule = None if stages is None else stages.schedule
+    return replace(merged, rules=rules, recompute=policies_of(mod), schedule=schedule)
 
 
 def _plans(

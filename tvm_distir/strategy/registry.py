@@ -39,6 +39,7 @@ STRATEGIES = Registry(
             "expert_parallel": "expert_parallelism",
             "spatial_parallel": "spatial_parallelism",
             "megatron": "megatron_lm",
+            "pipeline": "pipelining",
             "context_parallel": "context_parallelism",
             "sequence": "activation_sequence",
             "local_layers": "local_branches",

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tvm import ir
 
 from ..errors import ModelError
+from ..transform import RunInTurn
 from .inputs import InputSpec, input_specs
 
 Array = npt.NDArray[np.generic]
@@ -53,7 +54,7 @@ def draw_inputs(
     """
     given = {} if exact or weights is None else weights
     arrays = []
-    for index, spec in enumerate(input_specs(mod)):
+    for index, spec in enumerate(input_specs(RunInTurn()(mod))):
         known = given.get(spec.name) if spec.role != "data" else None
         if known is not None and tuple(known.shape) != spec.shape:
             raise ModelError(

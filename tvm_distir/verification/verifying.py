@@ -18,6 +18,8 @@ from ..program import export
 from ..runtime.engines import Engine, Reference, strip_annotations
 from ..runtime.engines import engine as make_engine
 from ..runtime.program import same_bits
+from ..schedules import Pipeline
+from ..transform import RunInTurn
 from .bisect import Bisection, Fault, first_difference
 from .claims import claimed_collectives, differences
 from .compare import OutputReport, coarsest_float, compare_outputs, largest, not_finite
@@ -218,7 +220,7 @@ def verify(
         :func:`tvm_distir.runtime.run` raises.
     """
     chosen = make_engine(engine)
-    plain = strip_annotations(mod)
+    plain = RunInTurn()(strip_annotations(mod))
     draws = Draws(plain, exact)
     values = draws.draw(seed) if inputs is None else _ordered(plain, inputs)
     reference = Reference(plain)
@@ -255,7 +257,9 @@ def verify(
     equal = all(o.equal for o in (*outputs, *twin)) and not replicas
     claims = claimed_collectives(export(dist))
     fault, no_fault = None, ""
-    if not equal and locate and plan is not None:
+    if not equal and Pipeline.of(mod) is not None:
+        no_fault = "bindings of a step in stages have no one place among those of one device"
+    elif not equal and locate and plan is not None:
         fault, no_fault = _located(Bisection(mod, plain, plan, chosen, values, narrow, exact))
     return VerifyReport(
         equal=equal,

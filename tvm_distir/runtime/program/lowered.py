@@ -14,6 +14,7 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax
 
+from ...transform import ExpandSchedule
 from .compiled import LibraryCache
 from .dist_io import entries
 from .executed import AxisTable
@@ -73,8 +74,8 @@ class Lowered:
     stored: Mapping[int, Any] = {}
 
     def __init__(self, mod: ir.IRModule) -> None:
-        self.mod = mod
-        self.entries = entries(mod)
+        self.mod = ExpandSchedule()(mod)
+        self.entries = entries(self.mod)
 
     @functools.cached_property
     def axes(self) -> AxisTable:

@@ -54,6 +54,7 @@ from ...ir.rewrite import (
     typed,
 )
 from ...plan import FunctionTargets, Plan, PlanRule, check_policies, plain_name, resolve
+from ...schedules import scheduled
 from ..declaration import Rewrite, module_pass
 
 SUFFIX = "_placed"
@@ -87,6 +88,7 @@ def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     """Do what the pass does; the input is unchanged."""
     _refuse_dtensors(mod)
     check_policies(plan.recompute, mod)
+    schedule = scheduled(plan.schedule, mod)
     targets = resolve(plan, mod)
     device_meshes, names, axes = _all_meshes(mod, plan)
     by_name = {spec.name: device_meshes[i] for i, spec in enumerate(plan.meshes)}
@@ -95,6 +97,7 @@ def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
         found = targets.get(str(gv.name_hint))
         functions[gv] = fn if found is None else _Annotator(found, by_name).annotate(fn)
     attrs = dict(mod.attrs or {})
+    attrs.update(schedule)
     attrs[AXES_ATTR] = axes
     attrs[NAMES_ATTR] = names
     attrs[DEVICE_NUM_ATTR] = 1 + max(int(mesh_devices(mesh).max()) for mesh in device_meshes)

@@ -76,8 +76,11 @@ class PartWriter:
         self.updated: dict[str, str] = {}
         self.gradients: dict[str, str] = {}
 
-    def run(self, name: str) -> relax.Function:
-        """Return the function; those that it calls are added to the others."""
+    def run(self, name: str, known: frozenset[str]) -> relax.Function:
+        """Return the function; those that it calls are added to the others.
+
+        ``known`` has the names of the model's own functions.
+        """
         builder = self.builder
         with builder.function(name, self.params.ports.vars):
             with builder.dataflow():
@@ -85,6 +88,7 @@ class PartWriter:
             builder.emit_func_output(relax.Tuple(self.outputs.vars))
         fn = without_unread(builder.get()[name])
         ports = self.params.ports
+        again = {name: text for name, text in self.pairs.policies.items() if name in known}
         attrs = {
             PARAM_NAMES_ATTR: ports.names,
             INPUTS_ATTR: ports.names[: self.params.data_count],
@@ -99,7 +103,7 @@ class PartWriter:
                 "states": self.params.states,
                 "again": {},
                 "gradients": self.gradients,
-                **({"recompute": self.pairs.policies} if self.pairs.policies else {}),
+                **({"recompute": again} if again else {}),
             },
         }
         for key, value in attrs.items():

@@ -63,7 +63,7 @@ class StagedStep:
         schedule: Schedule,
     ) -> None:
         self.forward, self.recipe, self.functions = forward, recipe, functions
-        self.schedule = schedule
+        self.schedule, self.known = schedule, frozenset(functions.of)
         if running_statistics(forward):
             raise ModelError(
                 "DIST0354",
@@ -105,10 +105,9 @@ class StagedStep:
         for number, part in enumerate(parts):
             if part.alike not in made:
                 name = self._free(f"{ENTRY}{number}")
-                writer = PartWriter(
-                    part, self.recipe, self.functions, pairs, self.schedule.micro_batches
-                )
-                entries[name] = writer.run(name)
+                micros = self.schedule.micro_batches
+                writer = PartWriter(part, self.recipe, self.functions, pairs, micros)
+                entries[name] = writer.run(name, self.known)
                 made[part.alike] = name, writer
             notes.append(self._note(part, *made[part.alike]))
         module = self.functions.module(entries, attrs)
