@@ -175,15 +175,15 @@ def _work(module: PlacedModule, g: Graph) -> list[int]:
 def balanced(branches: Sequence[Branch], bins: int) -> list[int]:
     """Put branches into bins of about equal work: each, the heaviest first, where least is.
 
-    Bin 0 gets the one that begins last: what the others need of the first mesh is there before.
+    Bin 0 gets the one that begins first: what the others send is not waited for before it is done.
     """
     loads, found = [0] * bins, []
     for branch in branches:
         chosen = min(range(bins), key=lambda b: (loads[b], b))
         found.append(chosen)
         loads[chosen] += branch.flops
-    last = max(range(len(branches)), key=lambda i: members(branches[i])[0])
-    swapped = {0: found[last], found[last]: 0}
+    first = min(range(len(branches)), key=lambda i: members(branches[i])[0])
+    swapped = {0: found[first], found[first]: 0}
     return [swapped.get(b, b) for b in found]
 
 

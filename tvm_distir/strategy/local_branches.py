@@ -33,7 +33,7 @@ def local_layers(
 
     Each place along the axis becomes a mesh of its own, of the other axes. Where several branches
     meet, in an op or in the results, each goes to where least is to do, with its weights, and
-    sends what it gives; the one that begins last is on the first mesh, with all that is no branch.
+    sends what it gives; the one that begins first is on the first mesh, with all that is no branch.
     Towers with inputs of their own run apart from the start; an op that takes what the branches
     share runs on the first mesh, a call of a function does not.
 

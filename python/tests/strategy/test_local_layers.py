@@ -18,20 +18,20 @@ from tvm_distir.ir import INPUTS_ATTR
 from tvm_distir.plan import Plan
 from tvm_distir.system import System
 
-WIDTH, DEPTH = 16, 3
+DEPTH = 3
 
 
 def model(
-    towers: str = "ab", stem: bool = False, join: bool = True, nested: bool = False, rows: int = 8
+    towers: str = "ab", stem: bool = False, join: bool = True, nested: bool = False, width: int = 16
 ) -> ir.IRModule:
     """Towers of dense layers, each with an input of its own or all on a stem; joined by a product.
 
     ``nested``: a tower is a call of a private function.
     """
-    shape = (rows, WIDTH)
+    shape = (width // 2, width)
     inputs = [relax.Var(f"x_{t}", relax.TensorType(shape, "float32")) for t in towers]
     names = ["stem", *(f"{t}{i}" for t in towers for i in range(DEPTH))]
-    weights = {n: relax.Var(n, relax.TensorType((WIDTH, WIDTH), "float32")) for n in names}
+    weights = {n: relax.Var(n, relax.TensorType((width, width), "float32")) for n in names}
     builder = relax.BlockBuilder()
     attrs = {INPUTS_ATTR: [str(x.name) for x in inputs]}
 
@@ -44,7 +44,7 @@ def model(
     if nested:
         h = relax.Var("h", relax.TensorType(shape, "float32"))
         own = [
-            relax.Var(f"w{i}", relax.TensorType((WIDTH, WIDTH), "float32")) for i in range(DEPTH)
+            relax.Var(f"w{i}", relax.TensorType((width, width), "float32")) for i in range(DEPTH)
         ]
         with builder.function("tower", [h, *own], private=True):
             with builder.dataflow():
@@ -126,15 +126,12 @@ def test_branches_off_a_stem(nested: bool) -> None:
     dist = td.distribute(mod, plan)
     first = 1 + DEPTH + (0 if nested else 1)
     assert products(dist) == [first, 2 * DEPTH + 1 - first]
-    body = td.export(dist).functions["main_mesh0"].ops
-    order = [op.kind for op in body if op.kind in ("transfer", "call")]
-    assert order == ["transfer", *(["call"] if nested else []), "transfer"]
     assert td.verify(mod, plan, dist=dist, engine="virtual").equal
 
 
 def test_branches_run_at_once() -> None:
     """Two towers on two devices take little more than one of them."""
-    mod = model(rows=1 << 20)
+    mod = model(width=2048)
     alone = step_s(mod, strategy.make_plan(mod, "data_parallel", {"dp": 1}))
     apart = step_s(mod, strategy.make_plan(mod, "local_layers", {"br": 2}))
     assert apart < 0.7 * alone
