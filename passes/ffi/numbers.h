@@ -14,6 +14,7 @@
 #include <tvm/ffi/object.h>
 #include <tvm/ffi/reflection/accessor.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <mutex>
 #include <unordered_map>
@@ -73,10 +74,13 @@ class Numbers {
     return next_++;
   }
 
-  // Makes room for so many nodes more.
+  // Makes room for so many nodes more; a growing table doubles, so that many small modules do not
+  // move it each time.
   void Reserve(size_t more) {
-    by_node_.reserve(by_node_.size() + more);
-    kept_.reserve(kept_.size() + more);
+    const size_t needed = kept_.size() + more;
+    if (needed <= kept_.capacity()) return;
+    kept_.reserve(std::max(needed, 2 * kept_.capacity()));
+    by_node_.reserve(kept_.capacity());
   }
 
   int64_t Next() { return next_++; }

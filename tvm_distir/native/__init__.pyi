@@ -14,6 +14,9 @@ from .problem import Array as Array
 from .problem import Factors as Factors
 from .problem import Problem as Problem
 from .problem import Scope as Scope
+from .pruning import mentioned as mentioned
+from .pruning import pruned as pruned
+from .pruning import pruned_bindings as pruned_bindings
 from .reading import ALIAS as ALIAS
 from .reading import CAST as CAST
 from .reading import FUNCTION as FUNCTION

@@ -5,6 +5,7 @@ from .cover import call_coverage as call_coverage
 from .cover import op_coverage as op_coverage
 from .dims import nominal as nominal
 from .dims import size_bytes as size_bytes
+from .dist_ops import dist_ops as dist_ops
 from .draft import CallShape as CallShape
 from .draft import Draft as Draft
 from .factor import KINDS as KINDS

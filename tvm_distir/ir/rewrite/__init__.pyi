@@ -26,9 +26,7 @@ from .nodes import handle as handle
 from .nodes import make_binding as make_binding
 from .nodes import make_call as make_call
 from .nodes import make_var as make_var
-from .prune import is_pure as is_pure
-from .prune import pruned as pruned
-from .prune import pruned_bindings as pruned_bindings
+from .purity import is_pure as is_pure
 from .scopes import all_bindings as all_bindings
 from .scopes import bindings_in as bindings_in
 from .scopes import branches_of as branches_of

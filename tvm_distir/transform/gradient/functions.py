@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from tvm import ir, relax
 
 from ...errors import ModelError
-from ...ir.rewrite import let_out, merged_blocks, pruned, pruned_bindings, typed, with_body
+from ...ir.rewrite import let_out, merged_blocks, typed, with_body
+from ...native import pruned, pruned_bindings
 from .primfuncs import backward_kernel, unmarked
 
 Made = TypeVar("Made")

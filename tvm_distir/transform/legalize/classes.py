@@ -8,8 +8,6 @@ from typing import Any
 
 from tvm import ir
 
-from ...ir import dist_op_name
-from ...native import OP_CALL
 from ...ops import (
     CallForm,
     attribute_axes,
@@ -29,26 +27,15 @@ class Classes:
     def __init__(self, mod: ir.IRModule) -> None:
         self.mod = mod
         self.forms: dict[int, CallForm] = learned("forms")
-        self._dist_ops: dict[int, str | None] = learned("R.dist ops")
-        self._stays: dict[int, bool] = learned("stays")
-
-    def dist_op(self, like: int, kind: int, value: Any) -> str | None:
-        """Name of the ``R.dist`` op that a binding of a class calls."""
-        if kind != OP_CALL:
-            return None
-        if like < 0:
-            return dist_op_name(value)
-        if like not in self._dist_ops:
-            self._dist_ops[like] = dist_op_name(value)
-        return self._dist_ops[like]
+        self.staying: dict[int, bool] = learned("stays")
 
     def stays(self, like: int, value: Any) -> bool:
         """Whether a binding of a class stays as it is where nothing that it reads has changed."""
         if like < 0:
             return False
-        found = self._stays.get(like)
+        found = self.staying.get(like)
         if found is None:
-            found = self._stays[like] = self._is_plain(value)
+            found = self.staying[like] = self._is_plain(value)
         return found
 
     def _is_plain(self, value: Any) -> bool:
@@ -63,6 +50,6 @@ class Classes:
         """Keep how the calls of a class are sharded; None: they hold no DTensor."""
         if like < 0:
             return
-        self._stays[like] = form is None or not form.terms
+        self.staying[like] = form is None or not form.terms
         if form is not None:
             self.forms[like] = form

@@ -26,6 +26,7 @@ from ...ir.rewrite import (
 from ...native import Reading
 from ...ops import (
     attribute_axes,
+    dist_ops,
     is_packed_call,
     sums,
 )
@@ -73,8 +74,8 @@ class FunctionLegalizer:
         for block in fn.body.blocks[:]:
             values.open_block(isinstance(block, relax.DataflowBlock) and not values.impure)
             first, end = end, end + len(block.bindings)
-            for number in range(first, end):
-                self._binding(number, changed)
+            while first < end:
+                first = self._bindings(first, end, changed)
             blocks.append(values.writer.block())
         values.open_block(False)
         wanted = attribute_axes(fn, "results")
@@ -90,19 +91,19 @@ class FunctionLegalizer:
 
     def _note_reads(self) -> None:
         """Note how variables are read that somebody asks about: of wraps and reductions."""
-        reading, classes = self.reading, self.classes
-        found = [0] * len(reading.variables)
-        for number, (like, kind) in enumerate(zip(reading.like, reading.kinds)):
-            name = classes.dist_op(like, kind, reading.values[number])
-            how = USE
-            if name is not None:
-                how = WRAP if name == "partial" else REDUCE if name in REDUCTIONS else USE
-            for used in reading.used(number):
-                if used >= 0:
-                    found[used] |= how
-        for used in reading.result:
-            if used >= 0:
-                found[used] |= USE
+        reading = self.reading
+        found = bytearray(len(reading.variables) + 1)  # the last one is of constants
+        others = list(reading.reads)
+        for number, name in enumerate(dist_ops(reading)):
+            if name is None:
+                continue
+            how = WRAP if name == "partial" else REDUCE if name in REDUCTIONS else USE
+            first, end = reading.begin[number : number + 2]
+            for used in others[first:end]:
+                found[used] |= how
+            others[first:end] = [-1] * (end - first)
+        for used in {*others, *reading.result}:
+            found[used] |= USE
         self.values.reads = dict(zip(reading.variables, found))
 
     def _open_params(self) -> None:
@@ -113,6 +114,23 @@ class FunctionLegalizer:
             for i in range(len(flat_types(param.ty)) if is_tensors(param.ty) else 0):
                 self.values.terms[(param, i)] = sums(boundary.get(at, ()))
                 at += 1
+
+    def _bindings(self, first: int, end: int, changed: set[int]) -> int:
+        """Write those in a row that stay, or the first one; give the number of the next."""
+        reading, last = self.reading, first
+        if not self.values.impure:
+            known, like = self.classes.staying, reading.like
+            while last < end and known.get(like[last]):
+                last += 1
+        if last > first and changed.isdisjoint(
+            reading.reads[reading.begin[first] : reading.begin[last]]
+        ):
+            self.values.writer.bindings += reading.bindings[first:last]
+            return last
+        last = max(last, first + 1)
+        for number in range(first, last):
+            self._binding(number, changed)
+        return last
 
     def _binding(self, number: int, changed: set[int]) -> None:
         """Take a binding over, or write what becomes of it; ``changed`` are variables so far."""

@@ -17,11 +17,10 @@ from ...ir.rewrite import (
     handle,
     is_tensors,
     leaves_of,
-    pruned_bindings,
     typed,
     with_body,
 )
-from ...native import Reading, make_variables
+from ...native import Reading, make_variables, pruned_bindings
 from ...ops import attribute_axes, axes_of, sums
 from .alike import LikeBindings
 from .bindings import Bindings

@@ -22,8 +22,8 @@ from ...ir import (
     placement_text,
     static_shape,
 )
-from ...ir.rewrite import argument, has_dtensor, retyped
-from ...native import Member, Reading, make_ports, read_module
+from ...ir.rewrite import has_dtensor, retyped
+from ...native import Member, Reading, make_ports, mentioned, read_module
 from ..branches import restore_branches
 from ..declaration import Rewrite, module_pass
 from ..legalize import has_local_view
@@ -221,28 +221,12 @@ def _without_unused(mod: ir.IRModule) -> ir.IRModule:
         fn = by_name[waiting.pop()]
         if not isinstance(fn, relax.Function):
             continue
-        for used in _functions_in(fn):
+        for used in mentioned(fn):
             if used not in reached:
                 reached.add(used)
                 waiting.append(used)
     kept = {gv: fn for gv, fn in mod.functions.items() if str(gv.name_hint) in reached}
     return ir.IRModule(kept, attrs=mod.attrs, global_infos=mod.global_infos)
-
-
-def _functions_in(fn: relax.Function) -> set[str]:
-    """Names of the functions that a function calls, or hands to a call as first argument."""
-    found = set()
-    for block in fn.body.blocks[:]:
-        for binding in block.bindings[:]:
-            value = binding.value
-            if type(value) is not ir.Call:
-                continue
-            callee = value.op
-            if type(callee) is ir.Op and len(value.args):
-                callee = argument(value, 0)
-            if type(callee) is ir.GlobalVar:
-                found.add(str(callee.name_hint))
-    return found
 
 
 __all__ = ["LowerDistIR", "lower"]

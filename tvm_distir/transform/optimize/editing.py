@@ -20,14 +20,13 @@ from ...ir.rewrite import (
     is_pure,
     leaves_of,
     let_out,
-    pruned,
     substitute,
     tensor_args,
     variables,
     with_body,
     with_branches,
 )
-from ...native import Readings
+from ...native import Readings, pruned
 from ..branches import branch_results, sink_collectives
 from ..declaration import Rewrite
 from .scan import Scan
@@ -235,11 +234,12 @@ class Editor:
         fn, blocks = self.fn, []
         for block, rows in zip(fn.body.blocks, self.scan.blocks, strict=True):
             self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
+            written, watched, stale = self.writer.bindings, self.watched, self._stale
             for row in rows:
-                if row[3] is None and row[1] not in self.watched and row[1] not in self._stale:
-                    self.writer.bindings.append(row[0])
-                else:
+                if row[3] is not None or row[1] in watched or row[1] in stale:
                     self._binding(*row)
+                else:
+                    written.append(row[0])
             blocks.append(self.writer)
         if not self._changed:
             return fn

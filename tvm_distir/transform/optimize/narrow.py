@@ -19,13 +19,13 @@ from ...ir.rewrite import (
     handle,
     let_out,
     make_binding,
-    pruned,
     rebuild,
     substitute,
     typed,
     variables,
     with_body,
 )
+from ...native import pruned
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,9 @@ from typing import Any
 
 from tvm import relax
 
-from ...ir import dist_op_name
 from ...ir.rewrite import variables
-from ...native import CAST, FUNCTION, IF, OP_CALL, Reading, read_functions
-from ...ops import learned
+from ...native import CAST, FUNCTION, IF, Reading, read_functions
+from ...ops import dist_ops
 
 Row = tuple[Any, Any, Any, "str | None"]
 """A binding, its variable, its value, and the name of the ``R.dist`` op that this is, if it is."""
@@ -48,18 +47,7 @@ class Scan:
     @functools.cached_property
     def _names(self) -> list[str | None]:
         """Per binding the name of the ``R.dist`` op that it calls, if it does."""
-        reading, known = self.reading, learned("R.dist ops")
-        names: list[str | None] = []
-        for kind, like, value in zip(reading.kinds, reading.like, reading.values):
-            name = None
-            if kind == OP_CALL and like in known:
-                name = known[like]
-            elif kind == OP_CALL:
-                name = dist_op_name(value)
-                if like >= 0:
-                    known[like] = name
-            names.append(name)
-        return names
+        return dist_ops(self.reading)
 
     @functools.cached_property
     def kinds(self) -> frozenset[str]:
@@ -84,18 +72,21 @@ class Scan:
 
         One entry per mention.
         """
-        reading, readers = self.reading, dict[Any, list[Any]]()
-        variables_of, first = reading.variables, reading.params
-        for number, kind in enumerate(reading.kinds):
-            if kind in (IF, FUNCTION):
-                read = list(variables(reading.values[number]))
-            else:
-                read = [variables_of[n] for n in reading.used(number) if n >= 0]
-            for used in read:
-                readers.setdefault(used, []).append(variables_of[first + number])
-        for n in reading.result:
-            if n >= 0:
-                readers.setdefault(variables_of[n], []).append(None)
+        reading = self.reading
+        count, bound = len(reading.variables), reading.variables[reading.params :]
+        found: list[list[Any]] = [[] for _ in range(count + 1)]  # the last one is of constants
+        begin, reads = reading.begin, reading.reads
+        for number, var in enumerate(bound):
+            for used in reads[begin[number] : begin[number + 1]]:
+                found[used].append(var)
+        for used in reading.result:
+            found[used].append(None)
+        readers = {var: some for var, some in zip(reading.variables, found) if some}
+        if self.branches or not self.straight:
+            for number, kind in enumerate(reading.kinds):
+                if kind in (IF, FUNCTION):
+                    for var in variables(reading.values[number]):
+                        readers.setdefault(var, []).append(bound[number])
         return readers
 
     @functools.cached_property

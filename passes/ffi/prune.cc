@@ -1,0 +1,167 @@
+// Licensed under the Apache License, Version 2.0; see LICENSE.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Walks over bindings by what they read: drops those that nobody needs, and finds the functions of
+// the module that a function mentions.
+
+#include <tvm/ffi/any.h>
+#include <tvm/ffi/container/array.h>
+#include <tvm/ffi/container/shape.h>
+#include <tvm/ffi/error.h>
+#include <tvm/ffi/function.h>
+#include <tvm/ffi/object.h>
+#include <tvm/ffi/reflection/accessor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "ffi/nodes.h"
+
+namespace tvm_distir {
+namespace {
+
+using tvm::ffi::Array;
+using tvm::ffi::Function;
+using tvm::ffi::ObjectRef;
+using tvm::ffi::Shape;
+using tvm::ffi::reflection::FieldGetter;
+
+// Getters of the fields read here, found once.
+struct Fields {
+  FieldGetter body{"relax.expr.Function", "body"}, blocks{"relax.expr.SeqExpr", "blocks"};
+  FieldGetter bindings{"relax.expr.BindingBlock", "bindings"};
+  FieldGetter var{"relax.expr.Binding", "var"}, value{"relax.expr.VarBinding", "value"};
+  FieldGetter cast_value{"relax.expr.MatchCast", "value"};
+  FieldGetter op{"ir.Call", "op"}, args{"ir.Call", "args"}, fields{"ir.Tuple", "fields"};
+  FieldGetter whole{"ir.TupleGetItem", "tuple_value"};
+  int32_t function = TypeIndex("relax.expr.Function"), sequence = TypeIndex("relax.expr.SeqExpr");
+  int32_t cast = TypeIndex("relax.expr.MatchCast"), call = TypeIndex("ir.Call");
+  int32_t op_node = TypeIndex("ir.Op"), global = TypeIndex("ir.GlobalVar");
+  int32_t tuple = TypeIndex("ir.Tuple"), item = TypeIndex("ir.TupleGetItem");
+  int32_t variable = TypeIndex("ir.Var"), hidden = TypeIndex("relax.expr.DataflowVar");
+  int32_t branch = TypeIndex("relax.expr.If");
+
+  static const Fields& Get() {
+    static const Fields fields;
+    return fields;
+  }
+
+  // What a binding binds.
+  Any Value(const Object* binding) const {
+    return (binding->type_index() == cast ? cast_value : value)(binding);
+  }
+};
+
+int32_t TypeOf(const Object* node) { return node == nullptr ? 0 : node->type_index(); }
+
+class Pruner {
+ public:
+  // `is_pure(value)` and `variables(value)` are asked about what stands in an `If`, and the first
+  // once for each op or function that is called.
+  Pruner(Function is_pure, Function variables)
+      : is_pure_(std::move(is_pure)), variables_(std::move(variables)) {}
+
+  // The blocks without pure bindings that nothing reads, and whether all that is left is pure.
+  Array<Any> Run(const Array<Array<Any>>& blocks, const Shape& dataflow, const Any& result) {
+    static const Function hiding = Function::GetGlobalRequired("relax.DataflowBlock");
+    static const Function plain = Function::GetGlobalRequired("relax.BindingBlock");
+    if (blocks.size() != dataflow.size()) TVM_FFI_THROW(ValueError) << "a flag for each block";
+    AddReads(result);
+    std::vector<Any> out;
+    bool pure = true;
+    for (size_t b = blocks.size(); b-- > 0;) {
+      std::vector<Any> kept;
+      const Array<Any> bindings = blocks[b];
+      for (size_t i = bindings.size(); i-- > 0;) {
+        const Any binding = bindings[i];
+        const Any value = fields_.Value(Node(binding));
+        const bool clean = IsPure(value);
+        if (clean && read_.count(Node(fields_.var(Node(binding)))) == 0) continue;
+        pure = pure && clean;
+        AddReads(value);
+        kept.push_back(binding);
+      }
+      if (kept.empty()) continue;
+      std::reverse(kept.begin(), kept.end());
+      out.push_back((dataflow[b] ? hiding : plain)(Array<Any>(kept.begin(), kept.end()), nullptr));
+    }
+    return {Array<Any>(out.rbegin(), out.rend()), pure};
+  }
+
+ private:
+  bool IsPure(const Any& value) {
+    const int32_t type = TypeOf(Node(value));
+    if (type == fields_.branch) return is_pure_(value).cast<bool>();
+    if (type != fields_.call) return true;
+    const Any op = fields_.op(Node(value));
+    const auto [known, is_new] = pure_.try_emplace(Node(op), false);
+    if (is_new) known->second = is_pure_(value).cast<bool>();
+    return known->second;
+  }
+
+  // Notes the variables that a value of normal form reads.
+  void AddReads(const Any& value) {
+    const Object* node = Node(value);
+    const int32_t type = TypeOf(node);
+    if (type == fields_.variable || type == fields_.hidden) {
+      read_.insert(node);
+    } else if (type == fields_.call) {
+      for (const Any& part : fields_.args(node).cast<Array<Any>>()) AddReads(part);
+    } else if (type == fields_.tuple) {
+      for (const Any& part : fields_.fields(node).cast<Array<Any>>()) AddReads(part);
+    } else if (type == fields_.item) {
+      AddReads(fields_.whole(node));
+    } else if (type == fields_.branch) {
+      for (const Any& used : variables_(value).cast<Array<Any>>()) read_.insert(Node(used));
+    }
+  }
+
+  const Fields& fields_ = Fields::Get();
+  Function is_pure_, variables_;
+  std::unordered_set<const Object*> read_;
+  std::unordered_map<const Object*, bool> pure_;  // by what is called
+};
+
+Array<Any> Prune(const Array<Array<Any>>& blocks, const Shape& dataflow, const Any& result,
+                 Function is_pure, Function variables) {
+  return Pruner(std::move(is_pure), std::move(variables)).Run(blocks, dataflow, result);
+}
+
+// The functions of the module that the bindings of a function call, or hand to an op as its first
+// argument, each once.
+Array<Any> Mentioned(const ObjectRef& function) {
+  const Fields& fields = Fields::Get();
+  const Any body = function->type_index() == fields.function ? fields.body(function) : Any();
+  if (TypeOf(Node(body)) != fields.sequence) {
+    TVM_FFI_THROW(TypeError) << "a relax.Function with a sequence of bindings is needed";
+  }
+  Array<Any> found;
+  std::unordered_set<const Object*> known;
+  for (const Any& block : fields.blocks(Node(body)).cast<Array<Any>>()) {
+    for (const Any& binding : fields.bindings(Node(block)).cast<Array<Any>>()) {
+      const Any value = fields.Value(Node(binding));
+      if (TypeOf(Node(value)) != fields.call) continue;
+      Any callee = fields.op(Node(value));
+      if (TypeOf(Node(callee)) == fields.op_node) {
+        const Array<Any> args = fields.args(Node(value)).cast<Array<Any>>();
+        if (args.empty()) continue;
+        callee = args[0];
+      }
+      if (TypeOf(Node(callee)) == fields.global && known.insert(Node(callee)).second) {
+        found.push_back(callee);
+      }
+    }
+  }
+  return found;
+}
+
+}  // namespace
+}  // namespace tvm_distir
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(prune, tvm_distir::Prune);
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(mentioned, tvm_distir::Mentioned);
