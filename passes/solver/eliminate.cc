@@ -5,52 +5,45 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 #include <limits>
 #include <queue>
-#include <set>
 #include <utility>
+#include <vector>
 
 namespace tvm_distir {
 namespace {
 
-void InsertSorted(Ints* values, int64_t value) {
-  const auto at = std::lower_bound(values->begin(), values->end(), value);
-  if (at == values->end() || *at != value) values->insert(at, value);
-}
-
-void EraseSorted(Ints* values, int64_t value) {
-  const auto at = std::lower_bound(values->begin(), values->end(), value);
-  if (at != values->end() && *at == value) values->erase(at);
-}
-
-// One elimination: factors and neighbours are kept up to date as variables go.
-class Eliminator {
+// The order in which variables go, by which of them share tables alone.
+class Order {
  public:
-  Eliminator(Tables* tables, Problem problem)
-      : tables_(tables),
-        problem_(std::move(problem)),
-        factors_(std::move(problem_.factors)),
-        alive_(factors_.size(), true),
-        factors_of_(problem_.domains.size()),
-        near_(problem_.domains.size()) {
-    for (size_t f = 0; f < factors_.size(); ++f) {
-      for (const int64_t v : factors_[f].scope) {
-        factors_of_[v].push_back(f);
-        for (const int64_t u : factors_[f].scope) {
-          if (u != v) InsertSorted(&near_[v], u);
+  explicit Order(const Problem& problem) : problem_(problem), near_(problem.domains.size()) {
+    for (const Factor& factor : problem.factors) {
+      for (const int64_t v : factor.scope) {
+        for (const int64_t u : factor.scope) {
+          if (u != v) near_[v].push_back(u);
         }
       }
     }
+    for (Ints& near : near_) {
+      std::sort(near.begin(), near.end());
+      near.erase(std::unique(near.begin(), near.end()), near.end());
+    }
   }
 
-  Elimination Run() {
+  std::vector<Planned> Run() {
     const int64_t count = static_cast<int64_t>(problem_.domains.size());
+    std::vector<Planned> order;
+    order.reserve(count);
     Ints queued(count, 0);
     using Entry = std::pair<int64_t, int64_t>;  // size of the bucket, variable
-    std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> heap;
+    std::vector<Entry> first;
+    first.reserve(count);
     for (int64_t v = 0; v < count; ++v) {
-      if (!problem_.keep[v]) heap.emplace(queued[v] = BucketSize(v), v);
+      if (!problem_.keep[v]) first.emplace_back(queued[v] = BucketSize(v), v);
     }
+    std::priority_queue<Entry, std::vector<Entry>, std::greater<Entry>> heap(
+        std::greater<Entry>(), std::move(first));
     std::vector<bool> gone(count, false);
     while (!heap.empty()) {
       const auto [size, v] = heap.top();
@@ -66,16 +59,14 @@ class Eliminator {
       if (now > problem_.limit) break;
       gone[v] = true;
       Remove(v);
-      for (const int64_t u : done_.steps.back().neighbours) {
+      for (const int64_t u : near_[v]) {
         if (problem_.keep[u]) continue;
         const int64_t smaller = BucketSize(u);
         if (smaller < queued[u]) heap.emplace(queued[u] = smaller, u);
       }
+      order.push_back({v, std::move(near_[v])});
     }
-    for (size_t f = 0; f < factors_.size(); ++f) {
-      if (alive_[f]) done_.left.push_back(std::move(factors_[f]));
-    }
-    return std::move(done_);
+    return order;
   }
 
  private:
@@ -90,7 +81,51 @@ class Eliminator {
     return size;
   }
 
+  // Makes neighbours of each other those that v has.
   void Remove(int64_t v) {
+    const Ints& mine = near_[v];
+    for (const int64_t u : mine) {
+      Ints& theirs = near_[u];
+      joined_.clear();
+      std::set_union(mine.begin(), mine.end(), theirs.begin(), theirs.end(),
+                     std::back_inserter(joined_));
+      theirs.clear();
+      for (const int64_t w : joined_) {
+        if (w != u && w != v) theirs.push_back(w);
+      }
+    }
+  }
+
+  const Problem& problem_;
+  std::vector<Ints> near_;
+  Ints joined_;
+};
+
+// One elimination: joins the tables of each variable that goes.
+class Eliminator {
+ public:
+  Eliminator(Tables* tables, Problem problem)
+      : tables_(tables),
+        problem_(std::move(problem)),
+        factors_(std::move(problem_.factors)),
+        alive_(factors_.size(), true),
+        factors_of_(problem_.domains.size()) {
+    for (size_t f = 0; f < factors_.size(); ++f) {
+      for (const int64_t v : factors_[f].scope) factors_of_[v].push_back(f);
+    }
+  }
+
+  Elimination Run(std::vector<Planned> order) {
+    done_.steps.reserve(order.size());
+    for (Planned& next : order) Remove(next.variable, std::move(next.neighbours));
+    for (size_t f = 0; f < factors_.size(); ++f) {
+      if (alive_[f]) done_.left.push_back(std::move(factors_[f]));
+    }
+    return std::move(done_);
+  }
+
+ private:
+  void Remove(int64_t v, Ints neighbours) {
     std::vector<size_t> group;
     for (const size_t f : factors_of_[v]) {
       if (alive_[f]) group.push_back(f);
@@ -98,7 +133,6 @@ class Eliminator {
     std::sort(group.begin(), group.end(), [this](size_t a, size_t b) {
       return factors_[a].scope < factors_[b].scope;
     });
-    Ints neighbours = std::move(near_[v]);
     BucketKey key;
     key.reserve(3 * group.size());
     for (const size_t f : group) {
@@ -110,16 +144,14 @@ class Eliminator {
       alive_[f] = false;
     }
     Ints shape;
+    shape.reserve(neighbours.size());
     for (const int64_t u : neighbours) shape.push_back(problem_.domains[u]);
     const Join& join = tables_->JoinBucket(key, shape, problem_.domains[v]);
     done_.constant += join.rest.low;
-    for (const int64_t u : neighbours) {
-      Forget(u);
-      EraseSorted(&near_[u], v);
-    }
     if (neighbours.empty()) {
       if (tables_->at(join.rest.number).entries[0] >= kInfinite) done_.feasible = false;
     } else {
+      for (const int64_t u : neighbours) Forget(u);
       Put(neighbours, join.rest.number);
     }
     done_.steps.push_back({v, std::move(neighbours), &join});
@@ -141,12 +173,7 @@ class Eliminator {
         return;
       }
     }
-    for (const int64_t u : scope) {
-      factors_of_[u].push_back(factors_.size());
-      for (const int64_t w : scope) {
-        if (u != w) InsertSorted(&near_[u], w);
-      }
-    }
+    for (const int64_t u : scope) factors_of_[u].push_back(factors_.size());
     factors_.push_back({number, scope});
     alive_.push_back(true);
   }
@@ -156,7 +183,6 @@ class Eliminator {
   std::vector<Factor> factors_;
   std::vector<bool> alive_;
   std::vector<std::vector<size_t>> factors_of_;
-  std::vector<Ints> near_;
   Elimination done_;
 };
 
@@ -172,51 +198,10 @@ void Elimination::Decode(int64_t* values) const {
   }
 }
 
-// The order is that of the Eliminator, but for variables that it would not eliminate.
-int64_t Width(const Problem& problem, int64_t limit) {
-  const size_t count = problem.domains.size();
-  std::vector<Ints> near(count);
-  for (const Factor& factor : problem.factors) {
-    for (const int64_t v : factor.scope) {
-      for (const int64_t u : factor.scope) {
-        if (u != v) InsertSorted(&near[v], u);
-      }
-    }
-  }
-  const auto bucket = [&](int64_t v) {
-    int64_t size = problem.domains[v];
-    for (const int64_t u : near[v]) {
-      if (__builtin_mul_overflow(size, problem.domains[u], &size)) {
-        return std::numeric_limits<int64_t>::max();
-      }
-    }
-    return size;
-  };
-  std::set<std::pair<int64_t, int64_t>> waiting;  // size of the bucket, variable
-  Ints sizes(count);
-  for (size_t v = 0; v < count; ++v) waiting.emplace(sizes[v] = bucket(v), v);
-  int64_t largest = 0;
-  while (!waiting.empty()) {
-    const auto [size, v] = *waiting.begin();
-    waiting.erase(waiting.begin());
-    largest = std::max(largest, size);
-    if (largest > limit || largest == std::numeric_limits<int64_t>::max()) break;
-    for (const int64_t u : near[v]) {
-      EraseSorted(&near[u], v);
-      for (const int64_t w : near[v]) {
-        if (w != u) InsertSorted(&near[u], w);
-      }
-    }
-    for (const int64_t u : near[v]) {
-      waiting.erase({sizes[u], u});
-      waiting.emplace(sizes[u] = bucket(u), u);
-    }
-  }
-  return largest;
-}
+std::vector<Planned> OrderOf(const Problem& problem) { return Order(problem).Run(); }
 
-Elimination Eliminate(Tables* tables, Problem problem) {
-  return Eliminator(tables, std::move(problem)).Run();
+Elimination Eliminate(Tables* tables, Problem problem, std::vector<Planned> order) {
+  return Eliminator(tables, std::move(problem)).Run(std::move(order));
 }
 
 }  // namespace tvm_distir

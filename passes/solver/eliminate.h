@@ -44,14 +44,18 @@ struct Elimination {
   void Decode(int64_t* values) const;
 };
 
-// Smallest bucket first; ties: the lowest variable.
-Elimination Eliminate(Tables* tables, Problem problem);
+// A variable that goes, and those that it then shares a table with.
+struct Planned {
+  int64_t variable;
+  Ints neighbours;
+};
 
-// Entries of the largest bucket on the way; the largest int64 when they are too many to count.
-// Joins nothing.
-// Entries of the largest bucket that eliminating all variables joins; any number above `limit` where
-// there are more.
-int64_t Width(const Problem& problem, int64_t limit);
+// The variables that go, smallest bucket first; ties: the lowest variable. It follows from the
+// domains, from which variables share a table, and from what the problem says of those that stay.
+std::vector<Planned> OrderOf(const Problem& problem);
+
+// Eliminates variables in their order.
+Elimination Eliminate(Tables* tables, Problem problem, std::vector<Planned> order);
 
 }  // namespace tvm_distir
 

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <utility>
+#include <vector>
 
 namespace tvm_distir {
 
@@ -67,11 +68,13 @@ Optimum Optimise(Tables* tables, const Problem& problem, const std::vector<Ints>
     }
     if (scope.size() > 1) left.factors.push_back({factor.table, std::move(scope)});
   }
-  found.narrow = Width(left, limit) <= limit;
+  left.limit = limit;
+  std::vector<Planned> order = OrderOf(left);
+  found.narrow = order.size() == states.size();
   if (!found.narrow) return found;
   Restricted restricted = Restrict(tables, problem, states);
   left.factors = std::move(restricted.factors);
-  const Elimination done = Eliminate(tables, std::move(left));
+  const Elimination done = Eliminate(tables, std::move(left), std::move(order));
   found.feasible = restricted.feasible && done.feasible;
   found.values.assign(states.size(), 0);
   done.Decode(found.values.data());

@@ -82,7 +82,8 @@ class Session {
     problem.limit = limit;
     problem.most_neighbours = most_neighbours;
     const size_t count = problem.domains.size();
-    done_.push_back(tvm_distir::Eliminate(&tables_, std::move(problem)));
+    std::vector<Planned> order = OrderOf(problem);
+    done_.push_back(tvm_distir::Eliminate(&tables_, std::move(problem), std::move(order)));
     return Describe(count);
   }
 
@@ -128,9 +129,15 @@ class Session {
     return Shape({sum, forbidden});
   }
 
-  // Entries of the largest bucket that eliminating all variables would join, or more than `limit`.
-  int64_t Width(const TensorView& domains_in, const TensorView& factors_in, int64_t limit) {
-    return tvm_distir::Width(Read(domains_in, factors_in), limit);
+  // As `Eliminate` for all variables; empty where that would join a bucket of more than `limit`.
+  Shape EliminateAll(const TensorView& domains_in, const TensorView& factors_in, int64_t limit) {
+    Problem problem = Read(domains_in, factors_in);
+    problem.limit = limit;
+    const size_t count = problem.domains.size();
+    std::vector<Planned> order = OrderOf(problem);
+    if (order.size() < count) return Shape(Ints());
+    done_.push_back(tvm_distir::Eliminate(&tables_, std::move(problem), std::move(order)));
+    return Describe(count);
   }
 
   // The problem with some states only: a constant, whether it is feasible, and the factors.
@@ -303,7 +310,7 @@ Array<Function> NewTables() {
           Bound(session, &Session::ShapeOf),   Bound(session, &Session::EntriesOf),
           Bound(session, &Session::Eliminate), Bound(session, &Session::Decode),
           Bound(session, &Session::Evaluate),
-          Bound(session, &Session::Width),     Bound(session, &Session::Restrict),
+          Bound(session, &Session::EliminateAll),     Bound(session, &Session::Restrict),
           Bound(session, &Session::Optimise),
           Function::FromTyped([session](const TensorView& domains, const TensorView& factors,
                                         int64_t most) {

@@ -68,7 +68,7 @@ class Tables:
             self._eliminate,
             self._decode,
             self._evaluate,
-            self._width,
+            self._eliminate_all,
             self._restrict,
             self._optimise,
             self._dual,
@@ -138,18 +138,15 @@ class Tables:
             A variable with more neighbours stays as well.
         """
         most = NO_BOUND if near is None else near
-        number, constant, feasible, count, *rest = self._eliminate(
-            *problem.arrays, ints(sorted(keep)), limit, most
-        )
-        left = _factors(rest[count:])
-        return Elimination(number, constant, bool(feasible), rest[:count], left)
+        return _elimination(self._eliminate(*problem.arrays, ints(sorted(keep)), limit, most))
 
-    def width(self, problem: Problem, limit: int = INFINITE) -> int:
-        """Entries of the largest bucket that eliminating all variables would join.
+    def eliminate_all(self, problem: Problem, limit: int) -> Elimination | None:
+        """Minimise all variables out, as :meth:`eliminate`; None where a bucket has more entries.
 
-        Any number above ``limit`` where there are more.
+        Nothing is joined then.
         """
-        return int(self._width(*problem.arrays, limit))
+        found = self._eliminate_all(*problem.arrays, limit)
+        return _elimination(found) if found else None
 
     def restrict(self, problem: Problem, states: Sequence[Sequence[int]]) -> Restriction:
         """The problem with some states only.
@@ -212,6 +209,12 @@ class Tables:
     def entries(self) -> int:
         """Numbers that all tables and joins hold."""
         return int(self._counts()[2])
+
+
+def _elimination(said: Sequence[int]) -> Elimination:
+    """What the library says of an elimination."""
+    number, constant, feasible, count, *rest = said
+    return Elimination(number, constant, bool(feasible), rest[:count], _factors(rest[count:]))
 
 
 def _factors(flat: Sequence[int]) -> Factors:

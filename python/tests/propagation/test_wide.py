@@ -163,8 +163,8 @@ def test_the_optimum_among_some_states():
     assert tables.optimum(problem, states, 4) is None
 
 
-def test_restriction_and_width():
-    """A restricted problem costs what the whole one does; the width is that of the elimination."""
+def test_restriction():
+    """A restricted problem costs what the whole one does."""
     tables, problem = dense_problem(3, triples=2)
     states = [[0] if v % 4 == 0 else list(range(n))[-2:] for v, n in enumerate(problem.domains)]
     left = tables.restrict(problem, states)
@@ -175,9 +175,21 @@ def test_restriction_and_width():
         assert forbidden == never
         if not never:
             assert left.constant + total == expected
-    width = tables.width(problem)
-    assert not tables.eliminate(problem, limit=width).factors
-    assert tables.eliminate(problem, limit=width - 1).factors
+
+
+def test_all_variables_go_or_none():
+    """Where every bucket fits all variables go as without a limit, else nothing is joined."""
+    tables, problem = dense_problem(3, triples=2)
+    plain = tables.eliminate(problem)
+    limits = (1 << i for i in range(40))
+    least = next(i for i in limits if not tables.eliminate(problem, limit=i).factors)
+    values = [0] * len(problem.domains)
+    done = tables.eliminate_all(problem, least)
+    assert done is not None and done.constant == plain.constant
+    assert tables.decode(done, values) == tables.decode(plain, values)
+    joins = tables.joins
+    assert tables.eliminate_all(problem, least // 2) is None
+    assert tables.joins == joins
 
 
 def dense_module(count=6):

@@ -111,9 +111,9 @@ def minimise(
     """
     values = [0] * len(problem.domains)
     narrow = min(limit, NARROW)
-    if tables.width(problem, narrow) <= narrow:
-        done = tables.eliminate(problem)
-        return Solution(tables.decode(done, values), 0, done.feasible)
+    whole = tables.eliminate_all(problem, narrow)
+    if whole is not None:
+        return Solution(tables.decode(whole, values), 0, whole.feasible)
     done = tables.eliminate(problem, near=PAIR)
     kept = sorted({v for scope in done.factors for v in scope})
     at = {v: i for i, v in enumerate(kept)}
