@@ -99,6 +99,7 @@ class PriceTables:
         self._edges: dict[Any, tuple[int, int]] = {}
         self._shares: dict[Any, tuple[int, tuple[int, int], list[tuple[int, int]]]] = {}
         self._works: dict[Any, tuple[int, int]] = {}
+        self._readers: dict[Any, Interned] = {}
 
     def along(self, axis: int) -> PriceTables:
         """The same at the prices of the axis of a number: tables and forms are shared."""
@@ -108,14 +109,17 @@ class PriceTables:
             other = self._along[axis] = copy.copy(self)
             other.costs = self.costs.along(axis)
             other.conversions = self.conversions.along(axis)
-            other.ops, other._edges, other._shares, other._works = {}, {}, {}, {}
+            other.ops, other._edges, other._shares = {}, {}, {}
+            other._works, other._readers = {}, {}
             other._along = {}
         return self._along[axis]
 
     @property
     def size(self) -> int:
         """How many pieces are remembered."""
-        own: tuple[Sized, ...] = (self.ops, self._turned, self._edges, self._shares, self._works)
+        own: tuple[Sized, ...] = (
+            self.ops, self._turned, self._edges, self._shares, self._works, self._readers
+        )  # fmt: skip
         return sum(map(len, own)) + sum(other.size for other in self._along.values())
 
     def table(self, rows: Sequence[Sequence[int]]) -> Interned:
@@ -170,15 +174,27 @@ class PriceTables:
         key = (producer.number, result, consumer.number, operands, size_bytes, ranks, held)
         hit = self._edges.get(key)
         if hit is None:
-            supply = self.conversions.supply
             wanted = [frozenset([needs[i] for i in operands]) for needs in consumer.needs]
-            hit = self._edges[key] = self.tables.table(
-                [
-                    [supply(gives[result], needs, size_bytes, ranks, held)[0] for needs in wanted]
-                    for gives in producer.gives
-                ]
-            )
+            hit = self._supplied(producer, result, wanted, size_bytes, ranks, held)
+            self._edges[key] = hit
         return hit
+
+    def _supplied(
+        self,
+        producer: Alternatives,
+        result: int,
+        wanted: Sequence[frozenset[int]],
+        size_bytes: int,
+        ranks: int,
+        held: bool,
+    ) -> Interned:
+        """Table (producer's alternatives x sets of forms): what it costs to hold them."""
+        supply, rows = self.conversions.supply, dict[int, list[int]]()
+        labels = [gives[result] for gives in producer.gives]
+        for label in labels:
+            if label not in rows:
+                rows[label] = [supply(label, s, size_bytes, ranks, held)[0] for s in wanted]
+        return self.tables.table([rows[label] for label in labels])
 
     def share(
         self,
@@ -199,39 +215,45 @@ class PriceTables:
         hit = self._shares.get(key)
         if hit is not None:
             return hit
-        wanted = sorted(
-            {needs[i] for consumer, ops in consumers for needs in consumer.needs for i in ops} - {R}
+        wanted = tuple(
+            sorted(
+                {needs[i] for consumer, ops in consumers for needs in consumer.needs for i in ops}
+                - {R}
+            )
         )
         sets = [frozenset((R,))]
         for count in (1, 2):
             sets += [frozenset(c) for c in itertools.combinations(wanted, count)]
-        c = self.costs
-
-        def serve(held_forms: frozenset[int], want: int) -> int:
-            if want in held_forms:
-                return 0
-            if R not in held_forms:
-                return INFINITE
-            return c.slice if want >= 0 else c.partial
-
-        supply = self.conversions.supply
-        first = self.tables.table(
-            [
-                [supply(gives[result], s, size_bytes, ranks, held)[0] for s in sets]
-                for gives in producer.gives
-            ]
-        )
-        rest = [
-            self.tables.table(
-                [
-                    [min(INFINITE, sum(serve(s, needs[i]) for i in ops)) for s in sets]
-                    for needs in consumer.needs
-                ]
-            )
-            for consumer, ops in consumers
-        ]
+        first = self._supplied(producer, result, sets, size_bytes, ranks, held)
+        rest = [self._served(consumer, ops, wanted, sets) for consumer, ops in consumers]
         self._shares[key] = len(sets), first, rest
         return self._shares[key]
+
+    def _served(
+        self,
+        consumer: Alternatives,
+        operands: tuple[int, ...],
+        wanted: tuple[int, ...],
+        sets: Sequence[frozenset[int]],
+    ) -> Interned:
+        """Table (consumer's alternatives x sets of ``wanted`` forms): what each takes from them."""
+        key = (consumer.number, operands, wanted)
+        hit = self._readers.get(key)
+        if hit is None:
+            serving = {x: [self._serve(s, x) for s in sets] for x in (*wanted, R)}
+            rows = [[serving[needs[i]] for i in operands] for needs in consumer.needs]
+            hit = self._readers[key] = self.tables.table(
+                [[min(INFINITE, sum(each)) for each in zip(*row)] for row in rows]
+            )
+        return hit
+
+    def _serve(self, held: frozenset[int], want: int) -> int:
+        """What it costs to take a form from those that are held."""
+        if want in held:
+            return 0
+        if R not in held:
+            return INFINITE
+        return self.costs.slice if want >= 0 else self.costs.partial
 
     def work(
         self,
