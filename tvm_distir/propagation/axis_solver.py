@@ -120,7 +120,9 @@ class AxisSolver:
         self.module, self.reach, self.prices, self.starts = module, reach, prices, starts
         self.instances, self.problems = instances, problems
         self._summaries: dict[tuple[int, int], Summary] = {}
+        # Of instances called along an axis, by what is picked of the kept variables of a summary.
         self._specialised: dict[tuple[int, int, tuple[int, ...]], Instance] = {}
+        self._called: dict[tuple[int, int, tuple[int, ...]], Alternative] = {}
 
     def solve(self, inst: Instance, a: int) -> tuple[Instance, int, int]:
         """The instance labelled along ``a``, its cost, and how far that may be above a bound.
@@ -160,8 +162,8 @@ class AxisSolver:
             sorted((tuple(at[v] for v in scope), t) for scope, t in done.factors.items()),
             model.constant + done.constant,
             model.feasible and done.feasible,
-            outside[: len(g.params)],
-            outside[len(g.params) :],
+            tuple(outside[: len(g.params)]),
+            tuple(outside[len(g.params) :]),
         )
         return self._summaries[key]
 
@@ -174,11 +176,17 @@ class AxisSolver:
         ]
         choice = [alts.items[values[u] if u >= 0 else 0] for alts, u in ends]
         for k in g.calls:
-            picked = tuple([values[u] for u in model.spliced[k]])
+            own = model.spliced[k]
+            picked = tuple(values[own.start : own.stop])
             kids[k] = self._specialise(inst.kids[k], a, picked)
-            needs = [alts.needs[values[u] if u >= 0 else 0][0] for alts, u in model.consumers[k]]
-            gives = [alts.gives[values[u] if u >= 0 else 0][0] for alts, u in model.producers[k]]
-            choice[k] = Alternative(tuple(needs), tuple(gives), None)
+            called = (inst.kids[k].number, a, picked)
+            found = self._called.get(called)
+            if found is None:
+                into, out = model.consumers[k], model.producers[k]
+                needs = [alts.needs[values[u] if u >= 0 else 0][0] for alts, u in into]
+                gives = [alts.gives[values[u] if u >= 0 else 0][0] for alts, u in out]
+                found = self._called[called] = Alternative(tuple(needs), tuple(gives), None)
+            choice[k] = found
         return self.instances.of(g, {**inst.choice, a: tuple(choice)}, kids, inst.columns)
 
     def _specialise(self, inst: Instance, a: int, picked: tuple[int, ...]) -> Instance:

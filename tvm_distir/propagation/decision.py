@@ -107,11 +107,11 @@ class Decision:
     def settled(self, inst: Instance) -> dict[int, Route]:
         """Routes of all values that every consumer wants as they are produced."""
         g, moved = inst.graph, set[int]()
-        gives = {}
+        first, gives = len(g.params), {}
         for a, choice in inst.choice.items():
             have = gives[a] = [choice[k].gives[j] for k, j in g.producer]
             mesh = self.axes[a].mesh
-            for node, chosen in zip(g.nodes, choice):
+            for node, chosen in zip(g.nodes[first:], choice[first:]):  # parameters come first
                 for v, want in zip(node.operands, chosen.needs):
                     if v >= 0 and want != have[v] and g.values[v].mesh == mesh:
                         moved.add(v)

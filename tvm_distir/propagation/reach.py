@@ -75,6 +75,19 @@ class Reach:
         return found
 
 
+def _factor_dims(g: Graph, node: Node, rule: Rule) -> list[tuple[int, int]]:
+    """Per factor that a node on values has dims of: its bit, and the number of one of them."""
+    off, slots = g.offset, node.operands + node.results
+    found: list[tuple[int, int]] = []
+    for i, tie in enumerate(rule.ties):
+        for slot, d in tie:
+            v = slots[slot]
+            if v >= 0:
+                found.append((1 << i, off[v] + d))
+                break
+    return found
+
+
 class Reacher:
     """Computes :class:`Reach` for all graphs of a module.
 
@@ -92,6 +105,11 @@ class Reacher:
         self.callers_first = [module.graphs[key] for key in reversed(module.order)]
         self.given: Given = given or {}
         self._across = unified.across
+        self._callers: dict[str, set[str]] = {key: set() for key in module.order}
+        for g in self.callers_first:
+            for k in g.calls:
+                self._callers[g.nodes[k].callee].add(g.key)
+        self._told: dict[tuple[str, int], bytes] = {}  # which results callers know to be partial
         self.result = {key: Reach(unified.root[key], unified.seeds[key]) for key in module.order}
 
     def run(self) -> dict[str, Reach]:
@@ -106,8 +124,12 @@ class Reacher:
                     if label is not None:
                         fixed[k] = label
         for a in range(len(self.axes)):
-            while any([self._flow_partial(g, a) for g in self.callers_first]):
-                pass
+            waiting = set(self.graphs)
+            while waiting:
+                for g in self.callers_first:
+                    if g.key in waiting:
+                        waiting.discard(g.key)
+                        waiting |= self._flow_partial(g, a)
         for g in self.callers_first:
             self._fix_params(g)
         return self.result
@@ -122,7 +144,9 @@ class Reacher:
                     inner.seeds.setdefault(inside, set()).update(axes)
         bits = {root: sum(1 << a for a in axes) for root, axes in reach.seeds.items()}
         reached = [bits.get(root, 0) for root in reach.root]
-        ruled = [(k, n, n.rule) for k, n in enumerate(g.nodes) if n.rule is not None]
+        ruled = [
+            (k, _factor_dims(g, n, n.rule)) for k, n in enumerate(g.nodes) if n.rule is not None
+        ]
         mesh, foreign = -1, list[int]()
         for a, axis in enumerate(self.axes):
             active = bytearray([x >> a & 1 for x in reached])
@@ -135,26 +159,18 @@ class Reacher:
             find = active.find
             reach.live.append([find(1, i, j) >= 0 for i, j in itertools.pairwise(g.offset)])
             mask = [0] * len(g.nodes)
-            for k, node, rule in ruled:
-                mask[k] = self._factor_mask(g, node, rule, active)
+            for k, dims in ruled:
+                for bit, x in dims:
+                    if active[x]:
+                        mask[k] |= bit
             reach.mask.append(mask)
             reach.partial.append(bytearray(len(g.values)))
             reach.fixed.append({})
             reach.held.append({})
 
-    @staticmethod
-    def _factor_mask(g: Graph, node: Node, rule: Rule, active: bytearray) -> int:
-        mask, off, slots = 0, g.offset, node.operands + node.results
-        for i, tie in enumerate(rule.ties):
-            for slot, d in tie:
-                if slots[slot] >= 0:
-                    mask |= active[off[slots[slot]] + d] << i
-                    break
-        return mask
-
-    def _flow_partial(self, g: Graph, a: int) -> bool:
-        """Mark what may be partial along axis a; True if a function boundary changed."""
-        reach, axis, changed = self.result[g.key], self.axes[a], False
+    def _flow_partial(self, g: Graph, a: int) -> set[str]:
+        """Mark what may be partial along axis a; returns the graphs to which that goes on."""
+        reach, axis, onward = self.result[g.key], self.axes[a], set[str]()
         partial, mask, first = reach.partial[a], reach.mask[a], len(g.params)
         for k, node in enumerate(g.nodes[first:], first):
             if node.kind == "op" and node.rule is not None and node.mesh == axis.mesh:
@@ -167,14 +183,12 @@ class Reacher:
                             break
                 if begins:
                     for v in node.results:
-                        changed |= not partial[v] and not g.public
                         partial[v] = 1
             elif node.kind == "pin" and (
                 node.mesh != axis.mesh or (node.pin is not None and node.pin[axis.index] is None)
             ):
                 v = node.operands[0]
                 if v >= 0 and partial[v]:
-                    changed |= not partial[node.results[0]] and not g.public
                     partial[node.results[0]] = 1
             elif node.kind == "call":
                 h = self.graphs[node.callee]
@@ -182,12 +196,15 @@ class Reacher:
                 for v, w in zip(node.operands, h.param_values):
                     if v >= 0 and partial[v] and not inner[w]:
                         inner[w] = 1
-                        changed = True
+                        onward.add(h.key)
                 for v, w in zip(node.results, h.result_values):
-                    if w >= 0 and inner[w] and not partial[v]:
+                    if w >= 0 and inner[w]:
                         partial[v] = 1
-                        changed = True
-        return changed
+        gives = bytes([partial[w] for w in g.result_values if w >= 0])
+        if gives != self._told.get((g.key, a), bytes(len(gives))):
+            self._told[g.key, a] = gives
+            onward |= self._callers[g.key]
+        return onward
 
     def _fix_params(self, g: Graph) -> None:
         """A parameter that every call gives in one pinned form has that form inside."""

@@ -69,7 +69,7 @@ class _Function:
         kinds = zip(self.survey.handles, self.survey.first)
         self.g.tensors = {key for key, first in kinds if first >= 0}
         self.of_calls: dict[int, _Known] = {}
-        self.rules: dict[int, Rule] = learned("rules")
+        self.learnt: dict[int, tuple[Rule, str]] = learned("rules")  # of ops, and their titles
         self.of_pins: dict[int, Annotation] = {}
         # a private function's caller decides how an argument comes in: there the annotation is
         # a node of its own
@@ -106,12 +106,14 @@ class _Function:
         """Walk parameters, bindings and results."""
         g = self.g
         env, nodes, bound, pinned = g.env, g.nodes, g.bound, g.pinned
-        for i, (param, name, key) in enumerate(
-            zip(self.params, self.survey.names, self.survey.handles)
-        ):
-            leaves = self.leaves.of(i, param)
+        pins, asked, names = self.of_pins, self.survey.asked, self.survey.names
+        for i, (param, name, key) in enumerate(zip(self.params, names, self.survey.handles)):
+            leaves = self.leaves.like_others(i) or self.leaves.of(i, param)
             number = self.param_pins.get(i)
-            pin, mesh, fixed = NO_ANNOTATION if number is None else self._pin(number, leaves)
+            if number is None:
+                pin, mesh, fixed = NO_ANNOTATION
+            else:
+                pin, mesh, fixed = pins.get(asked[number]) or self._pin(number, leaves)
             for v in leaves:
                 nodes.append(Node("param", (), (v,), None, mesh, pin, fixed, "", name))
             env[key] = leaves
@@ -146,7 +148,11 @@ class _Function:
             results = self.leaves.copied(name, known.results)
             self._emit(number, name, known, self.leaves.operands(number), results)
             return
+        learnt = self.learnt.get(self.survey.classes[number])
         binding = self.bindings[number]
+        if learnt is not None:
+            self._learnt_call(number, name, learnt, binding)
+            return
         expr = binding.value
         if type(expr) is relax.If:
             raise self.g.error(
@@ -166,6 +172,14 @@ class _Function:
         """Name of the variable of a binding."""
         return self.survey.names[len(self.params) + number]
 
+    def _learnt_call(self, number: int, name: str, learnt: tuple[Rule, str], binding: Any) -> None:
+        """A call of an op that is like none before it in the function, but like one elsewhere."""
+        place = len(self.params) + number
+        results = self.leaves.like_others(place) or self.leaves.of(place, binding.var)
+        known = _Known(*learnt, [self.g.values[v] for v in results])
+        self.of_calls[self.survey.like[number]] = known
+        self._emit(number, name, known, self.leaves.operands(number), results)
+
     def _call(self, number: int, var: Any, expr: ir.Call) -> None:
         """A call that is like none before it."""
         g, label, op = self.g, self._name(number), expr.op
@@ -180,7 +194,7 @@ class _Function:
                     "DIST0414", label, f"a direct call of the kernel {title}", "Use call_tir."
                 )
         elif isinstance(op, ir.Op):
-            rule = self._rule(number, var, expr, operands)
+            rule = self._rule(var, expr, operands)
             title = str(op.name).removeprefix("relax.")
         else:
             raise self.g.error(
@@ -197,13 +211,11 @@ class _Function:
         known = _Known(rule, title, [g.values[v] for v in results])
         if self.survey.like[number] >= 0:
             self.of_calls[self.survey.like[number]] = known
+        if rule is not None and self.survey.classes[number] >= 0:
+            self.learnt[self.survey.classes[number]] = rule, title
         self._emit(number, label, known, operands, results)
 
-    def _rule(self, number: int, var: Any, call: ir.Call, operands: Sequence[int]) -> Rule:
-        like = self.survey.classes[number]
-        known = self.rules.get(like)
-        if known is not None:
-            return known
+    def _rule(self, var: Any, call: ir.Call, operands: Sequence[int]) -> Rule:
         rule = rule_of(call, self.facts.mod, var.ty)
         if len(rule.in_bytes) != len(operands):
             raise InternalError(
@@ -212,8 +224,6 @@ class _Function:
                 place=f"{self.g.name}/{var.name}",
                 remedy="Report it.",
             )
-        if like >= 0:
-            self.rules[like] = rule
         return rule
 
     def _emit(

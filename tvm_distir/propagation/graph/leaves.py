@@ -43,13 +43,20 @@ class Leaves:
         name, first = self._survey.names[number], self._survey.first[number]
         if first < 0:
             return tuple([self.make(name, ty) for ty in leaf_types(var.ty)])
-        known, values = self._of_class.get(first), self.g.values
+        known = self.like_others(number)
+        if known:
+            return known
+        v = self.make(name, var.ty)
+        self._of_class[first] = self.g.values[v]
+        return (v,)
+
+    def like_others(self, number: int) -> tuple[int, ...]:
+        """As :meth:`of`, of a tensor of a type met before; nothing for any other variable."""
+        known, values = self._of_class.get(self._survey.first[number]), self.g.values
         if known is None:
-            v = self.make(name, var.ty)
-            self._of_class[first] = values[v]
-            return (v,)
+            return ()
         _, shape, item, size, mesh, ty = known
-        values.append(FlatValue(name, shape, item, size, mesh, ty))
+        values.append(FlatValue(self._survey.names[number], shape, item, size, mesh, ty))
         return (len(values) - 1,)
 
     def copied(self, name: str, like: Sequence[FlatValue]) -> tuple[int, ...]:

@@ -13,8 +13,8 @@ from ..reach import Reach
 from .alternatives import Alternative, Alternatives
 from .boundary import Boundary
 from .edges import Edges
-from .problem import Assembly, AxisProblem, Summary
-from .tables import TableSource
+from .problem import Assembly, AxisProblem, End, Summary
+from .source import TableSource
 
 
 class Builder:
@@ -54,9 +54,16 @@ class Builder:
         siblings = [b for b, axis in enumerate(prices.axes) if axis.mesh == mesh and b != a]
         self.decided = [(prices.axes[b].size, inst.choice[b]) for b in siblings if b in inst.choice]
         self.known = tuple([b in inst.choice for b in siblings])
-        self.undecided = [
-            (prices.axes[b].size, reach.mask[b]) for b in siblings if b not in inst.choice
-        ]
+        count = len(inst.graph.nodes)
+        columns = [choice for _, choice in self.decided]
+        self._chosen = list(zip(*columns)) if columns else [()] * count  # per node
+        self._open: list[tuple[int, ...]] = [()] * count
+        for b in siblings:
+            if b not in inst.choice:
+                size, mask = prices.axes[b].size, reach.mask[b]
+                self._open = [(*x, size) if m else x for x, m in zip(self._open, mask)]
+        self._settled: dict[int, bool] = {}  # whether ends of a summary have one alternative each
+        self._mask, self._pending = reach.mask[a], reach.partial[a]
 
     def run(self) -> AxisProblem:
         """Nodes first, parameters before all others, then the edges between them."""
@@ -72,26 +79,25 @@ class Builder:
         for k in range(len(g.params), len(g.nodes)):
             node = g.nodes[k]
             build[node.kind](k, node)
-        for v in self.edges.open_values():
-            self.edges.between(v)
+        self.edges.run()
         return self.problem.model
 
     def _op(self, k: int, node: Node) -> None:
         problem = self.problem
-        rule, partial, mask = node.rule, 0, problem.reach.mask[problem.a][k]
-        if rule is None or problem.off_mesh(node):
+        rule, partial, mask = node.rule, 0, self._mask[k]
+        if rule is None or node.mesh != problem.mesh:
             problem.trivial(node)
             return
-        pending = problem.reach.partial[problem.a]
-        for i in rule.carrying:
-            v = node.operands[i]
-            if v >= 0 and pending[v]:
-                partial |= 1 << i
+        if rule.carrying:
+            pending, operands = self._pending, node.operands
+            for i in rule.carrying:
+                v = operands[i]
+                if v >= 0 and pending[v]:
+                    partial |= 1 << i
         if not mask and not partial:
             problem.trivial(node)
             return
-        decided = tuple([choice[k] for _, choice in self.decided])
-        undecided = tuple([n for n, masks in self.undecided if masks[k]])
+        decided, undecided = self._chosen[k], self._open[k]
         key = (problem.a, self.known, id(rule), mask, partial, decided, undecided)
         found = problem.prices.ops.get(key)
         if found is None:
@@ -131,15 +137,23 @@ class Builder:
     def _call(self, k: int, node: Node) -> None:
         problem = self.problem
         m, summary = problem.model, self.summary_of(k)
-        base = range(len(m.domains), len(m.domains) + len(summary.domains))
+        first = len(m.domains)
         m.domains += summary.domains
+        m.spliced[k] = range(first, len(m.domains))
         for scope, table in summary.factors:
-            problem.put(tuple([base[u] for u in scope]), (table, 0))
+            problem.put(tuple([first + u for u in scope]), (table, 0))
         m.constant += summary.constant
         m.feasible = m.feasible and summary.feasible
-        m.spliced[k] = base
         for v, (alts, u) in zip(node.results, summary.rets):
             if u < 0:
                 problem.given[v] = alts.gives[0][0]
-        for ends, outside in ((m.producers, summary.rets), (m.consumers, summary.params)):
-            ends.append(tuple([(alts, base[u]) if u >= 0 else (alts, u) for alts, u in outside]))
+        m.producers.append(self._spliced(summary.rets, first))
+        m.consumers.append(self._spliced(summary.params, first))
+
+    def _spliced(self, ends: tuple[End, ...], first: int) -> tuple[End, ...]:
+        """Ends of a summary in the caller, where its variables begin with ``first``."""
+        if id(ends) not in self._settled:
+            self._settled[id(ends)] = all([u < 0 for _, u in ends])
+        if self._settled[id(ends)]:
+            return ends
+        return tuple([(alts, first + u) if u >= 0 else (alts, u) for alts, u in ends])

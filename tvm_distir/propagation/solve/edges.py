@@ -4,8 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .alternatives import Alternatives
-from .problem import Assembly, hold_on
+from .problem import HANDED, Assembly, hold_on
+
+ALONE = (0,)
+"""Which operands of a consumer a value is where that has no other."""
 
 
 class Edges:
@@ -23,7 +28,8 @@ class Edges:
         """Values that some consumer may want in another form than they are given in."""
         problem, found = self.problem, set[int]()
         g, spliced, given = problem.g, problem.model.spliced, problem.given
-        for k, (node, ends) in enumerate(zip(g.nodes, problem.model.consumers)):
+        first, consumers = len(g.params), problem.model.consumers  # parameters consume nothing
+        for k, (node, ends) in enumerate(zip(g.nodes[first:], consumers[first:]), first):
             if not ends:
                 continue
             if k in spliced:
@@ -40,37 +46,50 @@ class Edges:
                     found.add(v)
         return [v for v in sorted(found) if v >= 0 and g.values[v].mesh == problem.mesh]
 
-    def between(self, v: int) -> None:
-        """What it costs to hand value v to its consumers."""
+    def run(self) -> None:
+        """Add what it costs to hand each value to its consumers."""
         problem = self.problem
         g, m, prices = problem.g, problem.model, problem.prices
-        uses, (k, j) = g.uses[v], g.producer[v]
-        producer, variable = m.producers[k][j]
-        if k in m.spliced:
-            j = 0
-        size, n, held = problem.bytes[v], problem.axis.size, False
-        if g.nodes[g.origin[k]].rule is None:  # what an op makes is neither
-            pinned, held = hold_on(g, problem.reach, problem.axis, problem.a, k)
-            size *= prices.costs.move if pinned else 1
-        size *= g.times(v)
-        if len(uses) == 1 and uses[0][0] not in m.spliced:  # as most values
+        spliced, n, move = m.spliced, problem.axis.size, prices.costs.move
+        edge, put_edge, once = prices.edge, problem.put_edge, g.repeat == 1 and not g.repeats
+        for v in self.open_values():
+            k, j = g.producer[v]
+            producer, variable = m.producers[k][j]
+            if k in spliced:
+                j = 0
+            size, held = problem.bytes[v], False
+            if g.nodes[g.origin[k]].kind in HANDED:
+                pinned, held = hold_on(g, problem.reach, problem.axis, problem.a, k)
+                size *= move if pinned else 1
+            size *= 1 if once else g.times(v)
+            uses = g.uses[v]
             kc, positions = uses[0]
-            consumer, other = m.consumers[kc][positions[0]]
-            table = prices.edge(producer, j, consumer, positions, size, n, held)
-            problem.put_edge(table, variable, other)
-            return
+            if len(uses) > 1 or (len(positions) > 1 and kc in spliced):
+                self._shared(uses, producer, variable, j, size, held)
+                continue
+            consumer, other = m.consumers[kc][positions[0]]  # as most values
+            reads = ALONE if kc in spliced else positions
+            put_edge(edge(producer, j, consumer, reads, size, n, held), variable, other)
+
+    def _shared(
+        self,
+        uses: Sequence[tuple[int, tuple[int, ...]]],
+        producer: Alternatives,
+        variable: int,
+        j: int,
+        size: int,
+        held: bool,
+    ) -> None:
+        """Add what it costs to hand a value, result j of its producer, to several consumers."""
+        problem, m = self.problem, self.problem.model
         consumers: list[tuple[Alternatives, int, tuple[int, ...]]] = []
         for kc, positions in uses:
             if kc in m.spliced:
-                consumers += [(*m.consumers[kc][i], (0,)) for i in positions]
+                consumers += [(*m.consumers[kc][i], ALONE) for i in positions]
             else:
                 consumers.append((*m.consumers[kc][positions[0]], positions))
-        if len(consumers) == 1:
-            consumer, other, ops = consumers[0]
-            table = prices.edge(producer, j, consumer, ops, size, n, held)
-            problem.put_edge(table, variable, other)
-            return
-        ends = tuple([(t, ops) for t, _, ops in consumers])
+        ends = tuple([(t, reads) for t, _, reads in consumers])
+        prices, n = problem.prices, problem.axis.size
         count, first, rest = prices.share(producer, j, ends, size, n, held)
         shared = -1
         if count > 1:

@@ -16,7 +16,7 @@ from ...native import INFINITE, Elimination, Scope
 from ..graph import Axis, Graph, Node
 from ..reach import Reach
 from .alternatives import Alternative, Alternatives
-from .tables import TableSource
+from .source import TableSource
 
 End = tuple[Alternatives, int]
 """Alternatives of an operand or result and the variable that picks one (-1: only one)."""
@@ -49,8 +49,12 @@ class Summary:
     factors: list[tuple[Scope, int]]
     constant: int
     feasible: bool
-    params: list[End]
-    rets: list[End]
+    params: tuple[End, ...]
+    rets: tuple[End, ...]
+
+
+HANDED = ("param", "pin")
+"""Kinds of nodes whose values may be pinned or stationary, see :func:`hold_on`."""
 
 
 def hold_on(g: Graph, reach: Reach, axis: Axis, a: int, k: int) -> tuple[bool, bool]:
@@ -60,8 +64,6 @@ def hold_on(g: Graph, reach: Reach, axis: Axis, a: int, k: int) -> tuple[bool, b
     """
     k = g.origin[k]
     node = g.nodes[k]
-    if node.kind == "op":
-        return False, False
     if node.kind == "param":
         pinned = node.pin_on(axis) or reach.fixed[a].get(k) is not None
         held = reach.held[a].get(k, False)

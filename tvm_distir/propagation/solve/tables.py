@@ -7,8 +7,8 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-from collections.abc import MutableMapping, Sequence, Sized
-from typing import Any, Protocol, TypeAlias
+from collections.abc import Sequence, Sized
+from typing import Any
 
 import numpy as np
 
@@ -18,67 +18,7 @@ from ...ops import Rule
 from ..graph import Axis
 from .alternatives import Alternative, Alternatives, Forms
 from .cost import Conversions, Costs, sent_inside
-
-Interned: TypeAlias = tuple[int, int]
-"""Number of a table, and the minimum taken out of it."""
-
-Reader: TypeAlias = tuple[Alternatives, tuple[int, ...]]
-"""A consumer of a value: its alternatives, and which of its operands the value is."""
-
-
-class TableSource(Protocol):
-    """Where the builder of a problem gets its tables: :class:`PriceTables`, or a recorder."""
-
-    @property
-    def axes(self) -> Sequence[Axis]:
-        """All axes."""
-
-    @property
-    def costs(self) -> Costs:
-        """What bytes and operations weigh."""
-
-    @property
-    def forms(self) -> Forms:
-        """Alternatives, each kept once."""
-
-    @property
-    def ops(self) -> MutableMapping[Any, tuple[Alternatives, Interned | None]]:
-        """Alternatives and table of an op, by all that they depend on."""
-
-    def edge(
-        self, producer: Alternatives, result: int, consumer: Alternatives,
-        operands: tuple[int, ...], size_bytes: int, ranks: int, held: bool, /,
-    ) -> Interned:  # fmt: skip
-        """See :meth:`PriceTables.edge`."""
-
-    def share(
-        self, producer: Alternatives, result: int, consumers: tuple[Reader, ...],
-        size_bytes: int, ranks: int, held: bool, /,
-    ) -> tuple[int, Interned, list[Interned]]:  # fmt: skip
-        """See :meth:`PriceTables.share`."""
-
-    def work(
-        self, rule: Rule, alternatives: Alternatives, ranks: int, others: tuple[Any, ...], /
-    ) -> Interned:
-        """See :meth:`PriceTables.work`."""
-
-    def table(self, rows: Sequence[Sequence[int]], /) -> Interned:
-        """A table of these rows."""
-
-    def add(self, first: int, second: int, /) -> Interned:
-        """The sum of two tables over the same variables."""
-
-    def times(self, table: Interned, count: int, /) -> Interned:
-        """The sum of as many equal tables."""
-
-    def array(self, number: int, /) -> Array:
-        """Entries of a table."""
-
-    def flipped(self, number: int, /) -> Interned:
-        """A table of two dims, transposed."""
-
-    def diagonal(self, number: int, /) -> Interned:
-        """The diagonal of a table of two dims."""
+from .source import Interned
 
 
 class PriceTables:

@@ -68,21 +68,27 @@ class FunctionRewriter:
     def _params(self) -> list[Any]:
         """The new parameters; tensors among them are made at once."""
         values, params = self.values, list[Any]()
+        env, flat, plain = values.g.env, values.g.values, values.g.tensors
         tensors: list[tuple[int, int, int]] = []  # place, handle of the old one, value
-        types: list[Any] = []
+        types, which = list[Any](), list[int]()
+        known: dict[tuple[int, int, Any], int] = {}
         for old in elements(self.old.params):
             key = handle(old)
-            leaves = values.g.env[key]
-            if key in values.g.tensors:
-                tensors.append((len(params), key, leaves[0]))
-                types.append(values.root_type(leaves[0]))
+            leaves = env[key]
+            if key in plain:
+                v = leaves[0]
+                tensors.append((len(params), key, v))
+                like = (id(flat[v].ty), flat[v].mesh, values.route(v).root)
+                number = known.setdefault(like, len(types))
+                if number == len(types):
+                    types.append(values.root_type(v))
+                which.append(number)
                 params.append(None)
                 continue
             new = make_var(old.name, rebuilt(old.ty, iter(map(values.root_type, leaves))))
             values.bind_leaves(old, new)
             params.append(new)
-        names = [values.g.values[v].name for _, _, v in tensors]
-        made = make_variables(names, types, range(len(types)))
+        made = make_variables([flat[v].name for _, _, v in tensors], types, which)
         for (place, key, v), new in zip(tensors, made):
             params[place] = values.exprs[key] = values.roots[v] = new
         return params
