@@ -151,7 +151,9 @@ def add_model_options(parser: argparse.ArgumentParser, system_required: bool = F
         help="make a training step of the model: loss, gradients and the optimizer's update",
     )
     parser.add_argument(
-        "--loss", metavar="NAME", help="with --train: cross_entropy (the default) or mse"
+        "--loss",
+        metavar="NAME",
+        help="with --train: cross_entropy (the default), mse, or OUTPUT:NAME*WEIGHT,...",
     )
     parser.add_argument(
         "--optimizer",

@@ -13,7 +13,7 @@ from tvm import relax
 from tvm.relax.op import mean, reshape, square, subtract
 from tvm.relax.op.nn import log_softmax, nll_loss
 
-from ...errors import ModelError, nearest
+from ...errors import ModelError
 from ...ir import static_shape, tensor_type
 
 Write = Callable[[relax.BlockBuilder, Any, Any], Any]
@@ -74,15 +74,6 @@ LOSSES = {
         Loss("mse", lambda output: output, _squares),
     )
 }
-
-
-def loss_named(name: str) -> Loss:
-    """Return a loss by name (ModelError DIST0351)."""
-    if name not in LOSSES:
-        raise ModelError(
-            "DIST0351", f'no loss "{name}"', place="train_step", remedy=nearest(name, LOSSES)
-        )
-    return LOSSES[name]
 
 
 def is_trained_on(output: Any) -> bool:

@@ -53,7 +53,7 @@ def TrainStep(
     Parameters
     ----------
     loss : str
-        The loss: cross_entropy or mse.
+        The loss: cross_entropy or mse, a function, or OUTPUT:LOSS*WEIGHT,...
     optimizer : str
         The optimizer and its options, as adamw:rate=0.001.
     reread : bool

@@ -7,20 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from tvm import relax
-from tvm.relax.op import astype
 
 from ...errors import ModelError, nearest, shortened
 from ...plan import Recomputation, match_name
 from ...system import System
-from .losses import Loss, loss_named
+from .objective import Term, read_losses
 from .optimizers import Master, Optimizer, optimizer_named
 from .recompute import Auto, read_recompute
-
-HALF = ("float16", "bfloat16")
-"""Types whose sums over many samples need a wider one."""
 
 DYNAMIC = "dynamic"
 """The loss scale that grows and shrinks with what overflows."""
@@ -32,7 +25,7 @@ class Recipe:
 
     Attributes
     ----------
-    loss : Loss
+    losses : tuple of Term
     optimizer : Optimizer
     reread : bool
     clip : float
@@ -51,7 +44,7 @@ class Recipe:
         Whose times and memory decide that.
     """
 
-    loss: Loss
+    losses: tuple[Term, ...]
     optimizer: Optimizer
     reread: bool
     clip: float
@@ -61,17 +54,6 @@ class Recipe:
     frozen: tuple[str, ...]
     recompute: Recomputation | Auto
     system: System | None
-
-    def loss_of(self, emitter: Any, output: Any, targets: Any) -> Any:
-        """The loss of a model's output, not emitted yet; of half precision in float32."""
-        if isinstance(output.ty, relax.TupleType):
-            output = emitter.emit(relax.TupleGetItem(output, 0), "output")
-        dtype = str(output.ty.dtype)
-        if dtype in HALF:
-            output = emitter.emit(astype(output, "float32"), "wide_output")
-            if str(targets.ty.dtype) == dtype:
-                targets = emitter.emit(astype(targets, "float32"), "wide_targets")
-        return self.loss.write(emitter, output, targets)
 
     def trains(self, name: str) -> bool:
         """Whether a weight is updated."""
@@ -132,7 +114,7 @@ def recipe_of(
                 remedy=f"Give a positive number{other}.",
             )
     return Recipe(
-        loss_named(loss),
+        read_losses(loss),
         Master(method) if master else method,
         reread,
         clip,

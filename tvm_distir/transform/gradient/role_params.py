@@ -12,8 +12,9 @@ from tvm import relax
 
 from ...plan import plain_name
 from ...schedules import ACTIVATION, GRADIENT, TOTAL
+from .objective import HALF
 from .optimizers import RATE, STEP
-from .recipe import HALF, Recipe
+from .recipe import Recipe
 from .scaling import Scaling
 from .stages import Stage
 from .updates import Weight

@@ -19,6 +19,7 @@ from .batch_norms import running_statistics
 from .cutting import Flat
 from .dropouts import DROPOUT
 from .functions import Functions, written
+from .objective import Objective
 from .optimizers import RATE, STEP
 from .pairs import Pairs, pure_bindings
 from .recipe import Recipe
@@ -44,8 +45,6 @@ class StagedStep:
         Of its parameters.
     data : sequence of int
         Which of them are data.
-    targets : (str, Var)
-        The parameter that is added for the loss.
     recipe : Recipe
     functions : Functions
         Of the model; those of the step are added.
@@ -57,7 +56,6 @@ class StagedStep:
         forward: relax.Function,
         names: Sequence[str],
         data: Sequence[int],
-        targets: tuple[str, Any],
         recipe: Recipe,
         functions: Functions,
         schedule: Schedule,
@@ -80,7 +78,9 @@ class StagedStep:
                 remedy="Train it without a schedule, or without dropouts.",
             )
         pairs = list(zip(names, forward.params, strict=True))
-        self.data = [*(pair for i, pair in enumerate(pairs) if i in data), targets]
+        self.objective = Objective(recipe.losses, forward, functions.of, functions.variables)
+        self.data = [pair for i, pair in enumerate(pairs) if i in data]
+        self.data += self.objective.inputs
         self.others = [pair for i, pair in enumerate(pairs) if i not in data]
         floats = [(n, v) for n, v in self.others if is_differentiable(v.ty)]
         recipe.check_frozen([n for n, _ in floats])
@@ -127,8 +127,8 @@ class StagedStep:
 
     def _flat(self) -> Flat:
         """The bindings of the model and of its loss."""
-        bindings, (_, targets) = pure_bindings(self.forward, "main"), self.data[-1]
-        params = [*self.forward.params, targets]
+        bindings = pure_bindings(self.forward, "main")
+        params = [*self.forward.params, *(var for _, var in self.objective.inputs)]
 
         def write(builder: relax.BlockBuilder) -> Any:
             env: dict[Any, Any] = {}
@@ -137,7 +137,7 @@ class StagedStep:
                 is_name = isinstance(value, ir.Var)
                 env[b.var] = value if is_name else builder.emit(value, str(b.var.name))
             output = substitute(self.forward.body.body, env)
-            return builder.emit(self.recipe.loss_of(builder, output, targets), LOSS)
+            return builder.emit(self.objective.write(builder, output), LOSS)
 
         emitted, loss = written(params, write)
         weights = frozenset(v for _, v in self.others)

@@ -19,11 +19,11 @@ from .batch_norms import without_statistics
 from .dropouts import with_streams
 from .fixed import warn_of_constants
 from .functions import Functions
-from .losses import is_trained_on
+from .objective import TARGETS, unfit
 from .recipe import check_functions, recipe_of
 from .recompute import Auto
 from .staged import StagedStep
-from .writing import TARGETS, StepWriter, output_type, unfit
+from .writing import StepWriter
 
 
 def train_step(
@@ -55,12 +55,14 @@ def train_step(
     ----------
     mod : IRModule
         At level 1, with ``main(*data, *weights) -> output``; it and the private functions on
-        the way have neither branches nor effects. The output is one tensor, or a tuple of one:
+        the way have neither branches nor effects. The output is a tensor, or a tuple of some:
         logits (samples, ..., classes) for ``cross_entropy``, any shape for ``mse``; of half
         precision, the loss is computed in float32.
     loss : str
         ``cross_entropy`` (mean over all samples; targets are int32 (samples, ...)) or ``mse``
-        (mean of squares; targets are like the output).
+        (mean of squares; targets are like the output), or a private function of the module,
+        ``(output, *targets) -> scalar``; of several outputs a weighted sum,
+        ``logits:cross_entropy*2,value:mse*0.5``, with ``logits_targets`` and ``value_targets``.
     optimizer : str
         ``sgd``, ``adam``, ``adamw``, ``lion``, or one that another package offers.
     reread : bool
@@ -140,16 +142,13 @@ def train_step(
     if plain_name(TARGETS) in map(plain_name, names):
         raise unfit(f'a parameter is called "{TARGETS}": the model is a training step already')
     forward = relax.utils.copy_with_new_vars(found)
-    if not is_trained_on(output_type(forward)):
-        raise unfit(f"main returns {forward.ret_ty}, not one tensor of floats")
     check_functions(
         recipe, [str(gv.name_hint) for gv, fn in relax_functions(given) if is_private(fn)]
     )
     warn_of_constants(given)
     data = data_positions(found)
     if stages is not None:
-        targets = TARGETS, relax.Var(TARGETS, recipe.loss.targets(output_type(forward)))
-        staged = StagedStep(forward, names, data, targets, recipe, functions, stages)
+        staged = StagedStep(forward, names, data, recipe, functions, stages)
         return staged.run(given.attrs)
     if isinstance(recipe.recompute, Auto):
         copied = relax.utils.copy_with_new_vars(found)

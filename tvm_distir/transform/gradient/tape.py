@@ -154,10 +154,16 @@ class Tape:
 
     def emit(self, value: Any, name: str = "") -> Any:
         """Emit what the model does not have (a loss) and remember it."""
+        if self.pairs.differentiates(value):
+            var = relax.Var(name or "value", self.builder.normalize(value).ty)
+            self.live.add(var)
+            return self.add(var, value)
         return self._remembered(self.builder.emit(value, name))
 
     def output(self, value: Any, name: str) -> Any:
         """Emit what the model does not have likewise, and let it out of the block."""
+        if self.pairs.differentiates(value):
+            value = self.emit(value)
         return self._remembered(self.builder.emit_output(value, name))
 
     def _remembered(self, var: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import Any
 from tvm import relax
 from tvm.relax.op import add, astype
 
-from ...errors import ModelError
 from ...ir import (
     INPUTS_ATTR,
     NUM_INPUT_ATTR,
@@ -23,6 +22,7 @@ from ...plan import Recomputation, plain_name
 from .batch_norms import in_training, is_batch_norm, running_statistics
 from .dropouts import DROPOUT, SEEDS
 from .functions import Functions, without_unread
+from .objective import Objective, unfit
 from .optimizers import RATE, STEP
 from .pairs import Pairs, pure_bindings
 from .recipe import Recipe
@@ -33,27 +33,8 @@ from .scaling import Scaling
 from .tape import Tape
 from .updates import UPDATED_SUFFIX, Updates, Weight, grouped
 
-TARGETS = "targets"
-"""Name of the parameter that holds what the output should have been."""
-
 STEPS = 1000
 """A step counter is below it, where it is drawn."""
-
-
-def unfit(what: str) -> ModelError:
-    """Error about a model that no step can be made of."""
-    return ModelError(
-        "DIST0351",
-        what,
-        place="train_step",
-        remedy="Give a forward model: main(*data, *weights) with one tensor as its result.",
-    )
-
-
-def output_type(forward: relax.Function) -> Any:
-    """Type of a model's output, which may be a tuple of one tensor, as torch.export has it."""
-    ty = forward.ret_ty
-    return ty.fields[0] if isinstance(ty, relax.TupleType) and len(ty.fields) == 1 else ty
 
 
 class StepWriter:
@@ -73,8 +54,8 @@ class StepWriter:
         pairs = list(zip(names, forward.params, strict=True))
         self.data = [p for i, p in enumerate(pairs) if i in data and p[0] != DROPOUT]
         self.others = [p for i, p in enumerate(pairs) if i not in data or p[0] == DROPOUT]
-        targets = recipe.loss.targets(output_type(forward))
-        self.inputs = [*self.data, (TARGETS, relax.Var(TARGETS, targets))]
+        self.objective = Objective(recipe.losses, forward, functions.of, functions.variables)
+        self.inputs = [*self.data, *self.objective.inputs]
         scalar_type = relax.TensorType([], "float32")
         self.rate = relax.Var(RATE, scalar_type) if recipe.rate_input else None
         if self.rate is not None:
@@ -158,8 +139,7 @@ class StepWriter:
         for binding in self.bindings:
             self._forward(tape, binding)
         output = tape.replaced(self.forward.body.body)
-        targets = self.inputs[len(self.data)][1]
-        loss = tape.output(self.recipe.loss_of(tape, output, targets), "loss")
+        loss = tape.output(self.objective.write(tape, output), "loss")
         reread = Reread(self.builder, wanted, tape.bindings) if self.recipe.reread else None
         gradients = reverse(
             self.builder,
