@@ -64,6 +64,12 @@ class Plan:
             with faults.gathered():
                 check_rule(rule, self.meshes, f"rules/{number} ({rule.title})")
                 good.add(kind)
+        names = [mesh.name for mesh in self.meshes]
+        for name in self.schedule.meshes if self.schedule is not None else ():
+            if name not in names:
+                what = f'the plan has no mesh "{name}"'
+                remedy = nearest(name, names)
+                faults.add(MeshError("DIST0206", what, place="schedule/meshes", remedy=remedy))
         known = {axis for mesh in self.meshes for axis in mesh.axes}
         for axis in self.ring:
             if axis not in known:

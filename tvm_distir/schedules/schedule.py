@@ -22,7 +22,7 @@ MOST = 1 << 16
 """Most stages, and most micro-batches."""
 
 NUMBERS = ("stages", "micro_batches", "chunks")
-_KEYS = ("kind", *NUMBERS, "cuts", "units", "ranks", "devices")
+_KEYS = ("kind", *NUMBERS, "cuts", "units", "ranks", "devices", "meshes")
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Schedule:
         Of ``custom``: the rank of each stage; empty: one stage after the other, in turn.
     devices : tuple of tuple of int
         Per rank the devices of its mesh, row-major; empty: one rank behind the other.
+    meshes : tuple of str
+        Per rank the name of its mesh in the plan; empty: all ranks have the plan's only one.
 
     Raises
     ------
@@ -64,6 +66,7 @@ class Schedule:
     units: tuple[tuple[Unit, ...], ...] = ()
     ranks: tuple[int, ...] = ()
     devices: tuple[tuple[int, ...], ...] = ()
+    meshes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in (*ORDERS, CUSTOM):
@@ -94,6 +97,12 @@ class Schedule:
                 f"{len(self.cuts)} cuts make no {self.stage_count} stages",
                 f"Name {self.stage_count - 1} values, each the last of a stage.",
             )
+        for name in ("devices", "meshes"):
+            if getattr(self, name) and len(getattr(self, name)) != self.stages:
+                raise unfit(
+                    f"{name} has {len(getattr(self, name))} entries for {self.stages} ranks",
+                    "Give one for each rank, or none.",
+                )
         if custom:
             _check_units(self.units, self.rank_of, self.micro_batches, self.stages)
 
@@ -136,6 +145,8 @@ class Schedule:
             values["cuts"] = tuple(item.text() for item in found["cuts"].items())
         if "ranks" in found:
             values["ranks"] = tuple(item.integer(least=0) for item in found["ranks"].items())
+        if "meshes" in found:
+            values["meshes"] = tuple(item.text() for item in found["meshes"].items())
         if "devices" in found:
             values["devices"] = tuple(ids.integers() for ids in found["devices"].items())
         if "units" in found:
@@ -160,6 +171,8 @@ class Schedule:
             out["cuts"] = list(self.cuts)
         if self.ranks:
             out["ranks"] = list(self.ranks)
+        if self.meshes:
+            out["meshes"] = list(self.meshes)
         if self.devices:
             out["devices"] = [list(ids) for ids in self.devices]
         if self.units:

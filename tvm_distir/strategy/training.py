@@ -134,8 +134,9 @@ def _between_stages(mod: ir.IRModule, rules: Sequence[PlanRule]) -> list[PlanRul
     if pipeline is None:
         return []
     stages, found = pipeline.stages, {}
+    meshes, ranks = pipeline.schedule.meshes, pipeline.schedule.rank_of
     for here, there in itertools.permutations(range(len(stages)), 2):
-        if abs(here - there) != 1:
+        if abs(here - there) != 1 or (meshes and meshes[ranks[here]] != meshes[ranks[there]]):
             continue
         maker, reader = mod[stages[here].function], mod[stages[there].function]
         kind = ACTIVATION if here < there else GRADIENT

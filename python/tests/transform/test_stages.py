@@ -17,9 +17,10 @@ import tvm_distir as td
 from tvm_distir.analysis import check_level
 from tvm_distir.errors import DistIRError, ModelError
 from tvm_distir.ir import param_names
+from tvm_distir.plan import MeshSpec, Plan
 from tvm_distir.runtime import Reference
-from tvm_distir.schedules import ORDERS, Pipeline
-from tvm_distir.strategy import make_plan
+from tvm_distir.schedules import ORDERS, Pipeline, Schedule
+from tvm_distir.strategy import compose, make_plan
 from tvm_distir.transform import (
     AnnotateSharding,
     ExpandSchedule,
@@ -100,6 +101,41 @@ def test_stages_alike_share_a_function() -> None:
     assert [s.function for s in pipeline.stages] == ["stage0", "stage1", "stage1", "stage3"]
     assert pipeline.stages[1].params[2:4] != pipeline.stages[2].params[2:4]
     assert [one.stages for one in pipeline.sums] == [(0, 3), (0, 1, 2, 3)]
+
+
+def test_stages_on_meshes_of_their_own() -> None:
+    """A stage on four devices of two axes, the next one on two of one axis, far away."""
+    _, values, wanted = _whole(tied=True)
+    schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2, "meshes": ["wide", "narrow"]}
+    step = td.train_step(tower(LAYERS, BATCH // 2), schedule=schedule, **OPTIONS)
+    wide = MeshSpec("wide", {"dp": 2, "tp": 2})
+    narrow = MeshSpec("narrow", {"dp": 2}, start=10)
+    rules = [
+        rule
+        for mesh, function, text in (
+            (wide, "stage0", "data_parallel+tensor_parallel"),
+            (narrow, "stage1", "zero:stage=1"),
+        )
+        for rule in compose(step, mesh, text).rules
+        if rule.function == function
+    ]
+    plan = Plan((wide, narrow), tuple(rules), schedule=Schedule.known(schedule))
+    programs = ExpandSchedule()(td.distribute(step, Plan.from_dict(plan.to_dict())))
+    check_level(programs, 5)
+    ranks = [entry.ranks for entry in td.runtime.entries(programs)]
+    assert ranks == [(0, 1, 2, 3), (10, 11)]
+    _close(td.run(programs, values, engine="virtual"), wanted)
+
+
+def test_halves_of_the_backward_part_share_the_products() -> None:
+    """Of each layer's two products one is in either half: the weight's gradient comes later."""
+    step = _staged("zero_bubble", 2, 2)
+    products = {}
+    for gv, fn in step.functions.items():
+        bindings = [b for block in fn.body.blocks for b in block.bindings]
+        products[str(gv.name_hint)] = sum("R.matmul" in str(b.value) for b in bindings)
+    assert products["layer_backward_inputs"] == 1
+    assert products["layer_backward_weights"] == 1
 
 
 def test_cuts_by_name() -> None:

@@ -43,6 +43,8 @@ class Part:
     layered : frozenset of str
         Functions of layers that the whole model calls more than once.
     last : bool
+    mesh : str
+        Name of the mesh that it is to lie on; empty where there is one.
     """
 
     stage: Stage
@@ -53,6 +55,7 @@ class Part:
     unread: tuple[Any, ...]
     layered: frozenset[str]
     last: bool
+    mesh: str = ""
 
     @property
     def alike(self) -> tuple[Any, ...]:
@@ -60,7 +63,7 @@ class Part:
         flags = [
             (w in self.trained, w in self.shared, w in self.counted) for w in self.stage.weights
         ]
-        return str(self.stage.function.name_hint), tuple(flags), self.unread, self.last
+        return str(self.stage.function.name_hint), tuple(flags), self.unread, self.last, self.mesh
 
 
 @dataclass

@@ -12,26 +12,23 @@ from tvm import ir, relax
 from tvm.relax.op import add, astype, divide, multiply, zeros
 
 from ...ir import (
-    ACCUMULATE_PHASE,
     BACKWARD_PHASE,
     FORWARD_PHASE,
     INPUTS_ATTR,
     NUM_INPUT_ATTR,
     PARAM_NAMES_ATTR,
-    PHASE_ATTR,
-    REPEAT_ATTR,
     ROLE_ATTR,
     TRAINING_ATTR,
+    WEIGHT_PHASE,
 )
 from ...ir.rewrite import scalar
 from ...plan import NONE, plain_name
 from ...schedules import ACTIVATION, GRADIENT, PART, TOTAL
-from .functions import Functions, private_function, tuple_of, without_unread, written
+from .functions import tuple_of, without_unread
 from .optimizers import RATE, STEP, cast
-from .pairs import Pairs
-from .recipe import Recipe
 from .reverse import is_differentiable
 from .role_params import SQUARES, Part, Ports, RoleParams, summed
+from .role_tools import Tools
 from .scaling import Scaling
 from .tape import Pair
 from .updates import UPDATED_SUFFIX, Groups, Owner, Updates
@@ -46,11 +43,7 @@ class PartWriter:
     Parameters
     ----------
     part : Part
-    recipe : Recipe
-    functions : Functions
-        Gets the functions of the phases.
-    pairs : Pairs
-    micro_batches : int
+    tools : Tools
 
     Attributes
     ----------
@@ -59,28 +52,18 @@ class PartWriter:
         Of the function, once it is written.
     """
 
-    def __init__(
-        self,
-        part: Part,
-        recipe: Recipe,
-        functions: Functions,
-        pairs: Pairs,
-        micro_batches: int,
-    ) -> None:
-        self.part, self.recipe, self.functions, self.pairs = part, recipe, functions, pairs
-        self.micro_batches = micro_batches
+    def __init__(self, part: Part, tools: Tools) -> None:
+        self.part, self.tools, self.recipe = part, tools, tools.recipe
+        self.functions, self.pairs = tools.functions, tools.pairs
         self.builder = relax.BlockBuilder()
-        self.scaling = Scaling(recipe)
-        self.params, self.outputs = RoleParams(part, recipe, self.scaling), Ports()
-        self.weights = self.params.weights
+        self.scaling = Scaling(self.recipe)
+        self.params, self.outputs = RoleParams(part, self.recipe, self.scaling), Ports()
+        self.weights, self.title = self.params.weights, str(part.stage.function.name_hint)
         self.updated: dict[str, str] = {}
         self.gradients: dict[str, str] = {}
 
-    def run(self, name: str, known: frozenset[str]) -> relax.Function:
-        """Return the function; those that it calls are added to the others.
-
-        ``known`` has the names of the model's own functions.
-        """
+    def run(self, name: str) -> relax.Function:
+        """Return the function; those that it calls are added to the others."""
         builder = self.builder
         with builder.function(name, self.params.ports.vars):
             with builder.dataflow():
@@ -88,7 +71,8 @@ class PartWriter:
             builder.emit_func_output(relax.Tuple(self.outputs.vars))
         fn = without_unread(builder.get()[name])
         ports = self.params.ports
-        again = {name: text for name, text in self.pairs.policies.items() if name in known}
+        policies, known = self.pairs.policies, self.tools.known
+        again = {name: text for name, text in policies.items() if name in known}
         attrs = {
             PARAM_NAMES_ATTR: ports.names,
             INPUTS_ATTR: ports.names[: self.params.data_count],
@@ -119,25 +103,22 @@ class PartWriter:
         asked = [True] * len(self.params.activations) + [False] * len(stage.data)
         asked += [v in self.part.trained and is_differentiable(v.ty) for v in stage.weights]
         pair = self.pairs.pair_with(str(stage.function.name_hint), tuple(asked), NONE)
-        self._marked(pair.forward, FORWARD_PHASE)
-        self._marked(pair.backward, BACKWARD_PHASE)
+        self.tools.mark(pair.forward, FORWARD_PHASE)
         whole = builder.emit(ir.Call(pair.forward, self.params.args), "forward")
         result = builder.emit(relax.TupleGetItem(whole, 0)) if pair.saves else whole
         saved = builder.emit(relax.TupleGetItem(whole, 1), "saved") if pair.saves else None
         loss = self._forward_results(result)
-        back = self._backward(pair, result, saved)
-        gradients = {}
-        given = []
-        for k, i in enumerate(pair.given):
-            part = builder.emit(relax.TupleGetItem(back, k))
+        gradients, given = {}, []
+        for i, part in zip(pair.given, self._backward(pair, result, saved), strict=True):
             if i < len(self.params.activations):
-                given.append((part, f"{self.params.activations[i].name}_grad", f"{GRADIENT}:{i}"))
+                name = f"{self.params.activations[i].name}_grad"
+                given.append((part, name, f"{GRADIENT}:{i}"))
             else:
                 at = i - len(self.params.activations) - len(stage.data)
                 gradients[stage.weights[at]] = part
         if loss is not None:  # what the forward part gives comes first
-            (total,) = self._accumulated([loss])
-            count = scalar(1.0 / self.micro_batches, str(total.ty.dtype))
+            (total,) = self.tools.accumulated(self.builder, self.title, [loss])
+            count = scalar(1.0 / self.tools.micro_batches, str(total.ty.dtype))
             self._out(multiply(total, count), LOSS, LOSS)
         for one in given:
             self._out(*one)
@@ -153,20 +134,38 @@ class PartWriter:
             self._out(value, "y" if len(outputs) == 1 else f"y_{j}", f"{ACTIVATION}:{j}")
         return None
 
-    def _backward(self, pair: Pair, result: Any, saved: Any) -> Any:
+    def _backward(self, pair: Pair, result: Any, saved: Any) -> list[Any]:
+        """Emit the backward part, or both its halves; return the gradients in their order."""
         if self.part.last:
             grad = self._seed(result)
         else:
-            grad = (
-                self.params.grads[0] if len(self.params.grads) == 1 else tuple_of(self.params.grads)
-            )
+            grads = self.params.grads
+            grad = grads[0] if len(grads) == 1 else tuple_of(grads)
         first = [grad] if saved is None else [grad, saved]
-        needed = [self.params.args[i] for i in pair.needed]
-        return self.builder.emit(ir.Call(pair.backward, [*first, *needed]), "backward")
+        args = [*first, *(self.params.args[i] for i in pair.needed)]
+        order = list(range(len(pair.given)))
+        if not self.tools.splits:
+            self.tools.mark(pair.backward, BACKWARD_PHASE)
+            return self._fields(pair.backward, args, "backward", order)
+        early = [k for k in order if pair.given[k] < len(self.params.activations)]
+        halves = self.tools.splitter.split(pair.backward, early)
+        self.tools.mark(halves.inputs, BACKWARD_PHASE)
+        self.tools.mark(halves.weights, WEIGHT_PHASE)
+        *made, crossing = self._fields(halves.inputs, args, "backward", [*halves.first, -1])
+        rest = self._fields(halves.weights, [crossing], "weights", halves.later)
+        found = dict(zip((*halves.first, *halves.later), (*made, *rest), strict=True))
+        return [found[k] for k in order]
+
+    def _fields(
+        self, gv: ir.GlobalVar, args: Sequence[Any], name: str, fields: Sequence[int]
+    ) -> list[Any]:
+        """Emit a call and as many fields of its result."""
+        made = self.builder.emit(ir.Call(gv, list(args)), name)
+        return [self.builder.emit(relax.TupleGetItem(made, k)) for k in range(len(fields))]
 
     def _seed(self, loss: Any) -> Any:
         """Gradient of one micro-batch's loss: the whole one is the mean of all."""
-        dtype, count = str(loss.ty.dtype), self.micro_batches
+        dtype, count = str(loss.ty.dtype), self.tools.micro_batches
         if not self.recipe.dynamic:
             return self.builder.emit(
                 multiply(scalar(self.recipe.scale / count, dtype), _one(dtype))
@@ -174,15 +173,14 @@ class PartWriter:
         scale = cast(self.builder, self.scaling.params[0][1], dtype)
         return self.builder.emit(divide(scale, scalar(float(count), dtype)))
 
-    def _marked(self, gv: ir.GlobalVar, phase: str) -> None:
-        fn = self.functions.of[str(gv.name_hint)]
-        fn = fn.with_attr(PHASE_ATTR, phase).with_attr(REPEAT_ATTR, self.micro_batches)
-        self.functions.of[str(gv.name_hint)] = fn
-
     def _end(self, gradients: dict[Any, Any]) -> None:
         """What is done once: sums over micro-batches and stages, then new weights."""
         builder, part = self.builder, self.part
-        sums = self._accumulated(list(gradients.values())) if gradients else []
+        sums = (
+            self.tools.accumulated(self.builder, self.title, list(gradients.values()))
+            if gradients
+            else []
+        )
         totals = dict(zip(gradients, sums, strict=True))
         for var, weight in self.weights.items():
             if var in self.params.totals:
@@ -200,7 +198,7 @@ class PartWriter:
             for v, w in self.weights.items()
             if v not in self.params.totals
         }
-        updates = Updates(builder, self.recipe.optimizer, self.functions)
+        updates = self.tools.updates(builder)
         squares = None
         if self.scaling.looks_at_gradients:
             counted = {v: totals[v] for v in self.weights if v in part.counted}
@@ -244,20 +242,6 @@ class PartWriter:
             at, label = owners.get(var, (None, weight.name))
             found.setdefault(at, []).append((weight, gradient, label))
         return found
-
-    def _accumulated(self, terms: Sequence[Any]) -> list[Any]:
-        """Emit the sums over all micro-batches: of half precision in float32."""
-        params = [relax.Var(f"term{i}", term.ty) for i, term in enumerate(terms)]
-
-        def write(builder: relax.BlockBuilder) -> Any:
-            return tuple_of([cast(builder, p, str(summed(p.ty).dtype)) for p in params])
-
-        title = f"{self.part.stage.function.name_hint}_{ACCUMULATE_PHASE}"
-        bindings, result = written(params, write)
-        gv = self.functions.add(title, private_function(title, params, bindings, result))
-        self._marked(gv, ACCUMULATE_PHASE)
-        sums = self.builder.emit(ir.Call(gv, list(terms)), "sums")
-        return [self.builder.emit(relax.TupleGetItem(sums, k)) for k in range(len(terms))]
 
 
 def _one(dtype: str) -> Any:

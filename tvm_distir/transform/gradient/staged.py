@@ -26,6 +26,7 @@ from .recipe import Recipe
 from .recompute import Auto, Times
 from .reverse import is_differentiable
 from .role_params import SQUARES, Part
+from .role_tools import Tools
 from .roles import LOSS, PartWriter
 from .scaling import Scaling
 from .stages import Stage, cut_model
@@ -99,15 +100,23 @@ class StagedStep:
         stages = cut_model(flat, self.functions, self.schedule.stage_count, self.schedule.cuts)
         parts = self._parts(stages, called)
         pairs = Pairs(self.functions, self._policies(), Times(self.functions, self.recipe.system))
+        schedule = self.schedule
+        tools = Tools(
+            self.recipe,
+            self.functions,
+            pairs,
+            schedule.micro_batches,
+            schedule.splits_backward,
+            self.known,
+        )
         made: dict[Any, tuple[str, PartWriter]] = {}
         entries: dict[str, relax.Function] = {}
         notes = []
         for number, part in enumerate(parts):
             if part.alike not in made:
                 name = self._free(f"{ENTRY}{number}")
-                micros = self.schedule.micro_batches
-                writer = PartWriter(part, self.recipe, self.functions, pairs, micros)
-                entries[name] = writer.run(name, self.known)
+                writer = PartWriter(part, tools)
+                entries[name] = writer.run(name)
                 made[part.alike] = name, writer
             notes.append(self._note(part, *made[part.alike]))
         module = self.functions.module(entries, attrs)
@@ -165,6 +174,7 @@ class StagedStep:
         shared = frozenset(v for v in trained if held[v] > 1)
         unread = tuple(v for _, v in self.trained if not held[v])
         parts, seen = [], set[Any]()
+        meshes, ranks = self.schedule.meshes, self.schedule.rank_of
         for number, stage in enumerate(stages):
             first = not number
             counted = frozenset(v for v in stage.weights if v in trained and v not in seen)
@@ -179,6 +189,7 @@ class StagedStep:
                     unread if first else (),
                     called,
                     number + 1 == len(stages),
+                    meshes[ranks[number]] if meshes else "",
                 )
             )
         return parts

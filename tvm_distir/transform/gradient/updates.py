@@ -104,13 +104,19 @@ class Updates:
     optimizer : Optimizer
     functions : Functions
         Gets the functions of the layers.
+    made : dict, optional
+        Those made so far; more are put there.
     """
 
     def __init__(
-        self, builder: relax.BlockBuilder, optimizer: Optimizer, functions: Functions
+        self,
+        builder: relax.BlockBuilder,
+        optimizer: Optimizer,
+        functions: Functions,
+        made: dict[Any, ir.GlobalVar] | None = None,
     ) -> None:
         self.builder, self.optimizer, self.functions = builder, optimizer, functions
-        self._made: dict[Any, ir.GlobalVar] = {}
+        self._made = {} if made is None else made
 
     def squares(self, groups: Groups) -> Any:
         """Emit the sum of the squares of all gradients, float32 ()."""

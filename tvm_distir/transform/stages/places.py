@@ -98,26 +98,25 @@ def rank_meshes(
     of_rank : sequence of int
         Number of each rank's mesh among these.
     devices : sequence of sequence of int
-        Device ids of each rank, row-major; empty: one behind the other, from the first device of
-        the first rank's mesh on.
+        Device ids of each rank, row-major; empty: a mesh that one rank has stays where it is, the
+        ranks of another lie one behind the other from its first device on.
 
     Raises
     ------
     MeshError
-        DIST0202 where the ids do not fit.
+        DIST0202 where the ids do not fit, or two ranks have a device.
     """
-    found, start = [], int(mesh_devices(known[of_rank[0]]).ravel()[0])
-    if devices and len(devices) != len(of_rank):
-        raise MeshError(
-            "DIST0202",
-            f"devices are given for {len(devices)} ranks of {len(of_rank)}",
-            place="schedule/devices",
-            remedy="Give a list for each rank, or none.",
-        )
+    starts = {k: int(mesh_devices(known[k]).ravel()[0]) for k in of_rank}
+    found, owner = [], dict[int, int]()
     for rank, number in enumerate(of_rank):
-        shape = mesh_shape(known[number])
+        shape, own = mesh_shape(known[number]), mesh_devices(known[number]).ravel().tolist()
         count = math.prod(shape)
-        ids = list(devices[rank]) if devices else list(range(start, start + count))
+        ids = (
+            own
+            if of_rank.count(number) == 1
+            else list(range(starts[number], starts[number] + count))
+        )
+        ids = list(devices[rank]) if devices else ids
         if len(ids) != count:
             raise MeshError(
                 "DIST0202",
@@ -125,9 +124,17 @@ def rank_meshes(
                 place=f"schedule/devices/{rank}",
                 remedy="Give one id per device of the stage's mesh.",
             )
-        start += count
-        same = mesh_devices(known[number]).ravel().tolist() == ids
-        found.append(known[number] if same else DeviceMesh(list(shape), ids))
+        twice = next((i for i in ids if i in owner), None)
+        if twice is not None:
+            raise MeshError(
+                "DIST0202",
+                f"the ranks {owner[twice]} and {rank} both have device {twice}",
+                place="schedule",
+                remedy='Give the meshes other devices, or "devices" for each rank.',
+            )
+        owner.update(dict.fromkeys(ids, rank))
+        starts[number] += count
+        found.append(known[number] if own == ids else DeviceMesh(list(shape), ids))
     return found
 
 
