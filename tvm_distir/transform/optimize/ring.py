@@ -27,7 +27,7 @@ NARROW = ("float16", "bfloat16")
 
 
 @module_pass("local")
-def RingAttention(axes: Sequence[str]) -> Rewrite:
+def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
     """Let keys and values of attention travel around a ring instead of gathering them.
 
     Where keys and values are gathered along a mesh axis of ``n`` devices, for a softmax of products
@@ -40,7 +40,7 @@ def RingAttention(axes: Sequence[str]) -> Rewrite:
     Parameters
     ----------
     axes : sequence of str
-        Names of the mesh axes.
+        Names of the mesh axes; none: nothing changes.
 
     Returns
     -------

@@ -115,7 +115,8 @@ def _due(nodes: Sequence[BlockNode]) -> list[int]:
     """Rank of each binding: its position, earlier for what only prepares a start.
 
     A start is due once the last of what it needs is made that others need too; so are the
-    bindings between, not before, so that their results do not wait.
+    bindings between, not before, so that their results do not wait. What leaves less than
+    a quarter of what it reads keeps its place: put off, it would hold that.
     """
     feeds = [False] * len(nodes)
     for i in reversed(range(len(nodes))):
@@ -123,7 +124,9 @@ def _due(nodes: Sequence[BlockNode]) -> list[int]:
         feeds[i] = node.starts or (
             bool(node.readers) and not node.leaves and all(feeds[r] for r in node.readers)
         )
-        feeds[i] = feeds[i] and bool(node.deps) and not node.fixed
+        read_bytes = sum(nodes[owner].size_bytes for owner in node.reads)
+        shrinks = not node.starts and 0 < 4 * node.size_bytes < read_bytes
+        feeds[i] = feeds[i] and bool(node.deps) and not node.fixed and not shrinks
     due = list(range(len(nodes)))
     for i, node in enumerate(nodes):
         if feeds[i]:
