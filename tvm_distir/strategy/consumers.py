@@ -16,7 +16,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..ir import static_shape, tensor_type
-from ..ir.rewrite import VARIABLES
+from ..ir.rewrite import VARIABLES, all_bindings
 from .training import forward_bindings
 
 _SAME = ("relax.astype", "relax.dist.annotate_sharding", "relax.dist.redistribute")
@@ -94,6 +94,19 @@ class Consumers:
             if isinstance(fn, relax.Function)
         }
         self._readers: dict[str, dict[Any, list[tuple[Any, Any, int]]]] = {}
+
+    def callers(self, function: str) -> list[str]:
+        """Return the functions that call one."""
+        return [
+            name
+            for name, fn in self.functions.items()
+            if any(
+                isinstance(b.value, ir.Call)
+                and isinstance(b.value.op, ir.GlobalVar)
+                and str(b.value.op.name_hint) == function
+                for b in all_bindings(fn.body)
+            )
+        ]
 
     def readers(self, function: str, var: Any) -> list[tuple[Any, Any, int]]:
         """Return (bound variable, value, position) of the direct readers of a variable.

@@ -17,6 +17,7 @@ from tvm import ir
 from ..errors import PlanError
 from ..ir import R
 from ..plan import MeshSpec, Plan, PlanRule, data_positions, faults_of_plan
+from ..schedules import Pipeline
 from .consumers import Consumers
 from .facts import (
     MeshLike,
@@ -75,6 +76,7 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     number = mesh_axis(spec, axis, "megatron")
     consumers = Consumers(mod)
     rules: list[PlanRule] = []
+    incomplete: list[PlanError] = []
     for name, fn, rule_name in entries(mod):
         data = data_positions(fn, name)
         parameters = tensor_parameters(name, fn, rule_name)
@@ -84,7 +86,10 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
             if parameter.position not in data
         ]
         known = {w.parameter.position: w for w in weights if w is not None}
-        _check_complete(list(known.values()), [p for p in parameters if p.position not in data])
+        try:
+            _check_complete(list(known.values()), [p for p in parameters if p.position not in data])
+        except PlanError as error:
+            incomplete.append(error)
         faults = faults_of_plan(f"{name} (megatron)")
         for parameter in parameters:
             weight, label = known.get(parameter.position), R
@@ -97,7 +102,9 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
         if sequence:
             rows = [w for w in known.values() if w.role == "row" and not w.is_bias]
             rules.extend(sequence_rules(rows, consumers, rule_name, spec, axis))
-    return Plan((spec,), tuple(rules))
+    if incomplete and (Pipeline.of(mod) is None or len(incomplete) == len(entries(mod))):
+        raise incomplete[0]  # a stage may have none of these weights, not all of them
+    return Plan((spec,), tuple(dict.fromkeys(rules)))
 
 
 def _check_complete(known: Sequence[KnownWeight], all_weights: Sequence[Parameter]) -> None:

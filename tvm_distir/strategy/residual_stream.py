@@ -47,9 +47,11 @@ def sequence_rules(
             where = found.function if is_private(fn) else rule_name
             if is_private(fn) and found.before in list(fn.params):
                 arg = list(fn.params).index(found.before)
-                rules[found.function, arg] = PlanRule(
-                    "call", found.function, placement, mesh.name, function=rule_name, arg=arg
-                )
+                for caller in consumers.callers(found.function):
+                    inside = caller if is_private(consumers.functions[caller]) else rule_name
+                    rules[caller, found.function, arg] = PlanRule(
+                        "call", found.function, placement, mesh.name, function=inside, arg=arg
+                    )
             for value in (found.before, found.total):
                 if isinstance(value, relax.Var) and value not in list(fn.params):
                     name = str(value.name)
