@@ -85,6 +85,9 @@ def test_micro_batches_in_flight(ranks: int, micros: int) -> None:
     falling = [ranks - rank for rank in range(ranks)]
     assert [in_flight(u) for u in Schedule("1f1b", ranks, micros).orders] == falling
     assert [in_flight(u) for u in Schedule("zero_bubble", ranks, micros).orders] == falling
+    several = Schedule("interleaved", ranks, ranks * 2, chunks=3).orders
+    warm = [2 * (ranks - rank - 1) + 2 * ranks + 1 for rank in range(ranks)]
+    assert [in_flight(u) for u in several] == [min(6 * ranks, n) for n in warm]
     most = max(in_flight(u) for u in Schedule("zero_bubble_v", ranks, micros).orders)
     assert most <= 2 * ranks
 

@@ -94,6 +94,38 @@ def test_values_that_pass_stages_and_weights_of_one_stage(skip: bool) -> None:
     _close(td.run(ExpandSchedule()(local), values, engine="virtual"), wanted)
 
 
+@pytest.mark.parametrize(
+    ("kind", "most"),
+    [("1f1b", [4, 3, 2, 1]), ("gpipe", [8, 8, 8, 8]), ("zero_bubble", [4, 3, 2, 1])],
+)
+def test_activations_in_flight_while_running(kind: str, most: list[int]) -> None:
+    """What the forward functions gave and the backward ones have not taken, as programs run."""
+    step = _staged(kind, 4, 8)
+    local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 1}))
+    program = td.export(ExpandSchedule()(local))
+    found = []
+    for entry in program.entries:
+        flying = high = 0
+        for op in program.functions[entry.function].ops:
+            name = op.callee or ""
+            flying += name.startswith("part") and "_forward" in name
+            flying -= name.startswith("part") and "_backward" in name and "_weights" not in name
+            high = max(high, flying)
+        assert flying == 0
+        found.append(high)
+    assert found == most
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes", "mpi"])
+def test_engines_agree(engine: str) -> None:
+    _, values, wanted = _whole(tied=True)
+    chosen = td.runtime.engine(engine)
+    chosen.check_available()
+    step = _staged("1f1b", 2, 4)
+    plan = make_plan(step, "pipeline:micro_batches=4+zero:stage=1", {"pp": 2, "dp": 2})
+    _close(td.run(td.distribute(step, plan), values, engine=chosen), wanted)
+
+
 def test_stages_alike_share_a_function() -> None:
     step = _staged("1f1b", 4, 2)
     pipeline = Pipeline.of(step)
