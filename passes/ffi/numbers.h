@@ -46,13 +46,18 @@ enum DescribedKind : int64_t { kTupleType = -2, kPlacedType = -3, kPlainCall = -
 // module serves the next. A number is never given twice: what is forgotten gets a new one.
 class Numbers {
  public:
-  // Forgets all where much has piled up; not while a module is read.
+  // Forgets nodes, or all, where many have piled up; not while a module is read.
   void Trim() {
-    if (kept_.size() + alike_.size() <= kMost) return;
-    by_node_.clear();
-    by_hash_.clear();
-    kept_.clear();
-    alike_.clear();
+    if (kept_.size() > kMostNodes) {  // what they are like is known still
+      by_node_.clear();
+      kept_.clear();
+    }
+    if (by_hash_.size() + alike_.size() > kMost) {
+      by_node_.clear();
+      kept_.clear();
+      by_hash_.clear();
+      alike_.clear();
+    }
   }
 
   // Two values have the same number exactly when they are structurally equal.
@@ -86,7 +91,7 @@ class Numbers {
   int64_t Next() { return next_++; }
 
  private:
-  static constexpr size_t kMost = size_t{1} << 16;
+  static constexpr size_t kMost = size_t{1} << 16, kMostNodes = size_t{1} << 14;
 
   // Types are told apart by their parts, most of which types share.
   int64_t OfNode(const Any& value, const Object* node) {
