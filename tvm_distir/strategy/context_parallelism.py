@@ -116,11 +116,14 @@ def _place_heads(
         if not tied.dims(node.results[0]):
             place_list(tied, values, product.node, product.kept_dim(count))
         elif product.meeting:
-            heads = product.shared_dim(count)
+            heads = product.shared_dims(count)
             if heads is None:
                 faults.add(_no_heads(product, count, axis))
-            else:
-                values.put(tied, product.node, heads)
+                continue
+            values.put(tied, product.node, heads[-1])
+            for v, dim in zip(node.operands, heads[:-1], strict=False):
+                if len(tied.dims(v)) == 1:
+                    values.put(tied, g.producer[v][0], dim)
         else:
             for value in (*node.operands, *node.results):
                 values.rows(tied, value)

@@ -93,17 +93,17 @@ class Product:
         g = self.tied.graph
         return g.values[g.nodes[self.node].results[0]].shape
 
-    def shared_dim(self, count: int) -> int | None:
-        """The result's first dim, none of the sequence, that both operands share and that divides.
+    def shared_dims(self, count: int) -> tuple[int, ...] | None:
+        """Of the two operands and the result, the first dim that all share and that divides.
 
-        The batch comes last.
+        None of the sequence; the batch comes last. None where there is no such dim.
         """
         found = [
-            d
-            for d in self._kept(2)
-            if isinstance(self.shape[d], int) and self.shape[d] % count == 0
+            (out == 0, out, first, second)
+            for first, second, out in self._kept(2)
+            if isinstance(self.shape[out], int) and self.shape[out] % count == 0
         ]
-        return min(found, key=lambda d: (d == 0, d), default=None)
+        return None if not found else (*min(found)[2:], min(found)[1])
 
     def kept_dim(self, count: int) -> int | None:
         """The last dim of a result without sequence that its only operand has and can be cut.
@@ -114,16 +114,16 @@ class Product:
         if "float" not in str(g.values[g.nodes[self.node].results[0]].ty.dtype):
             return None
         found = [
-            d for d in self._kept(1) if isinstance(self.shape[d], int) and self.shape[d] >= count
+            d for _, d in self._kept(1) if isinstance(self.shape[d], int) and self.shape[d] >= count
         ]
         return max(found, default=None)
 
-    def _kept(self, operands: int) -> list[int]:
-        """Dims of the result, none of the sequence, that the first operands have too."""
+    def _kept(self, operands: int) -> list[tuple[int, ...]]:
+        """Dims that the first operands and the result share; none is one of the sequence."""
         node = self.tied.graph.nodes[self.node]
         seq = self.tied.dims(node.results[0])
         return [
-            f.outs[0]
+            tuple(d for d in (*f.ins[:operands], f.outs[0]) if d is not None)
             for f in (node.rule.factors if node.rule is not None else ())
             if f.kind == "map" and f.outs[0] is not None and f.outs[0] not in seq
             if all(d is not None for d in f.ins[:operands])
