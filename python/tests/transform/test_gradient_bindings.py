@@ -13,6 +13,7 @@ from tvm.script import relax as R
 
 import tvm_distir as td
 from tvm_distir.ir.rewrite import variables
+from tvm_distir.runtime import Reference
 from tvm_distir.transform import InlinePrivateFunctions
 from tvm_distir.verification import draw_inputs
 
@@ -95,3 +96,41 @@ def test_the_loss_is_an_output_itself():
     bindings = bindings_of(step)
     assert not [b.var.name for b in bindings if isinstance(b.value, tvm.ir.Var)]
     assert step.body.body.fields[0].name == "loss"
+
+
+@pytest.mark.parametrize("private", [False, True], ids=["main", "function"])
+def test_items_of_tuples_that_are_written_out_hand_gradients_on(private):
+    """``(a, b)[1]``, which TVM counts as normal form, is b."""
+
+    def model(written_out):
+        x, w = (relax.Var(name, relax.TensorType([3], "float64")) for name in "xw")
+        builder = relax.BlockBuilder()
+        name = "f" if private else "main"
+        with builder.function(name, [x, w], private=private):
+            with builder.dataflow():
+                a = builder.emit(relax.op.multiply(x, w))
+                b = builder.emit(relax.op.sin(w))
+                pair = relax.Tuple([a, b])
+                pair = pair if written_out else builder.emit(pair)
+                parts = [relax.TupleGetItem(pair, i) for i in (0, 1, 1)]
+                if not written_out:
+                    parts = [builder.emit(part) for part in parts]
+                both = builder.emit(relax.op.concat(parts, 0))
+                out = builder.emit_output(relax.op.multiply(both, both))
+            gv = builder.emit_func_output(out)
+        if private:
+            x, w = (relax.Var(name, relax.TensorType([3], "float64")) for name in "xw")
+            with builder.function("main", [x, w]):
+                with builder.dataflow():
+                    out = builder.emit_output(relax.Call(gv, [x, w]))
+                builder.emit_func_output(out)
+        return builder.get()
+
+    found = []
+    for written_out in (False, True):
+        step = td.train_step(model(written_out), "mse")
+        inputs = [np.linspace(0.1, 1, n) for n in (3, 9, 3)]
+        found.append(Reference(step).run(inputs))
+    for a, b in zip(*found, strict=True):
+        assert np.array_equal(a, b)
+    assert np.abs(found[0][1] - inputs[2]).max() > 1e-3

@@ -120,7 +120,9 @@ class Reverse:
                 if any(v in self.live for v in variables(field)):
                     self.give(field, _item(gradient, i))
         elif isinstance(target, relax.TupleGetItem):
-            if target.tuple_value in self.live:
+            if isinstance(target.tuple_value, relax.Tuple):  # written out, which is normal form
+                self.give(target.tuple_value.fields[int(target.index)], gradient)
+            elif target.tuple_value in self.live:
                 key = (target.tuple_value, int(target.index))
                 self._accumulate(key, gradient, str(target.tuple_value.name))
         elif target in self.live:
