@@ -1,0 +1,75 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A step that torch exported, with its backward part and its update, is a module like any other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tvm import relax
+from tvm.relax import op
+
+import tvm_distir as td
+from tvm_distir import strategy
+from tvm_distir.runtime import Reference
+from tvm_distir.verification import draw_inputs
+
+STEP = Path(__file__).parent / "joint_step.py"
+
+
+def exported():
+    return td.from_tvmscript(str(STEP))
+
+
+def ours():
+    """The same step of the forward model alone: order of parameters as torch has it."""
+    shapes = {
+        "x": [8, 6],
+        "scale": [16],
+        "up": [16, 6],
+        "up_bias": [16],
+        "down": [5, 16],
+        "down_bias": [5],
+    }
+    params = [relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in shapes.items()]
+    x, scale, up, up_bias, down, down_bias = params
+    builder = relax.BlockBuilder()
+    with builder.function("main", params):
+        with builder.dataflow():
+            h = builder.emit(op.add(builder.emit(op.matmul(x, op.permute_dims(up))), up_bias))
+            squares = builder.emit(op.mean(op.multiply(h, h), -1, keepdims=True))
+            norm = builder.emit(op.rsqrt(op.add(squares, relax.const(1e-5, "float32"))))
+            h = builder.emit(op.multiply(op.multiply(h, norm), scale))
+            h = builder.emit(op.nn.gelu(h))
+            out = builder.emit_output(op.add(op.matmul(h, op.permute_dims(down)), down_bias))
+        builder.emit_func_output(out)
+    mod = builder.get()
+    mod["main"] = mod["main"].with_attr("num_input", 1)
+    return td.train_step(mod, "cross_entropy", rate=0.1)
+
+
+def test_it_gives_what_our_step_gives():
+    values = draw_inputs(ours())
+    found = Reference(exported()).run([values[0], values[1].astype("int64"), *values[2:]])
+    for a, b, before in zip(found, Reference(ours()).run(values), [None, *values[2:]], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        assert before is None or np.abs(a - before).max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("text", "mesh"),
+    [("data_parallel", {"dp": 2}), ("data_parallel", {"dp": 4}), ("tensor_parallel", {"tp": 2})],
+)
+def test_it_is_distributed(text, mesh):
+    """Gradients are summed by propagation, which knows of no backward part."""
+    step = exported()
+    plan = strategy.make_plan(step, text, mesh)
+    report = td.verify(step, plan)
+    assert report.equal
+    assert {found.kind for found in report.collectives} == {"all_reduce"}
+    if text == "data_parallel":  # the loss, its count of samples, and a gradient per weight
+        assert sum(found.count for found in report.collectives) == 7
+    local = td.distribute(step, plan)["main"].params[0].ty.shape
+    assert int(local[0]) == 8 // mesh.get("dp", 1)
