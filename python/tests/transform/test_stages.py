@@ -15,7 +15,7 @@ from tvm import ir
 
 import tvm_distir as td
 from tvm_distir.analysis import check_level
-from tvm_distir.errors import DistIRError, ModelError
+from tvm_distir.errors import DependencyError, DistIRError, ModelError
 from tvm_distir.ir import param_names
 from tvm_distir.plan import MeshSpec, Plan
 from tvm_distir.runtime import Reference
@@ -120,7 +120,10 @@ def test_activations_in_flight_while_running(kind: str, most: list[int]) -> None
 def test_engines_agree(engine: str) -> None:
     _, values, wanted = _whole(tied=True)
     chosen = td.runtime.engine(engine)
-    chosen.check_available()
+    try:
+        chosen.check_available()
+    except DependencyError as missing:
+        pytest.skip(str(missing))
     step = _staged("1f1b", 2, 4)
     plan = make_plan(step, "pipeline:micro_batches=4+zero:stage=1", {"pp": 2, "dp": 2})
     _close(td.run(td.distribute(step, plan), values, engine=chosen), wanted)
