@@ -172,18 +172,19 @@ def _work(module: PlacedModule, g: Graph) -> list[int]:
     return of(g)
 
 
-def balanced(branches: Sequence[Branch], bins: int) -> list[int]:
+def balanced(branches: Sequence[Branch], bins: int, last: bool) -> list[int]:
     """Put branches into bins of about equal work: each, the heaviest first, where least is.
 
-    Bin 0 gets the one that begins first: what the others send is not waited for before it is done.
+    Bin 0 gets the one that begins first, or ``last``.
     """
     loads, found = [0] * bins, []
     for branch in branches:
         chosen = min(range(bins), key=lambda b: (loads[b], b))
         found.append(chosen)
         loads[chosen] += branch.flops
-    first = min(range(len(branches)), key=lambda i: members(branches[i])[0])
-    swapped = {0: found[first], found[first]: 0}
+    order = sorted(range(len(branches)), key=lambda i: members(branches[i])[0])
+    home = found[order[-1 if last else 0]]
+    swapped = {0: home, home: 0}
     return [swapped.get(b, b) for b in found]
 
 

@@ -33,7 +33,7 @@ def local_layers(
 
     Each place along the axis becomes a mesh of its own, of the other axes. Where several branches
     meet, in an op or in the results, each goes to where least is to do, with its weights, and
-    sends what it gives; the one that begins first is on the first mesh, with all that is no branch.
+    sends what it gives; all that is no branch is on the first mesh.
     Towers with inputs of their own run apart from the start; an op that takes what the branches
     share runs on the first mesh, a call of a function does not.
 
@@ -107,9 +107,11 @@ class _Placing:
         often = Counter(names.values())
         self._names = {k: names[key] for key, k in g.node_of.items() if often[names[key]] == 1}
         for group in branches.groups:
-            for branch, place in zip(group, balanced(group, len(places)), strict=True):
+            forked = any(next(self._beginnings(branch), None) is not None for branch in group)
+            put = balanced(group, len(places), last=forked)
+            for branch, place in zip(group, put, strict=True):
                 if place:
-                    self._branch(branch, place)
+                    self._branch(branch, place, forked)
 
     def rules(self, name: str, fn: relax.Function) -> list[PlanRule]:
         """The rules of the function, those of its parameters first."""
@@ -127,16 +129,31 @@ class _Placing:
             rules.append(PlanRule("param", title, whole, mesh.name, stationary, parameter.function))
         return [*rules, *self._rules]
 
-    def _branch(self, branch: Branch, place: int) -> None:
-        """Put a branch on the mesh of a place: what comes in, and what goes back."""
-        g = self._g
+    def _beginnings(self, branch: Branch) -> Iterator[int]:
+        """Yield the nodes of a branch that take what others give, and nothing of its own."""
         own = set(members(branch))
         for k in sorted(own):
-            self._where[k] = place
-            made = [g.producer[v][0] for v in g.nodes[k].operands if v >= 0]
-            made = [n for n in made if g.nodes[n].kind in ("op", "call")]
-            if not made or any(n in own for n in made):
-                continue
+            made = self._made(k)
+            if made and not own.intersection(made):
+                yield k
+
+    def _made(self, node: int) -> list[int]:
+        """The ops and calls that give the operands of a node."""
+        g = self._g
+        made = [g.producer[v][0] for v in g.nodes[node].operands if v >= 0]
+        return [n for n in made if g.nodes[n].kind in ("op", "call")]
+
+    def _branch(self, branch: Branch, place: int, forked: bool) -> None:
+        """Put a branch on the mesh of a place: what comes in, and what goes back.
+
+        Transfers keep their place in the program. Towers send what they give when the first one
+        is through. Branches off a stem leave it before the last one begins, which stays there;
+        what they give meets its result on their mesh, so that it does not wait for them before.
+        """
+        g = self._g
+        own = set(members(branch))
+        self._where.update(dict.fromkeys(own, place))
+        for k in self._beginnings(branch):
             if g.nodes[k].kind == "call":
                 self._arguments(k, place)
             else:  # it runs where its operands are, and what it gives moves
@@ -144,8 +161,20 @@ class _Placing:
                 if k != branch.last:
                     self._pin(k, place)
         readers = {n for v in g.nodes[branch.last].results for n, _ in g.uses[v]}
-        if not branch.ends and self._where[branch.last] and not readers & own:
+        if branch.ends or not self._where[branch.last] or readers & own:
+            return
+        meet = sorted(n for n in readers if self._counted >> n & 1)
+        if forked and meet and all(self._meets(n) for n in meet):
+            for n in meet:
+                self._pin(n, 0)
+        else:
             self._pin(branch.last, 0)
+
+    def _meets(self, node: int) -> bool:
+        """Whether a node is an op that takes only what others give: no weight follows it."""
+        g = self._g
+        operands = [v for v in g.nodes[node].operands if v >= 0]
+        return g.nodes[node].kind == "op" and len(self._made(node)) == len(operands)
 
     def _pin(self, node: int, place: int) -> None:
         """Put what a node gives on a mesh, where it is one tensor."""

@@ -62,6 +62,21 @@ def test_training(name: str, text: str, mesh: dict[str, int]) -> None:
     assert td.verify(mod, strategy.make_plan(mod, text, mesh), engine="virtual").equal
 
 
+@pytest.mark.parametrize(
+    ("text", "mesh"),
+    [
+        (CP, {"pp": 2, "cp": 2}),
+        ("fsdp+megatron+sequence", {"pp": 2, "dp": 2, "tp": 2}),
+    ],
+)
+def test_stages(text: str, mesh: dict[str, int]) -> None:
+    schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2}
+    small = td.zoo.gpt(**{**MODELS["gpt"], "layers": 2})
+    mod = td.train_step(small, optimizer="sgd", schedule=schedule)
+    plan = strategy.make_plan(mod, f"pipeline:micro_batches=2+{text}", mesh)
+    assert td.verify(mod, plan, engine="virtual").equal
+
+
 @pytest.mark.parametrize(("engine", "name", "text", "mesh", "train"), ENGINES)
 def test_engines(engine: str, name: str, text: str, mesh: dict[str, int], train: bool) -> None:
     mod = model(name)
