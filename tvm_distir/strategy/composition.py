@@ -15,6 +15,7 @@ from ..ir import R
 from ..plan import DEFAULT_MESH, MeshSpec, OpenLabels, Plan, PlanRule, labels_text, policies_of
 from ..system import System
 from .facts import MeshLike, as_mesh_spec
+from .local_branches import LOCAL_LAYERS, on_branches
 from .pipelining import AXIS, PIPELINE, on_stages, schedule_of
 from .registry import (
     BEFORE,
@@ -90,10 +91,45 @@ def compose(
         wanted = [other for other in wanted if other.name != PIPELINE]
         if not wanted:
             return stages
+    apart = next((one for one in wanted if one.name == LOCAL_LAYERS), None)
+    if apart is not None and (stages is not None or len(wanted) > 1):
+        return _apart(mod, spec, wanted, apart, stages, system)
     merged = merge(_plans(mod, spec, wanted, System.known(system)))
     rules = tuple(_closed(rule) for rule in merged.rules)
     schedule = None if stages is None else stages.schedule
     return replace(merged, rules=rules, recompute=policies_of(mod), schedule=schedule)
+
+
+def _apart(
+    mod: ir.IRModule,
+    mesh: MeshSpec,
+    wanted: Sequence[StrategySpec],
+    apart: StrategySpec,
+    stages: Plan | None,
+    system: System | str | None,
+) -> Plan:
+    """Compose what puts branches on meshes of their own with what works on each of these."""
+    if stages is not None or sum(one.name == LOCAL_LAYERS for one in wanted) > 1:
+        other = LOCAL_LAYERS if stages is None else PIPELINE
+        raise PlanError(
+            "DIST0232",
+            f'"{LOCAL_LAYERS}" and "{other}" both make meshes of an axis',
+            place="strategy",
+            remedy="Give one of them.",
+        )
+    info = find_strategy(LOCAL_LAYERS)
+    branches = info.function(mod, mesh, **apart.options)
+    axis = str(apart.options.get("axis", info.options["axis"].default))
+    rest = {name: size for name, size in mesh.axes.items() if name != axis}
+    others = [one for one in wanted if one is not apart]
+    if not rest:
+        raise PlanError(
+            "DIST0232",
+            f'"{LOCAL_LAYERS}" leaves no mesh axis for "{others[0].name}"',
+            place="strategy",
+            remedy='Give the mesh another axis: "br=2,dp=2".',
+        )
+    return on_branches(mod, branches, compose(mod, MeshSpec(DEFAULT_MESH, rest), others, system))
 
 
 def _plans(

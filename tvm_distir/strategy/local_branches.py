@@ -7,6 +7,7 @@ from __future__ import annotations
 import glob
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,10 @@ from ..propagation.graph import Axis, Graph
 from .branches import Branch, Branches, balanced, branches_of, members
 from .facts import MeshLike, as_mesh_spec, entries, flat_positions, mesh_axis, tensor_parameters
 from .registry import plan_maker
+from .training import gradient_names
+
+LOCAL_LAYERS = "local_layers"
+"""Name of the strategy: it takes an axis away, and others work on the mesh of each branch."""
 
 LEAST_PERCENT = 5
 
@@ -43,14 +48,14 @@ def local_layers(
         At level 1, or a training step.
     mesh : MeshSpec or mapping of str to int
     axis : str
-        The mesh axis; along the others weights are replicated.
+        The mesh axis; other strategies work along the others.
     least : int
         How many percent of the model's work, in FLOPs, a branch has at least.
 
     Returns
     -------
     Plan
-        On several meshes: it merges with plans of the same meshes only.
+        On several meshes; other strategies place the parameters along the axes of each.
 
     Raises
     ------
@@ -80,6 +85,55 @@ def local_layers(
             )
         rules += _Placing(g, found, places, rule_name).rules(name, fn)
     return Plan(tuple(places), tuple(rules))
+
+
+def on_branches(mod: ir.IRModule, branches: Plan, others: Plan) -> Plan:
+    """Place what branches hold as other strategies do on one mesh of the same axes.
+
+    Gradients lie on the meshes of their weights.
+
+    Parameters
+    ----------
+    mod : IRModule
+    branches : Plan
+        Of :func:`local_layers`.
+    others : Plan
+        Of strategies for the axes of one of its meshes.
+
+    Raises
+    ------
+    PlanError
+        DIST0232 where these place what the first does not name: on which mesh that is follows by
+        propagation only.
+    """
+    wanted = {(rule.kind, rule.function, rule.name): rule for rule in others.rules}
+    rules = []
+    for rule in branches.rules:
+        like = wanted.pop((rule.kind, rule.function, rule.name), None)
+        if like is not None:
+            rule = replace(
+                rule, placement=like.placement, stationary=like.stationary, moving=like.moving
+            )
+        rules.append(rule)
+    homes = {rule.name: rule.mesh for rule in rules if rule.kind == "param"}
+    weights = {
+        glob.escape(gradient): homes.get(glob.escape(weight))
+        for _, fn, _ in entries(mod)
+        for weight, gradient in gradient_names(fn).items()
+    }
+    for rule in wanted.values():
+        home = weights.get(rule.name) if rule.kind == "value" else None
+        if home is not None:
+            rules.append(replace(rule, mesh=home))
+            continue
+        raise PlanError(
+            "DIST0232",
+            f'another strategy places {rule.title}, of which "{LOCAL_LAYERS}" does not say on '
+            "which mesh it is",
+            place="strategy",
+            remedy='Use strategies that place weights and data only, such as "data_parallel".',
+        )
+    return replace(branches, rules=tuple(rules), recompute=others.recompute)
 
 
 def _places(mesh: MeshSpec, number: int) -> list[MeshSpec]:
@@ -221,4 +275,4 @@ class _Placing:
         return self._g.node_of.get(handle(binding.var)) == node
 
 
-__all__ = ["local_layers"]
+__all__ = ["LOCAL_LAYERS", "local_layers", "on_branches"]

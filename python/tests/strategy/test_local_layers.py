@@ -155,6 +155,26 @@ def test_more_branches_than_devices_and_other_axes() -> None:
     assert td.verify(mod, plan, dist=dist, engine="virtual").equal
 
 
+@pytest.mark.parametrize("train", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize(
+    ("text", "mesh"),
+    [
+        ("local_layers+data_parallel", {"br": 2, "dp": 2}),
+        ("tensor_parallel+local_layers", {"tp": 2, "br": 2}),
+        ("fsdp+local_layers", {"dp": 2, "br": 2}),
+    ],
+)
+def test_other_strategies_work_on_each_mesh(text: str, mesh: dict[str, int], train: bool) -> None:
+    mod = model()
+    if train:
+        mod = td.train_step(mod, loss="mse", optimizer="sgd", momentum=0.9)
+    plan = strategy.make_plan(mod, text, mesh)
+    homes = {rule.name: (rule.mesh, rule.placement) for rule in plan.rules if rule.kind == "param"}
+    assert homes["a0"][0] != homes["b0"][0]
+    assert homes["x_a"][1] == ((0,) if "dp" in mesh else (-1,))
+    assert td.verify(mod, plan, engine="virtual").equal
+
+
 @pytest.mark.parametrize("stem", [False, True], ids=["towers", "stem"])
 def test_steps_of_training(stem: bool) -> None:
     """The backward part of a tower runs where its forward part does, and its update."""
@@ -172,7 +192,9 @@ def test_steps_of_training(stem: bool) -> None:
         ("local_layers", {"br": 2}, "a", PlanError, r"DIST0233 main .local_layers.*5 percent"),
         ("local_layers:least=60", {"br": 2}, "ab", PlanError, "DIST0233.*60 percent"),
         ("local_layers", {"tp": 2}, "ab", MeshError, "DIST0206"),
-        ("local_layers+data_parallel", {"br": 2, "dp": 2}, "ab", PlanError, "DIST0232.*meshes"),
+        ("local_layers+data_parallel", {"br": 2}, "ab", PlanError, r"DIST0232.*no mesh axis"),
+        ("local_layers+local_layers:axis=b", {"br": 2, "b": 2}, "ab", PlanError, r"DIST0232.*both"),
+        ("local_layers+sequence:dim=0", {"br": 2, "tp": 2}, "ab", PlanError, r"DIST0232.*places"),
     ],
 )
 def test_errors(
