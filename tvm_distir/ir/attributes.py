@@ -56,9 +56,10 @@ FRONTEND_ATTR = "dist.frontend"
 
 
 FORWARD_PHASE, BACKWARD_PHASE, WEIGHT_PHASE = "forward", "backward", "weight"
-ACCUMULATE_PHASE = "accumulate"
-PHASES = (FORWARD_PHASE, BACKWARD_PHASE, WEIGHT_PHASE, ACCUMULATE_PHASE)
-"""Phases of a stage; the last sums over micro-batches what it is given."""
+ACCUMULATE_PHASE, EACH_PHASE = "accumulate", "each"
+PHASES = (FORWARD_PHASE, BACKWARD_PHASE, WEIGHT_PHASE, ACCUMULATE_PHASE, EACH_PHASE)
+"""Phases of a stage; the last but one sums over micro-batches what it is given, the last hands
+that of each on to an update of its own."""
 
 
 def param_names(fn: relax.Function) -> list[str]:

@@ -107,7 +107,8 @@ class Pipeline:
         if not attrs or PIPELINE_ATTR not in attrs:
             return None
         found = attrs[PIPELINE_ATTR]
-        schedule = Schedule.known(_plain(found["schedule"]))
+        data = _plain(found["schedule"])
+        schedule = Schedule.known({**data, "stash": bool(data.get("stash", False))})
         if schedule is None:
             raise AssertionError("a schedule is given")
         return Pipeline(

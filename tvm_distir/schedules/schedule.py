@@ -22,7 +22,7 @@ MOST = 1 << 16
 """Most stages, and most micro-batches."""
 
 NUMBERS = ("stages", "micro_batches", "chunks")
-_KEYS = ("kind", *NUMBERS, "cuts", "units", "ranks", "devices", "meshes")
+_KEYS = ("kind", *NUMBERS, "cuts", "units", "ranks", "devices", "meshes", "stash")
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,9 @@ class Schedule:
         Per rank the devices of its mesh, row-major; empty: one rank behind the other.
     meshes : tuple of str
         Per rank the name of its mesh in the plan; empty: all ranks have the plan's only one.
+    stash : bool
+        Weights change after every micro-batch, and the backward part of each reads those that its
+        forward part read, which are kept for it (Narayanan et al. 2019, PipeDream).
 
     Raises
     ------
@@ -67,6 +70,7 @@ class Schedule:
     ranks: tuple[int, ...] = ()
     devices: tuple[tuple[int, ...], ...] = ()
     meshes: tuple[str, ...] = ()
+    stash: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in (*ORDERS, CUSTOM):
@@ -145,6 +149,8 @@ class Schedule:
             values["cuts"] = tuple(item.text() for item in found["cuts"].items())
         if "ranks" in found:
             values["ranks"] = tuple(item.integer(least=0) for item in found["ranks"].items())
+        if "stash" in found:
+            values["stash"] = found["stash"].flag()
         if "meshes" in found:
             values["meshes"] = tuple(item.text() for item in found["meshes"].items())
         if "devices" in found:
@@ -171,6 +177,8 @@ class Schedule:
             out["cuts"] = list(self.cuts)
         if self.ranks:
             out["ranks"] = list(self.ranks)
+        if self.stash:
+            out["stash"] = True
         if self.meshes:
             out["meshes"] = list(self.meshes)
         if self.devices:

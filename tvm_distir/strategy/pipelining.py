@@ -33,6 +33,7 @@ def pipeline(
     micro_batches: int = 1,
     schedule: str = "1f1b",
     chunks: int = 1,
+    stash: bool = False,
 ) -> Plan:
     """Plan whose stages lie one behind the other along a mesh axis.
 
@@ -59,6 +60,9 @@ def pipeline(
         ``gpipe``, ``1f1b``, ``interleaved``, ``zero_bubble`` or ``zero_bubble_v``.
     chunks : int
         Stages per rank, for ``interleaved``.
+    stash : bool
+        Change weights after every micro-batch, and keep for its backward part those that its
+        forward part read (PipeDream).
 
     Returns
     -------
@@ -79,6 +83,7 @@ def pipeline(
         "micro_batches": micro_batches,
         "schedule": schedule,
         "chunks": chunks,
+        "stash": stash,
     }
     wanted = schedule_of([StrategySpec(PIPELINE, options)], spec.axes)
     return on_stages(mod, spec, wanted, axis)[1]
@@ -118,6 +123,7 @@ def schedule_of(specs: Sequence[StrategySpec], axes: Mapping[str, int] | None) -
         size or 1,
         int(options.get("micro_batches", 1)),
         int(options.get("chunks", 1)),
+        stash=bool(options.get("stash", False)),
     )
 
 

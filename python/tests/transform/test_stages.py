@@ -129,6 +129,43 @@ def test_engines_agree(engine: str) -> None:
     _close(td.run(td.distribute(step, plan), values, engine=chosen), wanted)
 
 
+def test_stashed_weights_of_one_stage_are_steps_one_after_the_other() -> None:
+    """On one rank every micro-batch is a step of its own."""
+    schedule = {"kind": "1f1b", "stages": 1, "micro_batches": 4, "stash": True}
+    step = td.train_step(tower(2, 2), loss="mse", optimizer="adam", schedule=schedule)
+    turn = RunInTurn()(step)
+    values = draw_inputs(turn, seed=1)
+    got = Reference(turn).run(values)
+    one = Reference(td.train_step(tower(2, 2), loss="mse", optimizer="adam"))
+    kept, losses = values[2:], []
+    for micro in range(4):
+        loss, *kept = one.run([values[0][micro::4], values[1][micro::4], *kept])
+        losses.append(loss)
+    _close(got, [np.mean(losses, dtype="float32"), *kept])
+
+
+@pytest.mark.parametrize("kind", ["1f1b", "gpipe", "zero_bubble", "interleaved"])
+def test_backward_parts_read_the_weights_that_forward_parts_read(kind: str) -> None:
+    """PipeDream's stashing: programs of ranks against the same units on one device."""
+    schedule: dict[str, Any] = {"kind": kind, "stages": 2, "micro_batches": 4, "stash": True}
+    if kind == "interleaved":
+        schedule["chunks"] = 2
+    options = {"loss": "mse", "optimizer": "adam", "rate": 0.1}
+    step = td.train_step(tower(4, 2, tied=False), schedule=schedule, **options)
+    turn = RunInTurn()(step)
+    values = draw_inputs(turn, seed=1)
+    wanted = Reference(turn).run(values)
+    local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 2}))
+    _close(td.run(ExpandSchedule()(local), values, engine="virtual"), wanted)
+    together = td.train_step(
+        tower(4, 2, tied=False), schedule={**schedule, "stash": False}, **options
+    )
+    other = Reference(RunInTurn()(together)).run(values)
+    assert max(float(np.max(np.abs(a - b))) for a, b in zip(wanted, other, strict=True)) > 0.01
+    with pytest.raises(ModelError, match="several stages"):
+        td.train_step(tower(4, 2), schedule=schedule, **options)
+
+
 def test_stages_alike_share_a_function() -> None:
     step = _staged("1f1b", 4, 2)
     pipeline = Pipeline.of(step)

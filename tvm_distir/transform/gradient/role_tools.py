@@ -31,6 +31,8 @@ class Tools:
     micro_batches : int
     splits : bool
         Whether gradients of weights are a phase of their own.
+    stash : bool
+        Whether every micro-batch has an update of its own.
 
     Attributes
     ----------
@@ -45,10 +47,12 @@ class Tools:
         pairs: Pairs,
         micro_batches: int,
         splits: bool,
+        stash: bool,
         known: frozenset[str],
     ) -> None:
         self.recipe, self.functions, self.pairs = recipe, functions, pairs
         self.micro_batches, self.splits, self.known = micro_batches, splits, known
+        self.stash = stash
         self.splitter = Splitter(functions)
         self._updates: dict[Any, ir.GlobalVar] = {}
 
@@ -63,7 +67,11 @@ class Tools:
         self.functions.of[str(gv.name_hint)] = fn
 
     def accumulated(
-        self, builder: relax.BlockBuilder, stage: str, terms: Sequence[Any]
+        self,
+        builder: relax.BlockBuilder,
+        stage: str,
+        terms: Sequence[Any],
+        phase: str = ACCUMULATE_PHASE,
     ) -> list[Any]:
         """Emit the sums over all micro-batches: of half precision in float32."""
         params = [relax.Var(f"term{i}", term.ty) for i, term in enumerate(terms)]
@@ -71,10 +79,10 @@ class Tools:
         def write(inside: relax.BlockBuilder) -> Any:
             return tuple_of([cast(inside, p, str(summed(p.ty).dtype)) for p in params])
 
-        title = f"{stage}_{ACCUMULATE_PHASE}"
+        title = f"{stage}_{phase}"
         bindings, result = written(params, write)
         gv = self.functions.add(title, private_function(title, params, bindings, result))
-        self.mark(gv, ACCUMULATE_PHASE)
+        self.mark(gv, phase)
         sums = builder.emit(ir.Call(gv, list(terms)), "sums")
         return [builder.emit(relax.TupleGetItem(sums, k)) for k in range(len(terms))]
 

@@ -12,7 +12,9 @@ from tvm import ir, relax
 from tvm.relax.op import add, astype, divide, multiply, zeros
 
 from ...ir import (
+    ACCUMULATE_PHASE,
     BACKWARD_PHASE,
+    EACH_PHASE,
     FORWARD_PHASE,
     INPUTS_ATTR,
     NUM_INPUT_ATTR,
@@ -165,7 +167,7 @@ class PartWriter:
 
     def _seed(self, loss: Any) -> Any:
         """Gradient of one micro-batch's loss: the whole one is the mean of all."""
-        dtype, count = str(loss.ty.dtype), self.tools.micro_batches
+        dtype, count = str(loss.ty.dtype), 1 if self.tools.stash else self.tools.micro_batches
         if not self.recipe.dynamic:
             return self.builder.emit(
                 multiply(scalar(self.recipe.scale / count, dtype), _one(dtype))
@@ -176,11 +178,9 @@ class PartWriter:
     def _end(self, gradients: dict[Any, Any]) -> None:
         """What is done once: sums over micro-batches and stages, then new weights."""
         builder, part = self.builder, self.part
-        sums = (
-            self.tools.accumulated(self.builder, self.title, list(gradients.values()))
-            if gradients
-            else []
-        )
+        phase = EACH_PHASE if self.tools.stash else ACCUMULATE_PHASE
+        terms = list(gradients.values())
+        sums = self.tools.accumulated(builder, self.title, terms, phase) if terms else []
         totals = dict(zip(gradients, sums, strict=True))
         for var, weight in self.weights.items():
             if var in self.params.totals:

@@ -107,6 +107,7 @@ class StagedStep:
             pairs,
             schedule.micro_batches,
             schedule.splits_backward,
+            schedule.stash,
             self.known,
         )
         made: dict[Any, tuple[str, PartWriter]] = {}
@@ -242,6 +243,17 @@ class StagedStep:
                 f'a parameter is called "{twice[0]}", as one that the step adds',
                 place="train_step",
                 remedy="Rename it.",
+            )
+        shared = [name for name, var in self.trained if any(var in p.shared for p in parts)]
+        if self.schedule.stash and (shared or scaling.looks_at_gradients):
+            what = (
+                f'"{shared[0]}" is a weight of several stages' if shared else "a norm is asked for"
+            )
+            raise ModelError(
+                "DIST0354",
+                f"stages that change their weights after every micro-batch sum nothing: {what}",
+                place="schedule/stash",
+                remedy="Leave stash out, or untie the weight and clip nothing.",
             )
         sums = [
             SumNote(name, tuple(k for k, part in enumerate(parts) if var in part.shared))

@@ -14,6 +14,7 @@ from tvm.relax.utils import copy_with_new_vars
 from ...ir import (
     ACCUMULATE_PHASE,
     BACKWARD_PHASE,
+    EACH_PHASE,
     FORWARD_PHASE,
     PHASE_ATTR,
     WEIGHT_PHASE,
@@ -41,6 +42,7 @@ _OF_FUNCTION = {
     BACKWARD_PHASE: When.BACKWARD,
     WEIGHT_PHASE: When.WEIGHT,
     ACCUMULATE_PHASE: When.ACCUMULATE,
+    EACH_PHASE: When.ACCUMULATE,
 }
 _OF_PARAMETER = {ACTIVATION: When.FORWARD, GRADIENT: When.BACKWARD, TOTAL: When.END}
 
@@ -68,6 +70,8 @@ class StageBody:
     bindings : dict of When to list of Binding
     when : dict of Var to When
         Of results and all that is bound.
+    each : set of Var
+        What is handed to an update of its own for every micro-batch, and not summed.
     """
 
     def __init__(self, mod: ir.IRModule, note: StageNote, sliced: Iterable[str]) -> None:
@@ -82,6 +86,7 @@ class StageBody:
         fields = list(result.fields) if isinstance(result, relax.Tuple) else [result]
         self.results = dict(zip(note.results, fields, strict=True))
         self.when: dict[Any, When] = {}
+        self.each: set[Any] = set()
         rows = set(sliced)
         for what, var in self.params.items():
             kind = When.FORWARD if what in rows else When.BEGIN
@@ -89,14 +94,22 @@ class StageBody:
         self.bindings: dict[When, list[Any]] = {when: [] for when in When}
         for binding in found:
             when = self._when(mod, binding.value)
+            if when == When.ACCUMULATE and self._phase(mod, binding.value) == EACH_PHASE:
+                self.each.add(binding.var)
             self.when[binding.var] = when
             self.bindings[when].append(binding)
 
     def _when(self, mod: ir.IRModule, value: Any) -> When:
         read = [self.when[v] for v in variables(value) if v in self.when]
         latest = max(read, default=When.BEGIN)
-        if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
-            attrs = mod[value.op].attrs
-            if attrs and PHASE_ATTR in attrs:
-                return _OF_FUNCTION[str(attrs[PHASE_ATTR])]
+        phase = self._phase(mod, value)
+        if phase:
+            return _OF_FUNCTION[phase]
         return When.END if latest == When.ACCUMULATE else latest
+
+    def _phase(self, mod: ir.IRModule, value: Any) -> str:
+        """Phase of the function that a value is a call of; empty of others."""
+        if not isinstance(value, ir.Call) or not isinstance(value.op, ir.GlobalVar):
+            return ""
+        attrs = mod[value.op].attrs
+        return str(attrs[PHASE_ATTR]) if attrs and PHASE_ATTR in attrs else ""

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""All stages on one device, one micro-batch after the other: what a step in stages means."""
+"""All stages on one device, unit after unit: what a step in stages means."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ...errors import LoweringError
 from ...ir import INPUTS_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR, PIPELINE_ATTR
 from ...ir.rewrite import is_pure, typed
 from ...plan import plain_name
-from ...schedules import BACKWARD, FORWARD, PART, TOTAL, WEIGHT, Pipeline, Unit
+from ...schedules import FORWARD, PART, TOTAL, Pipeline, Times, timeline
 from .body import StageBody
 from .writer import UnitWriter, going_on
 
@@ -48,7 +48,8 @@ def run_in_turn(mod: ir.IRModule) -> ir.IRModule:
             functions[name], variables[name] = fn, made[name]
         return made[name]
 
-    writer = UnitWriter(pipeline.schedule.micro_batches, True, next_sums)
+    schedule = pipeline.schedule
+    writer = UnitWriter(schedule.micro_batches, schedule.splits_backward, next_sums)
     main = _InTurn(mod, pipeline, writer).run()
     kept = {n: fn for n, fn in functions.items() if n not in pipeline.functions}
     out = ir.IRModule({"main": main, **{variables[n]: fn for n, fn in kept.items()}})
@@ -84,27 +85,24 @@ class _InTurn:
         given = {what: var for what, var in self.params.items() if what not in sliced}
         for number, body in enumerate(self.bodies):
             writer.begin(number, body, given)
-        stages = range(len(self.bodies))
-        for micro in range(pipeline.schedule.micro_batches):
-            for number in stages:
-                for what in sliced & set(self.bodies[number].params):
-                    writer.slice(number, what, micro, self.params[what])
-                writer.unit(number, Unit(FORWARD, micro))
-                writer.neighbours(number, Unit(FORWARD, micro), number + 1)
-            for number in reversed(stages):
-                writer.unit(number, Unit(BACKWARD, micro))
-                writer.neighbours(number, Unit(BACKWARD, micro), number - 1)
-                writer.unit(number, Unit(WEIGHT, micro))
-        for one in pipeline.sums:
+        schedule = pipeline.schedule
+        for one in timeline(schedule.orders, schedule.rank_of, Times()):
+            if one.unit.phase == FORWARD:
+                for what in [w for w in self.bodies[one.stage].params if w in sliced]:
+                    writer.slice(one.stage, what, one.unit.micro, self.params[what])
+            writer.unit(one.stage, one.unit)
+            ahead = 1 if one.unit.phase == FORWARD else -1
+            writer.neighbours(one.stage, one.unit, one.stage + ahead)
+        for term in pipeline.sums:
             total: Any = None
-            for number in one.stages:
-                writer.end(number, [f"{PART}:{one.name}"])
-                term = writer.result(number, f"{PART}:{one.name}")
-                title = f"{plain_name(one.name)}_total"
-                total = term if total is None else writer.sum_of(total, term, title)
-            for number in one.stages:
+            for number in term.stages:
+                writer.end(number, [f"{PART}:{term.name}"])
+                part = writer.result(number, f"{PART}:{term.name}")
+                title = f"{plain_name(term.name)}_total"
+                total = part if total is None else writer.sum_of(total, part, title)
+            for number in term.stages:
                 stage = writer.stages[number]
-                stage.env[stage.body.params[f"{TOTAL}:{one.name}"]] = total
+                stage.env[stage.body.params[f"{TOTAL}:{term.name}"]] = total
         outputs: dict[str, Any] = {}
         for number, body in enumerate(self.bodies):
             writer.end(number)

@@ -13,8 +13,8 @@ from .in_turn import run_in_turn
 def RunInTurn() -> Rewrite:
     """Write a training step in stages as one function for one device.
 
-    Micro-batches follow each other, each through all stages forward and back. Modules without
-    stages stay as they are.
+    Units follow each other in an order that the schedule allows. Modules without stages stay as
+    they are.
 
     Returns
     -------

@@ -15,6 +15,9 @@ from ...ir.rewrite import substitute, variables
 from ...schedules import ACTIVATION, BACKWARD, FORWARD, GRADIENT, Unit
 from .body import OF_UNIT, StageBody, When
 
+PASSED = (ACTIVATION, GRADIENT)
+"""Kinds that are parameters and results of a stage without being updated by it."""
+
 Next = Callable[[ir.GlobalVar], ir.GlobalVar]
 """From a function that begins sums over micro-batches to the one that goes on with them."""
 
@@ -32,12 +35,15 @@ class Running:
         Per micro-batch in flight what arrived and what was made.
     ended : set of Var
         What was made behind all of them.
+    now : dict of Var to expression
+        Parameters that were updated since, where every micro-batch has an update.
     """
 
     body: StageBody
     env: dict[Any, Any]
     micros: dict[int, dict[Any, Any]] = field(default_factory=dict)
     ended: set[Any] = field(default_factory=set)
+    now: dict[Any, Any] = field(default_factory=dict)
 
     def micro(self, number: int) -> dict[Any, Any]:
         """What there is of a micro-batch."""
@@ -110,24 +116,43 @@ class UnitWriter:
         """Write a unit of a stage, and behind a micro-batch's last one the sums so far."""
         stage, when = self.stages[number], OF_UNIT[unit.phase]
         env = stage.micro(unit.micro)
+        if when == When.FORWARD and stage.body.each:  # the weights as they are now
+            env.update(stage.now)
+            for binding in stage.body.bindings[When.BEGIN]:
+                self._copy(binding, env, f"_{unit.micro}")
         whens = [when]
         if when == When.BACKWARD and not self.splits:
             whens.append(When.WEIGHT)
         for one in whens:
             for binding in stage.body.bindings[one]:
                 self._copy(binding, env, f"_{unit.micro}")
-        if when != (When.WEIGHT if self.splits else When.BACKWARD):
-            return
+        if when == (When.WEIGHT if self.splits else When.BACKWARD):
+            self._sums(stage, env, unit.micro)
+            if stage.body.each:
+                self._update(stage, unit.micro)
+
+    def _sums(self, stage: Running, env: dict[Any, Any], micro: int) -> None:
+        """Write the sums over the micro-batches so far."""
         for binding in stage.body.bindings[When.ACCUMULATE]:
             call, so_far = substitute(binding.value, env), stage.env.get(binding.var)
-            if so_far is not None:
+            if so_far is not None and binding.var not in stage.body.each:
                 before = [
                     self.bind(relax.TupleGetItem(so_far, k), f"sum{k}")
                     for k in range(len(binding.var.ty.fields))
                 ]
                 call = ir.Call(self.next_sums(call.op), [*before, *call.args])
-            name = f"{binding.var.name}_{unit.micro}"
-            stage.env[binding.var] = self.bind(call, name, binding.var.ty)
+            stage.env[binding.var] = self.bind(call, f"{binding.var.name}_{micro}", binding.var.ty)
+
+    def _update(self, stage: Running, micro: int) -> None:
+        """Write the update that follows one micro-batch; later ones read what it gives."""
+        env = {**stage.env, **stage.now}
+        for binding in (*stage.body.bindings[When.BEGIN], *stage.body.bindings[When.END]):
+            self._copy(binding, env, f"_{micro}")
+        stage.env.update(env)
+        stage.ended.update(b.var for b in stage.body.bindings[When.END])
+        for what, param in stage.body.params.items():
+            if what in stage.body.results and what.partition(":")[0] not in PASSED:
+                stage.now[param] = substitute(stage.body.results[what], env)
 
     def made(self, number: int, what: str, micro: int) -> Any:
         """What a unit of a micro-batch made for another stage."""
