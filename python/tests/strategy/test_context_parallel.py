@@ -176,30 +176,36 @@ def test_with_other_strategies(text: str, mesh: dict[str, int], name: str, train
     assert td.verify(mod, strategy.make_plan(mod, text, mesh), engine="virtual").equal
 
 
-def attention_op(causal: str | None) -> ir.IRModule:
-    """A projection and ``relax.nn.attention``."""
+def attention_op(causal: str | None, seq: int) -> ir.IRModule:
+    """Three projections and ``relax.nn.attention``."""
     builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType((2, 16, 8), "float32"))
-    w = relax.Var("w", relax.TensorType((8, 8), "float32"))
-    with builder.function("main", [x, w], attrs={INPUTS_ATTR: ["x"]}):
+    x = relax.Var("x", relax.TensorType((2, seq, 8), "float32"))
+    weights = [relax.Var(name, relax.TensorType((8, 8), "float32")) for name in ("q", "k", "v")]
+    with builder.function("main", [x, *weights], attrs={INPUTS_ATTR: ["x"]}):
         with builder.dataflow():
-            y = builder.emit(relax.op.matmul(x, w))
-            heads = builder.emit(relax.op.reshape(y, (2, 16, 4, 2)))
-            mixed = builder.emit(relax.op.nn.attention(heads, heads, heads, causal_mask=causal))
-            out = builder.emit_output(relax.op.reshape(mixed, (2, 16, 8)))
+            heads = [
+                builder.emit(relax.op.reshape(builder.emit(relax.op.matmul(x, w)), (2, seq, 4, 2)))
+                for w in weights
+            ]
+            mixed = builder.emit(relax.op.nn.attention(*heads, causal_mask=causal, scale=0.6))
+            out = builder.emit_output(relax.op.reshape(mixed, (2, seq, 8)))
         builder.emit_func_output(out)
     return builder.get()
 
 
+@pytest.mark.parametrize("seq", [16, 15], ids=["even", "uneven"])
 @pytest.mark.parametrize("causal", [None, "TopLeft"])
-@pytest.mark.parametrize("form", ["all_to_all", "gather"])
-def test_attention_as_one_op(causal: str | None, form: str) -> None:
-    mod = attention_op(causal)
-    plan = strategy.make_plan(mod, f"context_parallel:form={form}", {"cp": 2})
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [("all_to_all", "all_to_all"), ("gather", "all_gather"), ("ring", "collective_permute")],
+)
+def test_attention_as_one_op(form: str, kind: str, causal: str | None, seq: int) -> None:
+    """As where its products are written out; queries know their positions under a causal mask."""
+    mod = attention_op(causal, seq)
+    plan = strategy.make_plan(mod, f"context_parallel:form={form}", {"cp": 4})
     dist = td.distribute(mod, plan)
     assert td.verify(mod, plan, engine="virtual", dist=dist).equal
-    if form == "all_to_all":
-        assert set(traffic(dist)) == {"all_to_all"}
+    assert set(traffic(dist)) == {kind}
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from ...ir import call_axes, mesh_axes, meshes, ops, relax_functions
 from ...ir.rewrite import rebuild, scalar
 from ..declaration import Rewrite, module_pass
 from .editing import Editor, FunctionStep, stepped
+from .ring_attention_op import AttentionAsProducts
 from .ring_matching import REMEDY, Attention, AttentionFinder
 from .scan import Scan
 
@@ -30,12 +31,12 @@ NARROW = ("float16", "bfloat16")
 def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
     """Let keys and values of attention travel around a ring instead of gathering them.
 
-    Where keys and values are gathered along a mesh axis of ``n`` devices, for a softmax of products
-    that is not read otherwise, each device starts with its own block of them and hands what it has
-    to the next one, ``n - 1`` times, by ``collective_permute``. Of each block it computes the
-    scores of its queries, with masks and biases cut to the block, and keeps a running maximum, sum
-    and result, in float32 at least. As many bytes are sent as by the gathers; one block is held
-    besides the own one. Sums are in another order.
+    Where keys and values are gathered along a mesh axis of ``n`` devices, for ``nn.attention`` or a
+    softmax of products that is not read otherwise, each device starts with its own block of them
+    and hands what it has to the next one, ``n - 1`` times, by ``collective_permute``. Of each block
+    it computes the scores of its queries, with masks and biases cut to the block, and keeps a
+    running maximum, sum and result, in float32 at least. As many bytes are sent as by the gathers;
+    one block is held besides the own one. Sums are in another order.
 
     Parameters
     ----------
@@ -51,8 +52,9 @@ def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
 
     def ring_attention(mod: ir.IRModule) -> ir.IRModule:
         numbers = _numbers(mod, axes)
-        step = FunctionStep(_Ring, ("all_gather",), axes=numbers)
-        new = stepped(mod, [step], 5)
+        kinds = ("all_gather",)
+        steps = [FunctionStep(one, kinds, axes=numbers) for one in (AttentionAsProducts, _Ring)]
+        new = stepped(mod, steps, 5)
         if new is mod and axes:
             raise LoweringError(
                 "DIST0511",

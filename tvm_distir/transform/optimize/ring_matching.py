@@ -138,7 +138,7 @@ class AttentionFinder:
         for var, value in self._values.items():
             if op_name(value) in PRODUCTS and value not in done:
                 for arg in value.args:
-                    if self._gathered(arg) is not None:
+                    if self.gathered(arg) is not None:
                         raise self._refusal(var, arg)
         return found
 
@@ -167,7 +167,7 @@ class AttentionFinder:
         mixed: Any = None if below is None else self._values[below]
         if op_name(mixed) != MATMUL or not mixed.args[0].same_as(weights):
             return None
-        keys, values = self._gathered(scores.args[1]), self._gathered(mixed.args[1])
+        keys, values = self.gathered(scores.args[1]), self.gathered(mixed.args[1])
         if keys is None or values is None or not self._alike(keys, values):
             return None
         if keys.dim != len(keys.block.ty.shape) - 1 or values.dim != len(values.block.ty.shape) - 2:
@@ -181,7 +181,7 @@ class AttentionFinder:
         if not isinstance(value, ir.Call) or self._only_reader(var) is None:
             return None
         if op_name(value) == MATMUL:
-            return (value, ()) if self._gathered(value.args[1]) is not None else None
+            return (value, ()) if self.gathered(value.args[1]) is not None else None
         walks = _walks(value, var)
         for i, dim in enumerate(walks or ()):
             if dim is None:
@@ -196,7 +196,7 @@ class AttentionFinder:
         readers = self._readers.get(var, [])
         return readers[0] if len(readers) == 1 else None
 
-    def _gathered(self, var: Any) -> Gathered | None:
+    def gathered(self, var: Any) -> Gathered | None:
         """The gather along a ring that a value is, padding cut off; read once."""
         whole = known_shape(var.ty) if isinstance(var, ir.Var) else None
         value: Any = self._values.get(var)
