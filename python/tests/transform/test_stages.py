@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tvm
+import tvm_ffi
 from tvm import ir
 
 import tvm_distir as td
@@ -24,6 +26,8 @@ from tvm_distir.strategy import compose, make_plan
 from tvm_distir.transform import (
     AnnotateSharding,
     ExpandSchedule,
+    LegalizeRedistribute,
+    LowerDistIR,
     PropagateSharding,
     RunInTurn,
 )
@@ -33,6 +37,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from pipeline_models import tower
 
 BATCH, LAYERS = 8, 8
+MESH = {"pp": 3, "dp": 2}
 OPTIONS: dict[str, Any] = {"loss": "mse", "optimizer": "adam", "clip": 0.1}
 
 
@@ -243,6 +248,29 @@ def test_gradients_are_reduced_once_per_step() -> None:
     reduced = [c for c in result.collectives if c.kind == "all_reduce" and c.bytes_per_device > 64]
     weights = 2 + LAYERS  # the tied weight on both of its stages
     assert sum(c.count for c in reduced) <= 2 * weights
+
+
+def test_every_level_prints_and_parses_back() -> None:
+    step = _staged("zero_bubble", 3, 2)
+    plan = make_plan(step, "pipeline:micro_batches=2,schedule=zero_bubble+zero:stage=1", MESH)
+    mod, levels = step, {"global": step, "in turn": RunInTurn()(step)}
+    for make in (AnnotateSharding(plan), PropagateSharding(), LegalizeRedistribute()):
+        levels[str(make.info.name)] = mod = make(mod)
+    levels["local"] = mod = LowerDistIR()(mod)
+    levels["programs"] = ExpandSchedule()(mod)
+    for name, one in levels.items():
+        again = tvm.script.from_source(one.script(show_meta=True))
+        assert tvm_ffi.structural_equal(again, one), name
+
+
+def test_collectives_split_for_overlap_stay_in_their_units() -> None:
+    _, values, wanted = _whole(tied=True)
+    step = _staged("1f1b", 2, 2)
+    plan = make_plan(step, "pipeline:micro_batches=2+zero:stage=2", {"pp": 2, "dp": 2})
+    local = td.distribute(step, plan, bucket_bytes=1 << 20, overlap="dgx-a100")
+    assert "all_gather_start" in str(local) or "reduce_scatter_start" in str(local)
+    check_level(ExpandSchedule()(local), 5)
+    _close(td.run(local, values, engine="virtual"), wanted)
 
 
 def test_levels_are_told_apart() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, relax
 
-from ...ir.rewrite import variables
+from ...ir.rewrite import substitute, variables
 from .cutting import Flat, cut
 from .functions import Functions, private_function, tuple_of
 
@@ -105,7 +105,7 @@ def _stage(
     outputs: tuple[Any, ...],
     anywhere: set[Any],
     functions: Functions,
-    made: dict[int, list[ir.GlobalVar]],
+    shared: dict[int, list[ir.GlobalVar]],
 ) -> Stage:
     bindings = [*_needed(flat, own, anywhere), *own]
     inside = {b.var for b in bindings}
@@ -114,10 +114,14 @@ def _stage(
     )
     data = tuple(v for v in read if v not in flat.weights)
     weights = tuple(v for v in read if v in flat.weights)
-    params = [*given, *data, *weights]
-    result = outputs[0] if len(outputs) == 1 else tuple_of(outputs)
-    fn = private_function(f"{STAGE}{number}", params, bindings, result)
-    return Stage(_shared(fn, number, functions, made), given, data, weights, outputs, _layers(own))
+    env = {v: relax.Var(str(v.name), v.ty) for v in given}  # they were of a dataflow block
+    inner = [relax.VarBinding(b.var, substitute(b.value, env)) for b in bindings]
+    made = [env.get(v, v) for v in outputs]
+    result = made[0] if len(made) == 1 else tuple_of(made)
+    fn = private_function(f"{STAGE}{number}", [*env.values(), *data, *weights], inner, result)
+    return Stage(
+        _shared(fn, number, functions, shared), given, data, weights, outputs, _layers(own)
+    )
 
 
 def _needed(flat: Flat, own: Sequence[Any], anywhere: set[Any]) -> list[Any]:

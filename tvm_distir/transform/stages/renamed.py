@@ -103,7 +103,9 @@ def _communicates(fn: relax.Function) -> bool:
 
 
 def _has_mesh(value: Any) -> bool:
-    return dist_op_name(value) is not None and _MESH in value.attrs
+    if dist_op_name(value) is None or value.attrs is None:
+        return False
+    return _MESH in value.attrs
 
 
 def _on(mesh: DeviceMesh, fn: relax.Function, env: Mapping[Any, Any]) -> relax.Function:

@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.op import add, reshape, strided_slice
 
-from ...ir.rewrite import substitute, variables
+from ...ir.rewrite import substitute, typed, variables
 from ...schedules import ACTIVATION, BACKWARD, FORWARD, GRADIENT, Unit
 from .body import OF_UNIT, StageBody, When
 
@@ -140,7 +140,7 @@ class UnitWriter:
                     self.bind(relax.TupleGetItem(so_far, k), f"sum{k}")
                     for k in range(len(binding.var.ty.fields))
                 ]
-                call = ir.Call(self.next_sums(call.op), [*before, *call.args])
+                call = typed(ir.Call(self.next_sums(call.op), [*before, *call.args]), call.ty)
             stage.env[binding.var] = self.bind(call, f"{binding.var.name}_{micro}", binding.var.ty)
 
     def _update(self, stage: Running, micro: int) -> None:
