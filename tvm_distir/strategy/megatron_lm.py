@@ -31,7 +31,8 @@ from .facts import (
     tensor_parameters,
 )
 from .registry import plan_maker
-from .residual_stream import sequence_rules
+from .residual_stream import SEQ_DIM, sequence_rules
+from .training import boundary_positions
 from .transformer_weights import GATE_UP, QUERY, ROW, KnownWeight, cut_dim, known_weight
 
 COLUMN_ROLES = ("query", "key_value", "gate_up", "head")
@@ -78,7 +79,7 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     rules: list[PlanRule] = []
     incomplete: list[PlanError] = []
     for name, fn, rule_name in entries(mod):
-        data = data_positions(fn, name)
+        data, arriving = data_positions(fn, name), boundary_positions(fn)
         parameters = tensor_parameters(name, fn, rule_name)
         weights = [
             known_weight(parameter, fn, consumers)
@@ -93,6 +94,8 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
         faults = faults_of_plan(f"{name} (megatron)")
         for parameter in parameters:
             weight, label = known.get(parameter.position), R
+            if sequence and parameter.position in arriving and parameter.ndim == 3:
+                label = SEQ_DIM
             if weight is not None:
                 with faults.gathered():
                     label = _label(weight, spec, axis, consumers)

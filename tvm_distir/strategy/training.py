@@ -37,6 +37,13 @@ def gradient_names(fn: relax.Function) -> dict[str, str]:
     return {w: str(n) for w, n in training_notes(fn, "gradients").items()}
 
 
+def boundary_positions(fn: relax.Function) -> list[int]:
+    """Parameters of a stage's function that come from other stages; none of other functions."""
+    attrs: Any = fn.attrs or {}
+    notes = list(map(str, attrs[ROLE_ATTR]["params"])) if ROLE_ATTR in attrs else []
+    return [i for i, n in enumerate(notes) if n.partition(":")[0] in (ACTIVATION, GRADIENT)]
+
+
 def forward_bindings(fn: relax.Function) -> list[Any]:
     """Return the bindings of a function; of a training step those that its loss depends on."""
     bindings = list(all_bindings(fn.body))

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +95,42 @@ def test_verify_takes_a_step_in_stages() -> None:
     report = td.verify(step, plan, engine="threads")
     assert report.equal
     assert not report.unlike_claims
+
+
+@pytest.mark.parametrize(("layers", "micros", "stages"), [(4, 4, 2), (8, 2, 4)])
+def test_megatron_reduces_four_times_per_layer_and_micro_batch(
+    layers: int, micros: int, stages: int
+) -> None:
+    """Shoeybi et al. 2019: two forward, two backward; one more of the embedding.
+
+    With the sequence cut (Korthikanti et al. 2022) four gathers and four reduce-scatters instead,
+    two more at the ends of the model, and none at the cuts between stages.
+    """
+    model = td.zoo.gpt(size="tiny", layers=layers, batch=32, seq=64)
+    schedule = {"kind": "1f1b", "stages": stages, "micro_batches": micros}
+    step = td.train_step(model, schedule=schedule)
+    moved = 32 * 64 * 64 * 4 // 2  # bytes of half (batch, seq, hidden)
+    per_layer = {
+        "all_gather": (4 * layers + 2) * micros,
+        "reduce_scatter": (4 * layers + 2) * micros,
+    }
+    for words, wanted in (
+        ("megatron", {"all_reduce": (4 * layers + 1) * micros}),
+        ("megatron:sequence=1", per_layer),
+    ):
+        plan = make_plan(step, f"pipeline:micro_batches={micros}+{words}", {"pp": stages, "tp": 2})
+        program = td.export(ExpandSchedule()(td.distribute(step, plan)))
+
+        def executed(function: str, program: Any = program) -> Iterator[Any]:
+            for op in program.functions[function].ops:
+                if op.callee:
+                    yield from executed(op.callee)
+                yield op
+
+        found = Counter(
+            op.collective
+            for entry in program.entries
+            for op in executed(entry.function)
+            if op.kind == "collective" and op.payload_bytes >= moved
+        )
+        assert found == wanted
