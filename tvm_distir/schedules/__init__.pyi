@@ -4,10 +4,12 @@
 from .notes import ACTIVATION as ACTIVATION
 from .notes import GRADIENT as GRADIENT
 from .notes import PART as PART
+from .notes import STREAM as STREAM
 from .notes import TOTAL as TOTAL
 from .notes import Pipeline as Pipeline
 from .notes import StageNote as StageNote
 from .notes import SumNote as SumNote
+from .notes import first_stream as first_stream
 from .notes import scheduled as scheduled
 from .orders import ORDERS as ORDERS
 from .programs import RECV as RECV

@@ -12,11 +12,16 @@ from ..ir import PIPELINE_ATTR
 from .schedule import Schedule, unfit
 
 ACTIVATION, GRADIENT, PART, TOTAL = "activation", "gradient", "part", "total"
+STREAM = "stream"
 """Kinds of parameters and results of a stage's function beside those of the whole step.
 
 ``activation:0`` comes from the stage before, or goes to the one behind; ``gradient:0``, that of an
 activation, the other way; ``part:NAME`` is a stage's term of a sum over stages, ``total:NAME``
-that sum."""
+that sum. ``stream:N``, int64 (), is the first of a micro-batch's streams of random numbers in a
+stage, see :func:`first_stream`."""
+
+_STREAMS = 1 << 32
+"""So many are a micro-batch's."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +130,11 @@ class Pipeline:
                 SumNote(str(s["name"]), tuple(int(k) for k in s["stages"])) for s in found["sums"]
             ),
         )
+
+
+def first_stream(what: str, micro: int) -> int:
+    """Number of the stream that ``stream:N`` is in a micro-batch: N behind all of those before."""
+    return int(what.partition(":")[2]) + micro * _STREAMS
 
 
 def scheduled(wanted: Schedule | None, mod: Any) -> dict[str, Any]:

@@ -11,11 +11,14 @@ from tvm import ir, relax
 WIDTH = 8
 
 
-def tower(layers: int, batch: int, tied: bool = True, skip: bool = False) -> ir.IRModule:
+def tower(
+    layers: int, batch: int, tied: bool = True, skip: bool = False, rate: float = 0.0
+) -> ir.IRModule:
     """Layers of two products; the last product reads the first one's weight where it is tied.
 
     With ``skip`` the value behind the first layer is added before the last product, so that it
-    goes through all stages between.
+    goes through all stages between. With a rate each layer has a dropout of it, and so has the
+    first value.
     """
     builder = relax.BlockBuilder()
     square = relax.TensorType([WIDTH, WIDTH], "float32")
@@ -25,7 +28,8 @@ def tower(layers: int, batch: int, tied: bool = True, skip: bool = False) -> ir.
     with builder.function("layer", [x, w, b]):
         with builder.dataflow():
             h = builder.emit(relax.op.add(relax.op.matmul(x, w), b))
-            out = builder.emit_output(relax.op.add(x, relax.op.tanh(h)))
+            h = _dropped(builder, builder.emit(relax.op.tanh(h)), rate)
+            out = builder.emit_output(relax.op.add(x, h))
         builder.emit_func_output(out)
     layer = builder.get()["layer"].without_attr("global_symbol")
     gv = ir.GlobalVar("layer")
@@ -40,7 +44,7 @@ def tower(layers: int, batch: int, tied: bool = True, skip: bool = False) -> ir.
     with builder.function("main", [data, *weights]):
         with builder.dataflow():
             value: Any = builder.emit(relax.op.matmul(data, first), "into")
-            kept = None
+            value, kept = _dropped(builder, value, rate), None
             for i in range(layers):
                 own = weights[len(weights) - 2 * (layers - i) :][:2]
                 value = builder.emit(ir.Call(gv, [value, *own]), f"h{i}")
@@ -51,3 +55,10 @@ def tower(layers: int, batch: int, tied: bool = True, skip: bool = False) -> ir.
         builder.emit_func_output(out)
     main = builder.get()["main"].with_attr("num_input", 1)
     return ir.IRModule({gv: layer, ir.GlobalVar("main"): main})
+
+
+def _dropped(builder: relax.BlockBuilder, value: Any, rate: float) -> Any:
+    if not rate:
+        return value
+    both = builder.emit(relax.op.nn.dropout(value, rate))
+    return builder.emit(relax.TupleGetItem(both, 0))

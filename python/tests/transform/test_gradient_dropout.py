@@ -15,7 +15,8 @@ import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.errors import ModelError
 from tvm_distir.runtime import Reference
-from tvm_distir.transform.gradient.dropouts import philox, with_streams
+from tvm_distir.transform.gradient.dropouts import with_streams
+from tvm_distir.transform.gradient.masks import philox
 from tvm_distir.transform.gradient.primfuncs import unmarked
 from tvm_distir.verification import draw_inputs
 
@@ -260,8 +261,3 @@ def test_a_mask_that_is_read_is_refused():
 
     with pytest.raises(ModelError, match=r"DIST0351 main/out: it reads the mask of a dropout"):
         td.train_step(Reading, "mse")
-
-
-def test_stages_with_dropouts_are_refused():
-    with pytest.raises(ModelError, match=r"DIST0354.*masks of all micro-batches"):
-        td.train_step(gpt(layers=4), schedule="1f1b:stages=2,micro_batches=2")

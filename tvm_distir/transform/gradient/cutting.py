@@ -35,12 +35,15 @@ class Flat:
     bindings : tuple of Binding
         In order.
     loss : Var
+    stream : Var or None
+        The parameter that is the first of a micro-batch's streams of random numbers.
     """
 
     params: tuple[Any, ...]
     weights: frozenset[Any]
     bindings: tuple[Any, ...]
     loss: Any
+    stream: Any = None
 
     def anywhere(self) -> set[Any]:
         """Variables that follow from data and constants alone: each stage makes its own."""

@@ -26,30 +26,43 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tvm import ir, relax, te, tirx
+from tvm import ir, relax
 from tvm.relax.op import call_tir_with_grad
 
 from ...errors import ModelError
 from ...ir import PARAM_NAMES_ATTR, param_names, relax_functions, static_shape
-from ...ir.rewrite import BlockWriter, all_bindings, callees_first, retyped, variables, with_body
+from ...ir.rewrite import (
+    BlockWriter,
+    all_bindings,
+    callees_first,
+    retyped,
+    substitute,
+    typed,
+    variables,
+    with_body,
+)
 from ...plan import MAIN
-from .primfuncs import register_primfunc_gradient
+from .masks import GRADIENT, dropout_kernel
 
 DROPOUT, STREAM = "dropout", "dropout_stream"
-"""Names of the state, int64 (): seed times 2^32, plus the steps so far; and of streams."""
+"""Names of the state, int64 (): seed times 2^32, plus the steps so far; and of streams, int64 ():
+the number of a dropout in the step; micro-batches have their number in the high word."""
 
 SEEDS = 1 << 48
 """The state is below it, where it is drawn."""
 
-ROUNDS = 10
-_FACTORS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
-
-_GRADIENT = "tvm_distir.dropout"
 _TYPE = relax.TensorType([], "int64")
 
 
-def with_streams(mod: ir.IRModule) -> ir.IRModule:
-    """Write dropouts as kernels; functions that hold some get a parameter more, the last one.
+def with_streams(mod: ir.IRModule, given: bool = False) -> ir.IRModule:
+    """Write dropouts as kernels; functions that hold some get parameters more, the last ones.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 1.
+    given : bool
+        Whether ``main`` is told its first stream too, as each micro-batch has its own.
 
     Raises
     ------
@@ -60,7 +73,7 @@ def with_streams(mod: ir.IRModule) -> ir.IRModule:
         _is_dropout(b.value) for _, fn in relax_functions(mod) for b in all_bindings(fn.body)
     ):
         return mod
-    made = _Streams()
+    made = _Streams(given)
     functions = dict(mod.functions.items())
     for gv, fn in callees_first(mod):
         written = made.function(gv, fn)
@@ -72,6 +85,11 @@ def with_streams(mod: ir.IRModule) -> ir.IRModule:
 class _Streams:
     """Writes functions, callees first.
 
+    Parameters
+    ----------
+    given : bool
+        See :func:`with_streams`.
+
     Attributes
     ----------
     kernels : dict of GlobalVar to PrimFunc
@@ -79,7 +97,8 @@ class _Streams:
         Of the functions as they are written.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, given: bool) -> None:
+        self.given = given
         self.kernels: dict[Any, Any] = {}
         self.variables: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
@@ -89,7 +108,7 @@ class _Streams:
         """Write one function."""
         name = str(gv.name_hint)
         added = [relax.Var(DROPOUT, _TYPE)]
-        if name != MAIN:
+        if name != MAIN or self.given:
             added.append(relax.Var(STREAM, _TYPE))
         builder = relax.BlockBuilder()
         builder.begin_scope([*fn.params, *added])
@@ -107,7 +126,8 @@ class _Streams:
             return fn
         new = with_body(fn, [*fn.params, *added], blocks, fn.body.body, bool(fn.is_pure))
         if name == MAIN:
-            new = new.with_attr(PARAM_NAMES_ATTR, [*param_names(fn), DROPOUT])
+            names = [*param_names(fn), *(str(var.name) for var in added)]
+            new = new.with_attr(PARAM_NAMES_ATTR, names)
         self.variables[name] = retyped(gv, new.ty)
         return new
 
@@ -120,7 +140,7 @@ class _Streams:
         """The kernel of a dropout."""
         key = (shape, dtype, rate)
         if key not in self._known:
-            function = _kernel(shape, dtype, rate)
+            function = dropout_kernel(shape, dtype, rate)
             handle = relax.BlockBuilder().add_func(function, f"dropout_kernel_{len(self._known)}")
             self._known[key], self.kernels[handle] = handle, function
         return self._known[key]
@@ -190,94 +210,56 @@ class _Body:
             offsets.append(writer.emit(numbers, "offsets"))
         kernel = self.streams.kernel(shape, str(x.ty.dtype), rate)
         args = relax.Tuple([x, *self._given(writer, 1), *offsets])
-        drawn = call_tir_with_grad(kernel, args, x.ty, te_grad_name=_GRADIENT)
+        drawn = call_tir_with_grad(kernel, args, x.ty, te_grad_name=GRADIENT)
         return writer.emit(drawn, f"{var.name}_drawn")
 
 
+def from_first_stream(bindings: Sequence[Any], stream: Any) -> tuple[int, list[Any]]:
+    """Count streams from the first one that some bindings draw from.
+
+    Parameters
+    ----------
+    bindings : sequence of Binding
+        Of ``main``.
+    stream : Var or None
+        Its first stream.
+
+    Returns
+    -------
+    first : int
+    bindings : list of Binding
+        Over ``stream`` as if it were the first of theirs.
+    """
+    if stream is None:
+        return 0, list(bindings)
+    moved = {
+        b.var: int(b.value.args[1].value.numpy())
+        for b in bindings
+        if _is_op(b.value, "relax.add") and stream in variables(b.value)
+    }
+    read = any(b.var not in moved and stream in variables(b.value) for b in bindings)
+    first = 0 if read else min(moved.values(), default=0)
+    found: list[Any] = []
+    env: dict[Any, Any] = {var: stream for var, number in moved.items() if number == first}
+    for b in bindings:
+        if b.var in env:
+            continue
+        value = substitute(b.value, env)
+        if b.var in moved:
+            number = relax.const(moved[b.var] - first, "int64")
+            value = typed(relax.op.add(stream, number), b.var.ty)
+        found.append(relax.VarBinding(b.var, value))
+    return first, found if first else list(bindings)
+
+
 def _is_dropout(value: Any) -> bool:
-    return (
-        isinstance(value, ir.Call)
-        and isinstance(value.op, ir.Op)
-        and str(value.op.name) == "relax.nn.dropout"
-    )
+    return _is_op(value, "relax.nn.dropout")
+
+
+def _is_op(value: Any, name: str) -> bool:
+    return isinstance(value, ir.Call) and isinstance(value.op, ir.Op) and str(value.op.name) == name
 
 
 def _unfit(place: str, what: str) -> ModelError:
     remedy = "Read the first result of a dropout of a static shape, with a rate below 1."
     return ModelError("DIST0351", what, place=place, remedy=remedy)
-
-
-def _kernel(shape: tuple[int, ...], dtype: str, rate: float) -> tirx.PrimFunc:
-    """Write ``(x, state, stream, *offsets, result)``; what stays is divided by its chance."""
-    x = te.placeholder(shape, dtype, name="x")
-    state, stream = (te.placeholder((), "int64", name=name) for name in ("state", "stream"))
-    offsets = [te.placeholder((n,), "int64", name=f"offset{d}") for d, n in enumerate(shape)]
-    scale, threshold = tirx.const(1 / (1 - rate), dtype), round(rate * 2**32)
-
-    def drawn(*at: Any) -> Any:
-        element = tirx.const(0, "int64")
-        for offset, i in zip(offsets, at, strict=True):
-            element = element + offset[i]
-        named: list[tuple[Any, Any]] = []
-        word = philox((*_words(element), *_words(stream())), _words(state()), named)[0]
-        kept = word >= tirx.const(threshold, "uint64")
-        value = tirx.Select(kept, x(*at) * scale, tirx.const(0, dtype))
-        for var, what in reversed(named):
-            value = tirx.Let(var, what, value)
-        return value
-
-    result = te.compute(shape, drawn, name="dropped")
-    function = te.create_prim_func([x, state, stream, *offsets, result])
-    return function.without_attr("global_symbol")
-
-
-def _words(value: Any) -> list[Any]:
-    """The low and the high word of an int64."""
-    low = value & tirx.const(0xFFFFFFFF, "int64")
-    high = (value >> tirx.const(32, "int64")) & tirx.const(0xFFFFFFFF, "int64")
-    return [low.astype("uint64"), high.astype("uint64")]
-
-
-def philox(counter: Sequence[Any], key: Sequence[Any], named: list[tuple[Any, Any]]) -> list[Any]:
-    """Philox4x32-10 (Salmon et al. 2011) on words of 32 bits, held as uint64.
-
-    Nothing exceeds 64 bits: TVM simplifies integers as if they never overflowed.
-
-    Parameters
-    ----------
-    counter : sequence of 4 expressions
-    key : sequence of 2 expressions
-    named : list
-        Gets variables and what they stand for, in order; the result is over them.
-    """
-
-    def let(value: Any) -> Any:
-        named.append((tirx.Var(f"v{len(named)}", "uint64"), value))
-        return named[-1][0]
-
-    half, low = tirx.const(32, "uint64"), tirx.const(0xFFFFFFFF, "uint64")
-    words, keys = list(counter), list(key)
-    for number in range(ROUNDS):
-        if number:
-            keys = [let((k + tirx.const(w, "uint64")) & low) for k, w in zip(keys, _WEYL)]
-        first, second = (
-            let(words[2 * i] * tirx.const(m, "uint64")) for i, m in enumerate(_FACTORS)
-        )
-        words = [
-            let((second >> half) ^ words[1] ^ keys[0]),
-            let(second & low),
-            let((first >> half) ^ words[3] ^ keys[1]),
-            let(first & low),
-        ]
-    return words
-
-
-def _backward(call: ir.Call, _: Any, grads: Any, builder: relax.BlockBuilder) -> list[Any]:
-    """The kernel on the gradient of the result, for the gradient of the operand."""
-    operands = call.args[1].fields
-    again = relax.Tuple([grads[0], *operands[1:]])
-    found = relax.call_tir(call.args[0], again, operands[0].ty)
-    return [found, *[None] * (len(operands) - 1)]
-
-
-register_primfunc_gradient(_GRADIENT, _backward)

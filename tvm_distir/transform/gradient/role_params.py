@@ -11,7 +11,8 @@ from typing import Any
 from tvm import relax
 
 from ...plan import plain_name
-from ...schedules import ACTIVATION, GRADIENT, TOTAL
+from ...schedules import ACTIVATION, GRADIENT, STREAM, TOTAL
+from . import dropouts
 from .objective import HALF
 from .optimizers import RATE, STEP
 from .recipe import Recipe
@@ -31,7 +32,7 @@ class Part:
     ----------
     stage : Stage
     names : mapping of Var to str
-        Of the whole model's parameters.
+        Of the whole model's parameters, but for that of a stream of random numbers.
     trained : frozenset of Var
         Weights that the step updates.
     shared : frozenset of Var
@@ -64,6 +65,11 @@ class Part:
             (w in self.trained, w in self.shared, w in self.counted) for w in self.stage.weights
         ]
         return str(self.stage.function.name_hint), tuple(flags), self.unread, self.last, self.mesh
+
+    @property
+    def stream(self) -> str:
+        """What the first of the stage's streams of random numbers is."""
+        return f"{STREAM}:{self.stage.first_stream}"
 
 
 @dataclass
@@ -106,13 +112,14 @@ class RoleParams:
         Of those that other stages have too, the sums of all stages' gradients.
     squares : Var
         The sum of the squares of all gradients; a parameter where the recipe looks at it.
-    step, rate : Var or None
+    step, rate, dropout : Var or None
     """
 
     def __init__(self, part: Part, recipe: Recipe, scaling: Scaling) -> None:
         self.part, self.recipe, self.ports = part, recipe, Ports()
         stage = part.stage
-        taken = {plain_name(part.names[v]) for v in (*stage.weights, *stage.data)}
+        named = [part.names[v] for v in (*stage.weights, *stage.data) if v in part.names]
+        taken = set(map(plain_name, named))
 
         def fresh(wish: str) -> str:
             while wish in taken:
@@ -129,7 +136,13 @@ class RoleParams:
 
         self.activations = arrivals(ACTIVATION, "x", stage.activations)
         self.grads = arrivals(GRADIENT, "grad", () if part.last else stage.outputs)
-        data = [self._like(var) for var in stage.data]
+        data = []
+        for var in stage.data:
+            if var in part.names:
+                data.append(self._like(var))
+            else:
+                stream = relax.Var(fresh(dropouts.STREAM), var.ty)
+                data.append(self.ports.add(stream, str(stream.name), part.stream))
         float32 = relax.TensorType([], "float32")
         self.rate = relax.Var(RATE, float32) if recipe.rate_input else None
         if self.rate is not None:
@@ -140,6 +153,8 @@ class RoleParams:
         self.data_count = len(self.ports.vars)
         weights = [self._like(var) for var in (*stage.weights, *part.unread)]
         own = dict(zip((*stage.weights, *part.unread), weights, strict=True))
+        found = (mine for var, mine in own.items() if part.names[var] == dropouts.DROPOUT)
+        self.dropout: Any = next(found, None)
         self.args = [*self.activations, *data, *weights[: len(stage.weights)]]
         self.weights: dict[Any, Weight] = {}
         self.totals: dict[Any, Any] = {}

@@ -26,6 +26,7 @@ from ...ir import (
 from ...ir.rewrite import scalar
 from ...plan import NONE, plain_name
 from ...schedules import ACTIVATION, GRADIENT, PART, TOTAL
+from .dropouts import DROPOUT
 from .functions import tuple_of, without_unread
 from .optimizers import RATE, STEP, cast
 from .reverse import is_differentiable
@@ -216,6 +217,8 @@ class PartWriter:
             count = builder.emit(add(self.params.step, relax.const(1, "int64")))
             shared.update(optimizer.begin(builder, builder.emit(astype(count, "float32"))))
             counters.append((STEP, self.scaling.counted(builder, count, self.params.step)))
+        if self.params.dropout is not None:
+            counters.append((DROPOUT, add(self.params.dropout, relax.const(1, "int64"))))
         if self.params.rate is not None:
             shared[RATE] = self.params.rate
         new = updates.write(self._groups(totals), shared)

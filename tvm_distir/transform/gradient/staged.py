@@ -17,7 +17,7 @@ from ...plan import Recomputation, plain_name
 from ...schedules import Pipeline, Schedule, StageNote, SumNote
 from .batch_norms import running_statistics
 from .cutting import Flat
-from .dropouts import DROPOUT
+from .dropouts import DROPOUT, STREAM
 from .functions import Functions, written
 from .objective import Objective
 from .optimizers import RATE, STEP
@@ -71,18 +71,12 @@ class StagedStep:
                 place="schedule",
                 remedy="Train it without a schedule, or freeze the norms (inference form).",
             )
-        if DROPOUT in names:
-            raise ModelError(
-                "DIST0354",
-                "the model has dropouts: the masks of all micro-batches would be the same",
-                place="schedule",
-                remedy="Train it without a schedule, or without dropouts.",
-            )
         pairs = list(zip(names, forward.params, strict=True))
+        self.stream: Any = pairs.pop()[1] if names[-2:] == [DROPOUT, STREAM] else None
         self.objective = Objective(recipe.losses, forward, functions.of, functions.variables)
-        self.data = [pair for i, pair in enumerate(pairs) if i in data]
+        self.data = [p for i, p in enumerate(pairs) if i in data and p[0] != DROPOUT]
         self.data += self.objective.inputs
-        self.others = [pair for i, pair in enumerate(pairs) if i not in data]
+        self.others = [p for i, p in enumerate(pairs) if i not in data or p[0] == DROPOUT]
         floats = [(n, v) for n, v in self.others if is_differentiable(v.ty)]
         recipe.check_frozen([n for n, _ in floats])
         self.trained = [(n, v) for n, v in floats if recipe.trains(n)]
@@ -151,7 +145,7 @@ class StagedStep:
 
         emitted, loss = written(params, write)
         weights = frozenset(v for _, v in self.others)
-        return Flat(tuple(params), weights, tuple(emitted), loss)
+        return Flat(tuple(params), weights, tuple(emitted), loss, self.stream)
 
     def _called(self, flat: Flat) -> frozenset[str]:
         """Private functions that the model calls more than once."""
@@ -205,7 +199,9 @@ class StagedStep:
         like = writer.part
         own = (*part.stage.weights, *part.unread, *part.stage.data)
         theirs = (*like.stage.weights, *like.unread, *like.stage.data)
-        called = {like.names[b]: part.names[a] for a, b in zip(own, theirs, strict=True)}
+        pairs = [pair for pair in zip(own, theirs, strict=True) if pair[0] in part.names]
+        called = {like.names[b]: part.names[a] for a, b in pairs}
+        called[like.stream] = part.stream
         slots = self.recipe.optimizer.states
 
         def translated(note: str) -> str:
@@ -262,13 +258,14 @@ class StagedStep:
         ]
         if scaling.looks_at_gradients:
             sums.append(SumNote(SQUARES, tuple(range(len(parts)))))
-        trained = [n for n, _ in self.trained]
+        trained = {n for n, _ in self.trained}
+        updated = [n for n, _ in self.others if n in trained or n == DROPOUT]
         return Pipeline(
             self.schedule,
             tuple(inputs),
             len(data),
             tuple(self._sliced()),
-            (LOSS, *trained, *states, *counters),
+            (LOSS, *updated, *states, *counters),
             tuple(notes),
             tuple(sums),
         )

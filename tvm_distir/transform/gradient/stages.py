@@ -13,6 +13,7 @@ from tvm import ir, relax
 
 from ...ir.rewrite import substitute, variables
 from .cutting import Flat, cut
+from .dropouts import from_first_stream
 from .functions import Functions, private_function, tuple_of
 
 STAGE = "part"
@@ -54,6 +55,8 @@ class Stage:
     outputs : tuple of Var
         What later stages read, or the loss.
     layers : tuple of Layer
+    first_stream : int
+        What it adds to the first of a micro-batch's streams of random numbers.
     """
 
     function: ir.GlobalVar
@@ -62,6 +65,7 @@ class Stage:
     weights: tuple[Any, ...]
     outputs: tuple[Any, ...]
     layers: tuple[Layer, ...]
+    first_stream: int = 0
 
     @property
     def params(self) -> tuple[Any, ...]:
@@ -108,6 +112,7 @@ def _stage(
     shared: dict[int, list[ir.GlobalVar]],
 ) -> Stage:
     bindings = [*_needed(flat, own, anywhere), *own]
+    first_stream, bindings = from_first_stream(bindings, flat.stream)
     inside = {b.var for b in bindings}
     read = dict.fromkeys(
         v for b in bindings for v in variables(b.value) if v not in inside and v not in given
@@ -119,9 +124,8 @@ def _stage(
     made = [env.get(v, v) for v in outputs]
     result = made[0] if len(made) == 1 else tuple_of(made)
     fn = private_function(f"{STAGE}{number}", [*env.values(), *data, *weights], inner, result)
-    return Stage(
-        _shared(fn, number, functions, shared), given, data, weights, outputs, _layers(own)
-    )
+    gv = _shared(fn, number, functions, shared)
+    return Stage(gv, given, data, weights, outputs, _layers(own), first_stream)
 
 
 def _needed(flat: Flat, own: Sequence[Any], anywhere: set[Any]) -> list[Any]:

@@ -133,7 +133,7 @@ def train_step(
         recompute=recompute,
         system=system,
     )
-    mod, given = with_streams(without_statistics(mod)), mod
+    mod, given = with_streams(without_statistics(mod), given=stages is not None), mod
     functions = Functions(mod)
     found = functions.of.get("main")
     if not isinstance(found, relax.Function):

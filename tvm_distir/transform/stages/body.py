@@ -20,7 +20,16 @@ from ...ir import (
     WEIGHT_PHASE,
 )
 from ...ir.rewrite import all_bindings, variables
-from ...schedules import ACTIVATION, BACKWARD, FORWARD, GRADIENT, TOTAL, WEIGHT, StageNote
+from ...schedules import (
+    ACTIVATION,
+    BACKWARD,
+    FORWARD,
+    GRADIENT,
+    STREAM,
+    TOTAL,
+    WEIGHT,
+    StageNote,
+)
 
 
 class When(enum.IntEnum):
@@ -44,7 +53,12 @@ _OF_FUNCTION = {
     ACCUMULATE_PHASE: When.ACCUMULATE,
     EACH_PHASE: When.ACCUMULATE,
 }
-_OF_PARAMETER = {ACTIVATION: When.FORWARD, GRADIENT: When.BACKWARD, TOTAL: When.END}
+_OF_PARAMETER = {
+    ACTIVATION: When.FORWARD,
+    STREAM: When.FORWARD,
+    GRADIENT: When.BACKWARD,
+    TOTAL: When.END,
+}
 
 
 class StageBody:

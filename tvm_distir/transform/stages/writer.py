@@ -12,7 +12,7 @@ from tvm import ir, relax
 from tvm.relax.op import add, reshape, strided_slice
 
 from ...ir.rewrite import substitute, typed, variables
-from ...schedules import ACTIVATION, BACKWARD, FORWARD, GRADIENT, Unit
+from ...schedules import ACTIVATION, BACKWARD, FORWARD, GRADIENT, STREAM, Unit, first_stream
 from .body import OF_UNIT, StageBody, When
 
 PASSED = (ACTIVATION, GRADIENT)
@@ -116,6 +116,10 @@ class UnitWriter:
         """Write a unit of a stage, and behind a micro-batch's last one the sums so far."""
         stage, when = self.stages[number], OF_UNIT[unit.phase]
         env = stage.micro(unit.micro)
+        if when == When.FORWARD:
+            for what, var in stage.body.params.items():
+                if what.startswith(f"{STREAM}:"):
+                    env[var] = relax.const(first_stream(what, unit.micro), "int64")
         if when == When.FORWARD and stage.body.each:  # the weights as they are now
             env.update(stage.now)
             for binding in stage.body.bindings[When.BEGIN]:

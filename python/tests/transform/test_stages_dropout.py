@@ -1,0 +1,134 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Dropouts of steps in stages: every micro-batch draws masks of its own, the same on any devices."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import ir, relax
+
+import tvm_distir as td
+from tvm_distir.analysis import check_level
+from tvm_distir.ir import param_names
+from tvm_distir.runtime import Reference
+from tvm_distir.schedules import ORDERS, Pipeline, first_stream
+from tvm_distir.strategy import make_plan
+from tvm_distir.transform import ExpandSchedule, RunInTurn
+from tvm_distir.transform.gradient.dropouts import with_streams
+from tvm_distir.transform.gradient.primfuncs import unmarked
+from tvm_distir.verification import draw_inputs
+
+sys.path.insert(0, str(Path(__file__).parent))
+from pipeline_models import tower
+
+BATCH, LAYERS, MICROS = 8, 8, 4
+OPTIONS: dict[str, Any] = {"loss": "mse", "optimizer": "adam", "clip": 0.1}
+
+
+def _staged(kind: str, stages: int, micros: int = MICROS, **more: Any) -> ir.IRModule:
+    schedule = {"kind": kind, "stages": stages, "micro_batches": micros}
+    if kind == "interleaved":
+        schedule["chunks"] = 2
+    model = tower(LAYERS, BATCH // micros, rate=0.25)
+    return td.train_step(model, schedule=schedule, **{**OPTIONS, **more})
+
+
+@functools.cache
+def _once() -> tuple[list[str], list[Any], list[Any]]:
+    """Names and values of the inputs of a step at once, and its results."""
+    step = td.train_step(tower(LAYERS, BATCH, rate=0.25), **OPTIONS)
+    values = draw_inputs(step, seed=0)
+    return param_names(step["main"]), values, Reference(step).run(values)
+
+
+@functools.cache
+def _in_turn() -> list[Any]:
+    """Results of the micro-batches one after the other, on one device."""
+    return Reference(RunInTurn()(_staged("1f1b", 2))).run(_once()[1])
+
+
+def _close(got: list[Any], wanted: list[Any]) -> None:
+    assert len(got) == len(wanted)
+    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6, err_msg=str(number))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+def test_one_micro_batch_is_the_step_at_once(stages: int) -> None:
+    names, values, wanted = _once()
+    turn = RunInTurn()(_staged("1f1b", stages, 1))
+    assert param_names(turn["main"]) == names
+    _close(Reference(turn).run(values), wanted)
+
+
+def test_masks_do_not_depend_on_the_stages() -> None:
+    for stages in (1, 3, 4):
+        _close(Reference(RunInTurn()(_staged("1f1b", stages))).run(_once()[1]), _in_turn())
+
+
+def test_every_micro_batch_draws_masks_of_its_own() -> None:
+    """The loss is the mean of those of the model, told the streams of each micro-batch."""
+    names, values, _ = _once()
+    given = dict(zip(names, values, strict=True))
+    mod = with_streams(tower(LAYERS, BATCH // MICROS, rate=0.25), given=True)
+    functions = mod.functions.items()
+    plain = {g: unmarked(f) if isinstance(f, relax.Function) else f for g, f in functions}
+    forward, losses = Reference(ir.IRModule(plain)), []
+    weights = [given[name] for name in param_names(mod["main"])[1:-1]]
+    for micro in range(MICROS):
+        stream = np.array(first_stream("stream:0", micro), "int64")
+        (found,) = forward.run([given["x"][micro::MICROS], *weights, stream])
+        losses.append(np.mean((found - given["targets"][micro::MICROS]) ** 2))
+    _close(_in_turn()[:1], [np.mean(losses)])
+    same = forward.run([given["x"][::MICROS], *weights, np.array(1 << 32, "int64")])[0]
+    assert not np.array_equal(same, forward.run([given["x"][::MICROS], *weights, np.int64(0)])[0])
+
+
+def test_the_state_counts_steps_once() -> None:
+    names, values, _ = _once()
+    pipeline = Pipeline.of(_staged("1f1b", 4))
+    assert pipeline is not None
+    at = pipeline.outputs.index("dropout")
+    assert _in_turn()[at] == values[names.index("dropout")] + 1
+
+
+def test_stages_alike_share_a_function() -> None:
+    pipeline = Pipeline.of(_staged("1f1b", 4))
+    assert pipeline is not None
+    assert [s.function for s in pipeline.stages] == ["stage0", "stage1", "stage1", "stage3"]
+    streams = [w for s in pipeline.stages for w in s.params if w.startswith("stream:")]
+    assert streams == ["stream:0", "stream:3", "stream:5", "stream:7"]
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+@pytest.mark.parametrize("others", ["data_parallel", "zero:stage=3", "tensor_parallel"])
+def test_every_schedule_draws_the_masks_of_one_device(kind: str, others: str) -> None:
+    step = _staged(kind, 2)
+    words = f"pipeline:schedule={kind},micro_batches={MICROS}"
+    words += ",chunks=2" if kind == "interleaved" else ""
+    mesh = {"pp": 2, "tp" if others == "tensor_parallel" else "dp": 2}
+    plan = make_plan(step, f"{words}+{others}", mesh)
+    programs = ExpandSchedule()(td.distribute(step, plan))
+    check_level(programs, 5)
+    _close(td.run(programs, _once()[1], engine="virtual"), _in_turn())
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_what_is_made_again_has_the_masks_it_had(recompute: str) -> None:
+    step = _staged("zero_bubble", 2, recompute=recompute)
+    _close(Reference(RunInTurn()(step)).run(_once()[1]), _in_turn())
+    plan = make_plan(step, f"pipeline:schedule=zero_bubble,micro_batches={MICROS}", {"pp": 2})
+    _close(td.run(td.distribute(step, plan), _once()[1], engine="virtual"), _in_turn())
+
+
+@pytest.mark.parametrize("engine", ["virtual", "threads"])
+def test_a_step_with_dropouts_is_verified(engine: str) -> None:
+    step = _staged("1f1b", 2)
+    plan = make_plan(step, f"pipeline:micro_batches={MICROS}+data_parallel", {"pp": 2, "dp": 2})
+    assert td.verify(step, plan, engine=engine).equal
