@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Dropouts of steps in stages: every micro-batch draws masks of its own, the same on any devices."""
+"""Dropouts of steps in stages: every micro-batch has masks of its own, the same on any devices."""
 
 from __future__ import annotations
 
@@ -132,3 +132,19 @@ def test_a_step_with_dropouts_is_verified(engine: str) -> None:
     step = _staged("1f1b", 2)
     plan = make_plan(step, f"pipeline:micro_batches={MICROS}+data_parallel", {"pp": 2, "dp": 2})
     assert td.verify(step, plan, engine=engine).equal
+
+
+def test_masks_where_every_micro_batch_has_an_update() -> None:
+    """The state counts updates, as the step of the optimizer does; both phases draw alike."""
+    schedule = {"kind": "1f1b", "stages": 2, "micro_batches": MICROS, "stash": True}
+    model = tower(LAYERS, BATCH // MICROS, tied=False, rate=0.25)
+    step = td.train_step(model, loss="mse", schedule=schedule)
+    turn = RunInTurn()(step)
+    values = draw_inputs(turn, seed=0)
+    wanted = Reference(turn).run(values)
+    plan = make_plan(step, "data_parallel", {"dp": 2})
+    _close(td.run(td.distribute(step, plan), values, engine="virtual"), wanted)
+    pipeline = Pipeline.of(step)
+    assert pipeline is not None
+    state = values[param_names(turn["main"]).index("dropout")]
+    assert wanted[pipeline.outputs.index("dropout")] == state + MICROS
