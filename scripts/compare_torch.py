@@ -63,7 +63,7 @@ class Attention(nn.Module):
         scores = q @ k.transpose(-2, -1) / math.sqrt(each)
         if self.causal:
             keep = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-            scores = scores.masked_fill(~keep, -1e9)
+            scores = scores.masked_fill(~keep, -3e4)
         mixed = F.softmax(scores, -1) @ v
         return self.out(mixed.transpose(1, 2).reshape(BATCH, -1, HIDDEN))
 
@@ -72,7 +72,7 @@ def turned(x: Any) -> Any:
     """Rotary positions."""
     half = x.shape[-1] // 2
     angles = torch.outer(torch.arange(x.shape[2]).float(), 0.1 ** torch.arange(half).float())
-    sin, cos = angles.sin(), angles.cos()
+    sin, cos = angles.sin().to(x.dtype), angles.cos().to(x.dtype)
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
@@ -110,6 +110,7 @@ class Experts(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.chosen = 2
         self.route = nn.Linear(HIDDEN, 4)
         self.up = nn.Parameter(torch.randn(4, HIDDEN, HIDDEN) / 6)
         self.down = nn.Parameter(torch.randn(4, HIDDEN, HIDDEN) / 6)
@@ -117,8 +118,8 @@ class Experts(nn.Module):
     def forward(self, x: Any) -> Any:
         """Run it."""
         chance = F.softmax(self.route(x), -1)
-        best, which = torch.topk(chance, 2, -1)
-        chosen = (which[..., None] == torch.arange(4)).float()
+        best, which = torch.topk(chance, self.chosen, -1)
+        chosen = (which[..., None] == torch.arange(4)).to(x.dtype)
         weight = (chosen * (best / best.sum(-1, keepdim=True))[..., None]).sum(-2)
         made = torch.einsum(
             "bsef,efd->bsed", F.relu(torch.einsum("bsd,edf->bsef", x, self.up)), self.down
