@@ -44,7 +44,7 @@ def TrainStep(
     frozen: Sequence[str] = (),
     recompute: str = "none",
     system: System | str | None = None,
-    schedule: str = "",
+    schedule: str = "none",
 ) -> Rewrite:
     """Make a step of training out of a model; its functions stay functions.
 
@@ -74,7 +74,7 @@ def TrainStep(
     system : System or str, optional
         Whose times and memory that goes by.
     schedule : str
-        Stages and micro-batches, as 1f1b:stages=4,micro_batches=8; empty for one step at once.
+        Stages and micro-batches, as 1f1b:stages=4,micro_batches=8; none for one step at once.
 
     Returns
     -------
@@ -101,6 +101,6 @@ def TrainStep(
         frozen=frozen,
         recompute=recompute,
         system=system,
-        schedule=schedule or None,
+        schedule=None if schedule == "none" else schedule,
         **settings,
     )
