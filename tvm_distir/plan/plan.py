@@ -12,9 +12,10 @@ from typing import Any
 from ..errors import Faults, MeshError, PlanError, nearest
 from ..ir import mesh_key
 from ..schedules import Schedule
-from .reading import load_plan, plan_dict, read_plan, save_plan
+from .reading import load_plan, read_plan
 from .recomputation import read_plan_policies
 from .schema import MeshSpec, PlanRule, check_rule, faults_of_plan, find_mesh
+from .writing import plan_dict, save_plan
 
 
 @dataclass(frozen=True)
