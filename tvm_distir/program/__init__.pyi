@@ -4,9 +4,16 @@
 from .checks import call_order as call_order
 from .exporter import export as export
 from .parts import SCHEMA_VERSION as SCHEMA_VERSION
+from .parts import STAGED_VERSION as STAGED_VERSION
 from .parts import Entry as Entry
 from .parts import Function as Function
 from .parts import Mesh as Mesh
 from .parts import Op as Op
 from .parts import Value as Value
 from .program import Program as Program
+from .staged import Edge as Edge
+from .staged import Phase as Phase
+from .staged import Role as Role
+from .staged import Stage as Stage
+from .staged import Staged as Staged
+from .staged import StageSum as StageSum

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from ..errors import SimulationError, nearest
 from .parts import Entry, Function, Mesh, Op
+from .staged import Staged
+from .staged_checks import StagedChecks
 
 Functions = Mapping[str, Function]
 
@@ -21,20 +23,28 @@ def _broken(place: str, what: str, remedy: str = "Export the program again.") ->
 
 
 def check_program(
-    meshes: Sequence[Mesh], functions: Functions, entries: Sequence[Entry], place: str
+    meshes: Sequence[Mesh],
+    functions: Functions,
+    entries: Sequence[Entry],
+    staged: Staged | None,
+    place: str,
 ) -> None:
     """Refuse the parts of a program that contradict each other: see :meth:`Program.check`."""
     for i, mesh in enumerate(meshes):
         _check_mesh(mesh, f"{place}/meshes[{i}]")
     for name, fn in functions.items():
         _check_function(meshes, functions, fn, f"{place}/functions/{name}")
-    _check_entries(meshes, functions, entries, place)
     order = call_order(functions, place)
+    if staged is not None:
+        StagedChecks(meshes, functions, staged, place, _broken).run()
+    else:
+        _check_entries(meshes, functions, entries, place)
     steps: dict[str, int] = {}
     for name in order:
         ops = functions[name].ops
         steps[name] = sum(max([steps[one] for one in op.callees], default=1) for op in ops)
-    total = sum(steps[entry.function] for entry in entries)
+    roots = [entry.function for entry in entries] if staged is None else staged.functions()
+    total = sum(steps[root] for root in roots)
     if total > MOST_STEPS:
         raise _broken(
             place, f"the program makes {total} steps", f"At most {MOST_STEPS} can be simulated."

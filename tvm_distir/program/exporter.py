@@ -20,14 +20,16 @@ from ..ir import (
     mesh_shape,
     meshes,
 )
-from ..transform import ExpandSchedule
+from ..schedules import Pipeline
 from .body import FunctionExporter
+from .callees import with_callees
 from .parts import Entry, Function, Mesh
 from .program import Program
+from .staging import export_stages
 
 
 def export(mod: ir.IRModule) -> Program:
-    """Make the simulator's input of a level-5 module; one in stages is written out first.
+    """Make the simulator's input of a level-5 module; one in stages keeps them, see :class:`Staged`.
 
     Functions and calls are kept, repeated layers not unrolled. Tuples are flattened. Reshapes
     that TVM turns into views cost nothing, nor do transposes that only matrix products read;
@@ -48,8 +50,12 @@ def export(mod: ir.IRModule) -> Program:
     SimulationError
         DIST0714 for a module that is not at that level, or whose shapes are symbolic; DIST0713
         for cyclic calls.
+    LoweringError
+        DIST0512 where the stages of a step do not fit together.
     """
-    mod = ExpandSchedule()(mod)
+    pipeline = Pipeline.of(mod)
+    if pipeline is not None:
+        return export_stages(mod, pipeline)
     entries = _entry_functions(mod)
     names = mesh_names(mod)
     found = [
@@ -101,21 +107,10 @@ def _entry_functions(mod: ir.IRModule) -> dict[str, relax.Function]:
 def _reachable(mod: ir.IRModule, entries: Mapping[str, relax.Function]) -> dict[str, Function]:
     """The entries and all functions they call, each on the first mesh that reaches it."""
     out: dict[str, Function] = {}
-    branches: dict[str, relax.Function] = {}
     for name, fn in entries.items():
-        entry, todo = _entry(name, fn), [name]
-        while todo:
-            here = todo.pop()
-            if here in out:
-                continue
-            body = branches[here] if here in branches else mod[here]
-            exporter = FunctionExporter(mod, here, body)
-            if here == name:
-                out[here] = exporter.run(entry.mesh, _roles(mod, fn), entry.device_ids)
-            else:
-                out[here] = exporter.run(entry.mesh, None)
-            branches.update(exporter.branches)
-            todo.extend(reversed(exporter.callees))
+        entry, exporter = _entry(name, fn), FunctionExporter(mod, name, fn)
+        out[name] = exporter.run(entry.mesh, _roles(mod, fn), entry.device_ids)
+        out = with_callees(mod, out, [exporter])
     return out
 
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 SCHEMA_VERSION = 1
+STAGED_VERSION = 2
+"""Of programs in stages."""
 KINDS = ("compute", "collective", "wait", "call", "branch", "transfer", "view")
 ROLES = ("activation", "input", "weight", "constant")
 

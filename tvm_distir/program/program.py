@@ -11,8 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from .checks import check_program
-from .parts import COMMON_KEYS, EXTRA_KEYS, SCHEMA_VERSION, Entry, Function, Mesh, Op, Value
+from .parts import (
+    COMMON_KEYS,
+    EXTRA_KEYS,
+    SCHEMA_VERSION,
+    STAGED_VERSION,
+    Entry,
+    Function,
+    Mesh,
+    Op,
+    Value,
+)
 from .reading import load, parse, parse_text
+from .staged import Staged
 
 
 @dataclass(frozen=True)
@@ -25,17 +36,20 @@ class Program:
     functions : mapping of str to Function
     entries : tuple of Entry
         One per mesh that runs something; where meshes share devices, one for all devices that
-        belong to the same meshes.
+        belong to the same meshes. None where the step is in stages.
+    staged : Staged, optional
+        Stages and schedule, whose phases take the place of entries.
     """
 
     meshes: tuple[Mesh, ...]
     functions: Mapping[str, Function]
     entries: tuple[Entry, ...]
+    staged: Staged | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Give the program as plain data, the content of its JSON file."""
-        return {
-            "schema_version": SCHEMA_VERSION,
+        out = {
+            "schema_version": SCHEMA_VERSION if self.staged is None else STAGED_VERSION,
             "meshes": [
                 {
                     "name": mesh.name,
@@ -46,8 +60,10 @@ class Program:
                 for mesh in self.meshes
             ],
             "functions": {name: _function_dict(fn) for name, fn in self.functions.items()},
-            "entries": [_entry_dict(one) for one in self.entries],
         }
+        if self.staged is None:
+            return {**out, "entries": [_entry_dict(one) for one in self.entries]}
+        return {**out, **self.staged.to_dict(_value_dict)}
 
     def to_json(self) -> str:
         """Give the program as JSON text."""
@@ -88,10 +104,12 @@ class Program:
         SimulationError
             DIST0712, or DIST0713 for cyclic calls.
         """
-        check_program(self.meshes, self.functions, self.entries, place)
+        check_program(self.meshes, self.functions, self.entries, self.staged, place)
 
     def device_count(self) -> int:
         """Number of devices that run something."""
+        if self.staged is not None:
+            return sum(len(mesh.device_ids) for mesh in self.meshes)
         return sum(len(self.devices_of(entry)) for entry in self.entries)
 
     def devices_of(self, entry: Entry) -> tuple[int, ...]:

@@ -15,7 +15,19 @@ from ..reading import LARGEST, JsonValue, parse_json, read_text
 from ..system import KERNEL_CLASSES
 from . import parts
 from .checks import check_program
-from .parts import COMMON_KEYS, EXTRA_KEYS, KINDS, ROLES, SCHEMA_VERSION, Entry, Function, Mesh, Op
+from .parts import (
+    COMMON_KEYS,
+    EXTRA_KEYS,
+    KINDS,
+    ROLES,
+    SCHEMA_VERSION,
+    STAGED_VERSION,
+    Entry,
+    Function,
+    Mesh,
+    Op,
+)
+from .staged_reading import KEYS, read_staged
 
 EXPORT = "Export the program again."
 
@@ -62,13 +74,16 @@ def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     """Hand the parts of a program, checked, to ``make``; see :meth:`.program.Program.from_dict`."""
     top = JsonValue(data, place, _wrong, EXPORT).object()
     version = top.data.get("schema_version")
-    JsonValue(version, place, _other_version).version(SCHEMA_VERSION)
-    top.object(("schema_version", "meshes", "functions", "entries"))
+    in_stages = version == STAGED_VERSION and not isinstance(version, bool)
+    if not in_stages:
+        JsonValue(version, place, _other_version).version(SCHEMA_VERSION)
+    top.object(("schema_version", "meshes", "functions", *(KEYS if in_stages else ("entries",))))
     meshes = tuple(_mesh(one) for one in top["meshes"].items())
     functions = {name: _function(fn) for name, fn in top["functions"].fields()}
-    entries = tuple(_entry(one) for one in top["entries"].items())
-    check_program(meshes, functions, entries, place)
-    return make(meshes, functions, entries)
+    entries = () if in_stages else tuple(_entry(one) for one in top["entries"].items())
+    staged = read_staged(top, _value) if in_stages else None
+    check_program(meshes, functions, entries, staged, place)
+    return make(meshes, functions, entries, staged)
 
 
 def _mesh(data: JsonValue) -> Mesh:

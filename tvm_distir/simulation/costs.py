@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..program import Op, Program
+from ..program import Edge, Op, Program
 from ..system import Clock, GroupLayout, System, wire_bytes
 
 COMPUTE, COMM, SEND, RECV = range(4)
@@ -74,6 +74,17 @@ class OpCosts:
         layout = self._layout(op)
         return self.clock.group_durations_ps(op.collective, op.payload_bytes, layout, place)
 
+    def edge_ps(self, edge: Edge, here: int, there: int) -> tuple[int, int]:
+        """Durations of the two ends of a message between ranks of a pipeline."""
+        sent, received = (
+            self._pair_ps(kind, size, *ends, f"edge {edge.source} to {edge.target}")
+            for kind, size, ends in (
+                ("send", edge.wire_bytes[0], (here, there)),
+                ("recv", edge.wire_bytes[1], (there, here)),
+            )
+        )
+        return sent, received
+
     def _layout(self, op: Op) -> GroupLayout:
         key = (op.mesh, op.mesh_axes)
         if key not in self._layouts:
@@ -83,8 +94,12 @@ class OpCosts:
 
     def _transfer_ps(self, op: Op, place: str) -> int:
         """Duration of a transfer, every device paired with another one of the other mesh."""
-        key = (op.mesh, op.peer_mesh)
+        return self._pair_ps(op.collective, op.wire_bytes, op.mesh, op.peer_mesh, place)
+
+    def _pair_ps(self, kind: str, size_bytes: int, mesh: int, peer: int, place: str) -> int:
+        """Duration of one end of a transfer on a mesh, from or to a peer."""
+        key = (mesh, peer)
         if key not in self._pairs:
             here, there = (self.program.meshes[number].device_ids for number in key)
             self._pairs[key] = self.clock.transfer_layout(here, there)
-        return self.clock.transfer_ps(op.collective, op.wire_bytes, self._pairs[key], place)
+        return self.clock.transfer_ps(kind, size_bytes, self._pairs[key], place)

@@ -16,6 +16,31 @@ SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
+class PipelineResult:
+    """How a step in stages was run.
+
+    Attributes
+    ----------
+    schedule : str
+        Its kind.
+    ranks, chunks, micro_batches : int
+        Ranks of the pipeline, stages per rank, parts of the batch.
+    bubble : float
+        Share of the step in which ranks neither compute nor communicate, on average over them.
+    """
+
+    schedule: str
+    ranks: int
+    chunks: int
+    micro_batches: int
+    bubble: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields by name."""
+        return dict(self.__dict__)
+
+
+@dataclass(frozen=True)
 class Result:
     """A simulated step.
 
@@ -43,6 +68,8 @@ class Result:
         The event loop: ``native`` or ``reference``.
     timings_s : mapping of str to float
         Wall-clock seconds of the simulation's own stages.
+    pipeline : PipelineResult, optional
+        Of a step in stages.
     """
 
     system: str
@@ -56,6 +83,7 @@ class Result:
     engine: str
     timings_s: Mapping[str, float]
     branches: tuple[Branch, ...] = ()
+    pipeline: PipelineResult | None = None
 
     @property
     def fits(self) -> bool:
@@ -88,6 +116,7 @@ class Result:
             "branches": [branch.to_dict() for branch in self.branches],
             "engine": self.engine,
             "timings_s": dict(self.timings_s),
+            **({} if self.pipeline is None else {"pipeline": self.pipeline.to_dict()}),
         }
 
     def to_perfetto(self, path: str | Path) -> None:

@@ -8,19 +8,17 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
+from ..errors import SimulationError
 from ..native import schedule
-from ..program import Mesh, Program
+from ..program import Program
 from ..system import System
-from .costs import COMPUTE, SEND, OpCosts, OpRow
+from .accounts import account, collectives, unmodelled
+from .costs import OpCosts, OpRow
 from .flat import Flat, Flattener
 from .graph import TaskGraph, build_graph
-from .intervals import measure, overlap, union
-from .lanes import CollectiveTotal, DeviceResult, Lane
-from .memory import lifetimes, live_memory
-from .rendezvous import DeviceTasks
+from .lanes import DeviceResult, Lane
 from .result import Result
+from .staged import simulate_stages
 from .timeline import Timeline, seconds
 
 
@@ -60,7 +58,7 @@ def simulate(
     SimulationError
         DIST0712 for a program that contradicts itself, DIST0720 when devices wait for each
         other forever, DIST0721 for times that are no numbers, DIST0722 for a transfer with one
-        end.
+        end, DIST0723 for a step in stages that is not to be folded.
     DependencyError
         DIST0110 without the native library.
     """
@@ -72,6 +70,15 @@ def simulate(
         now = time.perf_counter()
         timings_s[stage], clock = now - clock, now
 
+    if program.staged is not None:
+        if not fold_devices:
+            raise SimulationError(
+                "DIST0723",
+                "a step in stages is simulated with one device for all of its mesh",
+                place="program",
+                remedy="Write it out with ExpandSchedule, then export it.",
+            )
+        return simulate_stages(program, program.staged, system, engine, blocking)
     costs = OpCosts(program, system)
     flattener = Flattener(program, costs)
     flats = flattener.flatten()
@@ -91,7 +98,7 @@ def simulate(
             part.devices[0], entry.function, flat, flattener.rows, flattener.calls,
             start[own], end[own],
         )  # fmt: skip
-        lane, found = _account(program, part, timeline, finish)
+        lane, found = account(program, part, timeline, finish)
         lanes.append(lane)
         devices.extend(found)
     result = Result(
@@ -100,8 +107,8 @@ def simulate(
         peak_memory_bytes=max(device.peak_memory_bytes for device in devices),
         memory_capacity_bytes=system.memory_capacity_bytes,
         devices=tuple(sorted(devices, key=lambda device: device.id)),
-        collectives=_collectives(program, graph, flats, flattener.rows),
-        unmodelled_ops=_unmodelled(flattener.rows),
+        collectives=collectives(program, graph, flats, flattener.rows),
+        unmodelled_ops=unmodelled(flattener.rows),
         branches=tuple(flattener.branches),
         lanes=tuple(lanes),
         engine=engine,
@@ -128,116 +135,3 @@ class _TaskNames(Sequence[str]):
         row = self._rows[self._flats[entry.function].row[task - part.first]]
         mesh = self._program.place_of(entry)
         return f"{mesh} device {part.devices[0]} {row.function}/{row.op.name} ({row.op.op})"
-
-
-def _account(
-    program: Program, part: DeviceTasks, timeline: Timeline, finish: int
-) -> tuple[Lane, list[DeviceResult]]:
-    """Sum up what the devices of a part did."""
-    entry = program.entries[part.entry]
-    place, flat = program.place_of(entry), timeline.flat
-    compute = timeline.streams() == COMPUTE
-    busy = union(timeline.start[compute], timeline.end[compute])
-    talking = union(timeline.start[~compute], timeline.end[~compute])
-    compute_ps, comm_ps = measure(*busy), measure(*talking)
-    exposed_ps = comm_ps - overlap(busy, talking)
-    inside = flat.use_ref >= 0
-    alloc, free = lifetimes(
-        timeline.start,
-        timeline.end,
-        flat.buffer_task,
-        flat.use_task[inside],
-        flat.use_ref[inside],
-        flat.results[flat.results >= 0],
-    )
-    resident, params = _resident_bytes(program, entry.function)
-    when, live = live_memory(resident, flat.buffer_bytes, alloc, free)
-    peak = int(live.max())
-    lane = Lane(
-        place,
-        part.devices,
-        tuple((seconds(time_ps), size) for time_ps, size in zip(when.tolist(), live.tolist())),
-        timeline.op_times(),
-        timeline.function_times(),
-        timeline,
-    )
-    flops = timeline.total_flops()
-    return lane, [
-        DeviceResult(
-            device,
-            place,
-            seconds(compute_ps),
-            seconds(comm_ps),
-            seconds(exposed_ps),
-            seconds(finish - compute_ps - exposed_ps),
-            peak,
-            params,
-            flops,
-        )
-        for device in part.devices
-    ]
-
-
-def _resident_bytes(program: Program, root: str) -> tuple[int, int]:
-    """Bytes at hand all the time: (inputs, weights and constants; weights and constants)."""
-    fn = program.functions[root]
-    inputs = weights = 0
-    for index in fn.params:
-        value = fn.values[index]
-        if value.role == "weight":
-            weights += value.bytes
-        else:
-            inputs += value.bytes
-    seen, todo = {root}, [root]
-    while todo:
-        here = program.functions[todo.pop()]
-        weights += sum(value.bytes for value in here.values if value.role == "constant")
-        for op in here.ops:
-            for callee in op.callees:
-                if callee not in seen:
-                    seen.add(callee)
-                    todo.append(callee)
-    return inputs + weights, weights
-
-
-def _collectives(
-    program: Program, graph: TaskGraph, flats: Mapping[str, Flat], rows: Sequence[OpRow]
-) -> tuple[CollectiveTotal, ...]:
-    """Collectives and transfers summed by kind, axes and group size, per mesh.
-
-    Of entries that share a mesh, whose transfers may differ, the most of each.
-    """
-    most: dict[tuple[str, str, str, int], list[int]] = {}
-    for number in sorted({part.entry for part in graph.parts}):
-        entry = program.entries[number]
-        counts = np.bincount(flats[entry.function].row, minlength=len(rows)).tolist()
-        sums: dict[tuple[str, str, str, int], list[int]] = {}
-        for row, count in zip(rows, counts, strict=True):
-            op = row.op
-            if not count or row.stream in (COMPUTE, SEND):
-                continue
-            mesh = program.meshes[op.mesh]
-            kind, axes, size = _traffic(program, mesh, row)
-            table = sums.setdefault((mesh.name, kind, axes, size), [0, 0, 0, 0])
-            for i, value in enumerate((1, op.payload_bytes, row.wire_bytes, row.duration_ps)):
-                table[i] += value * count
-        for key, table in sums.items():
-            most[key] = [max(pair) for pair in zip(most.get(key, table), table, strict=True)]
-    return tuple(
-        CollectiveTotal(kind, mesh_name, axes, size, count, payload, wire, seconds(spent))
-        for (mesh_name, kind, axes, size), (count, payload, wire, spent) in sorted(most.items())
-    )
-
-
-def _traffic(program: Program, mesh: Mesh, row: OpRow) -> tuple[str, str, int]:
-    """Kind, axes and group size to show."""
-    op = row.op
-    if op.kind == "collective":
-        return op.collective, ",".join(mesh.axes[axis] for axis in op.mesh_axes), op.group_size
-    peer = program.meshes[op.peer_mesh]
-    return "send", f"{peer.name}->{mesh.name}", len(mesh.device_ids)
-
-
-def _unmodelled(rows: Sequence[OpRow]) -> tuple[str, ...]:
-    """Names of the ops whose work is not known, sorted."""
-    return tuple(sorted({row.op.op for row in rows if not row.op.modelled}))

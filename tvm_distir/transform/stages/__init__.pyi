@@ -1,5 +1,12 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .body import StageBody as StageBody
+from .body import When as When
 from .passes import ExpandSchedule as ExpandSchedule
 from .passes import RunInTurn as RunInTurn
+from .places import Place as Place
+from .places import Ports as Ports
+from .places import rank_meshes as rank_meshes
+from .places import read_ports as read_ports
+from .writer import going_on as going_on

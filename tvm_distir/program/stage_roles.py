@@ -1,0 +1,295 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""From the function of a kind of stage to its phases, each a function of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from typing import Any
+
+from tvm import ir, relax
+from tvm.relax.op import add, reshape, strided_slice
+
+from ..errors import SimulationError
+from ..ir import known_shape, tensor_type
+from ..ir.rewrite import typed, variables
+from ..ops import size_bytes
+from ..schedules import PART, TOTAL, Pipeline
+from ..transform.stages import Ports, StageBody, When, going_on
+from .body import FunctionExporter
+from .parts import Function, Value
+from .staged import ACCUMULATE, ADD, BACKWARD, BEGIN, END, FORWARD, NEXT, ROWS, WEIGHT, Phase, Role
+from .staged import PART as PART_PHASE
+
+Tree = Any
+"""A slot, a tuple of trees, or None for what is no tensor."""
+
+_WHENS = {
+    BEGIN: When.BEGIN,
+    FORWARD: When.FORWARD,
+    BACKWARD: When.BACKWARD,
+    WEIGHT: When.WEIGHT,
+    ACCUMULATE: When.ACCUMULATE,
+}
+
+
+class RoleExporter:
+    """Exports the phases of a kind of stage.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 5.
+    pipeline : Pipeline
+    number : int
+        Of the first stage of the kind.
+    ports : Ports
+        Where its parameters and results lie.
+
+    Attributes
+    ----------
+    exporters : list of FunctionExporter
+        Of its phases, for what they call.
+    functions : dict of str to Function
+        The phases.
+    made : dict of str to relax.Function
+        Functions of its own that the phases call.
+    """
+
+    def __init__(self, mod: ir.IRModule, pipeline: Pipeline, number: int, ports: Ports) -> None:
+        self.mod, self.pipeline, self.ports = mod, pipeline, ports
+        self.note = pipeline.stages[number]
+        self.body = StageBody(mod, self.note, pipeline.sliced)
+        self.exporters: list[FunctionExporter] = []
+        self.functions: dict[str, Function] = {}
+        self.made: dict[str, relax.Function] = {}
+        self.slots: list[Value] = []
+        self.trees: dict[Any, Tree] = {}
+        self.whole: dict[str, Any] = {}
+        self.phases: list[Phase] = []
+        self.sums = [s.name for s in pipeline.sums if number in s.stages]
+        self.groups = self._groups()
+        self.read_by: dict[Any, set[str]] = {}
+        for name, bindings in self.groups.items():
+            for binding in bindings:
+                for var in variables(binding.value):
+                    self.read_by.setdefault(var, set()).add(name)
+        for value in self.body.results.values():
+            for var in variables(value):
+                self.read_by.setdefault(var, set()).add("")
+
+    def run(self) -> Role:
+        """Export all phases, in the order in which they are run."""
+        params = [slot for what, var in self.body.params.items() for slot in self._param(what, var)]
+        for name, bindings in self.groups.items():
+            if name == FORWARD:
+                self._rows()
+            if bindings:
+                self._phase(name, bindings)
+            if name == ACCUMULATE and bindings and self.pipeline.schedule.micro_batches > 1:
+                self._next(bindings)
+            if name.startswith(PART_PHASE):
+                self._add(name.partition(":")[2])
+        return Role(
+            self.note.function,
+            tuple(self.slots),
+            tuple(params),
+            tuple(self.slot(w) for w in self.note.results if w in self.pipeline.outputs),
+            tuple(
+                (self.slot(f"{PART}:{name}"), self.param(f"{TOTAL}:{name}")) for name in self.sums
+            ),
+            tuple(self.phases),
+        )
+
+    def slot(self, what: str) -> int:
+        """Slot of a result."""
+        (slot,) = _leaves(self._tree(self.body.results[what]))
+        return slot
+
+    def param(self, what: str) -> int:
+        """Slot of a parameter."""
+        (slot,) = _leaves(self.trees[self.body.params[what]])
+        return slot
+
+    def _groups(self) -> dict[str, list[Any]]:
+        """Bindings of each phase: those behind all micro-batches by the sums that need them."""
+        found = {name: list(self.body.bindings[when]) for name, when in _WHENS.items()}
+        rest = list(self.body.bindings[When.END])
+        for number, name in enumerate(self.sums):
+            needed = set(variables(self.body.results[f"{PART}:{name}"]))
+            for binding in reversed(rest):
+                if binding.var in needed:
+                    needed.update(variables(binding.value))
+            found[f"{PART_PHASE}:{number}"] = [b for b in rest if b.var in needed]
+            rest = [b for b in rest if b.var not in needed]
+        found[END] = rest
+        return found
+
+    def _declare(self, ty: Any, name: str, **extra: Any) -> Tree:
+        """Add the slots of a type."""
+        if isinstance(ty, relax.TupleType):
+            return tuple(self._declare(f, f"{name}.{i}", **extra) for i, f in enumerate(ty.fields))
+        if tensor_type(ty) is None:
+            return None
+        shape, dtype = known_shape(ty), str(tensor_type(ty).dtype)
+        if shape is None:
+            raise self._refuse(f"the shape of {name} is not known before the run", "Bind its dims.")
+        self.slots.append(Value(name, shape, dtype, size_bytes(shape, dtype), **extra))
+        return len(self.slots) - 1
+
+    def _param(self, what: str, var: Any) -> list[int]:
+        """Declare a parameter; slots of what the whole step gives, of data all rows."""
+        if what not in self.pipeline.inputs:
+            self.trees[var] = self._declare(var.ty, str(var.name))
+            return []
+        place = self.ports.inputs[self.note.params.index(what)]
+        data = self.pipeline.inputs.index(what) < self.pipeline.data_count
+        micros = self.pipeline.schedule.micro_batches if what in self.pipeline.sliced else 1
+        whole_shape, ty, shown = list(place.shape), var.ty, var
+        if micros > 1:
+            shape = [int(n) for n in ty.shape]
+            shape[0], whole_shape[0] = shape[0] * micros, whole_shape[0] * micros
+            shown = self.whole[what] = relax.Var(var.name, relax.TensorType(shape, ty.dtype))
+        self.trees[shown] = self._declare(
+            shown.ty, str(var.name), role="input" if data else "weight",
+            whole_shape=tuple(whole_shape), placement=place.placement,
+        )  # fmt: skip
+        return _leaves(self.trees[shown])
+
+    def _rows(self) -> None:
+        """Export how the rows of a micro-batch are taken from the data."""
+        builder, bindings = relax.BlockBuilder(), list[Any]()
+
+        def bind(value: Any, var: Any = None) -> Any:
+            value = builder.normalize(value)
+            var = relax.Var("rows", value.ty) if var is None else var
+            bindings.append(relax.VarBinding(var, value))
+            return var
+
+        micros, results = self.pipeline.schedule.micro_batches, []
+        for what, whole in self.whole.items():
+            var = self.body.params[what]
+            shape = [int(n) for n in var.ty.shape]
+            rows = bind(reshape(whole, (shape[0], micros, *shape[1:])))
+            part = bind(strided_slice(rows, [1], [0], [1]))
+            results.append(bind(reshape(part, shape), var))
+        if results:
+            self._export(ROWS, bindings, results)
+
+    def _phase(self, name: str, bindings: Sequence[Any]) -> None:
+        """Export bindings; their results are what others read."""
+        results = [b.var for b in bindings if self.read_by.get(b.var, set()) - {name}]
+        self._export(name, bindings, results)
+
+    def _next(self, bindings: Sequence[Any]) -> None:
+        """Export the sums that go on."""
+        new, befores, results = list[Any](), list[Any](), []
+        for binding in bindings:
+            gv, ty = binding.value.op, binding.var.ty
+            name = f"{gv.name_hint}_on"
+            fn = self.made[name] = going_on(self.mod[gv], name)
+            on = ir.GlobalVar(name)
+            relax.expr._update_type(on, fn.ty)
+            before = relax.Var("before", ty)
+            self.trees[before] = self.trees.get(binding.var)
+            fields = []
+            for k, field in enumerate(ty.fields):
+                fields.append(relax.Var(f"sum{k}", field))
+                new.append(relax.VarBinding(fields[-1], relax.TupleGetItem(before, k)))
+            call = typed(ir.Call(on, [*fields, *binding.value.args]), ty)
+            var = relax.Var(binding.var.name, ty)
+            new.append(relax.VarBinding(var, call))
+            befores.append(binding.var)
+            results.append(var)
+        known = [b for b in befores if self.trees.get(b) is not None]
+        if len(known) < len(befores):
+            raise self._refuse("sums over micro-batches that nothing reads", "Report it.")
+        mod = self.mod.clone()
+        mod.update(ir.IRModule({on: self.made[str(on.name_hint)] for on in _called(new)}))
+        self.mod = mod
+        self._export(NEXT, new, results, [_leaves(self.trees[b]) for b in befores])
+
+    def _add(self, number: str) -> None:
+        """Export the sum of what came so far and the stage's own term."""
+        name = self.sums[int(number)]
+        own, total = self.body.results[f"{PART}:{name}"], self.body.params[f"{TOTAL}:{name}"]
+        value = relax.BlockBuilder().normalize(add(total, own))
+        var = relax.Var("sum", value.ty)
+        self._export(
+            f"{ADD}:{number}", [relax.VarBinding(var, value)], [var], [_leaves(self.trees[total])]
+        )
+
+    def _export(
+        self,
+        name: str,
+        bindings: Sequence[Any],
+        results: Sequence[Any],
+        targets: Sequence[Sequence[int]] = (),
+    ) -> None:
+        """Export a phase; ``targets`` are the slots of its results where these exist already."""
+        bound = {b.var for b in bindings}
+        reads = dict.fromkeys(v for b in bindings for v in variables(b.value) if v not in bound)
+        result = typed(relax.Tuple(list(results)), relax.TupleType([v.ty for v in results]))
+        body = relax.SeqExpr([relax.BindingBlock(list(bindings))], result)
+        relax.expr._update_type(body, result.ty)
+        full = f"{self.note.function}.{name}"
+        fn = relax.Function(list(reads), body, result.ty, False)
+        exporter = FunctionExporter(self.mod, full, fn)
+        made = exporter.run(self.ports.mesh, None)
+        inputs = [slot for var in reads for slot in _leaves(self.trees[var])]
+        slot_of = dict(zip(made.params, inputs, strict=True))
+        outputs: list[int] = []
+        kept: list[int] = []
+        found = iter(made.results)
+        wanted = iter([slot for slots in targets for slot in slots])
+        for var in results:
+            own = []
+            for index in [next(found) for _ in _leaves(_shaped(var.ty, count()))]:
+                slot = next(wanted) if targets else slot_of.get(index)
+                if slot is None:
+                    value = made.values[index]
+                    self.slots.append(Value(value.name, value.shape, value.dtype, value.bytes))
+                    slot = len(self.slots) - 1
+                if targets or index not in slot_of:
+                    slot_of[index] = slot
+                    outputs.append(slot)
+                    kept.append(index)
+                own.append(slot)
+            self.trees[var] = _shaped(var.ty, iter(own))
+        if not made.ops and not outputs:
+            return  # parts of what an earlier phase made
+        self.exporters.append(exporter)
+        self.functions[full] = Function(
+            made.mesh, made.params, made.ops, tuple(kept), made.values
+        )
+        self.phases.append(Phase(name, full, tuple(inputs), tuple(outputs)))
+
+    def _tree(self, expr: Any) -> Tree:
+        if isinstance(expr, relax.TupleGetItem):
+            return self._tree(expr.tuple_value)[int(expr.index)]
+        if isinstance(expr, relax.Tuple):
+            return tuple(self._tree(field) for field in expr.fields)
+        if expr in self.trees:
+            return self.trees[expr]
+        raise self._refuse("a result that is no variable", "Normalise the module.")
+
+    def _refuse(self, what: str, remedy: str) -> SimulationError:
+        return SimulationError("DIST0714", what, place=self.note.function, remedy=remedy)
+
+
+def _called(bindings: Iterable[Any]) -> list[Any]:
+    return [b.value.op for b in bindings if isinstance(b.value, ir.Call)]
+
+
+def _shaped(ty: Any, slots: Iterator[int]) -> Tree:
+    """Slots in the tree of a type."""
+    if isinstance(ty, relax.TupleType):
+        return tuple(_shaped(field, slots) for field in ty.fields)
+    return None if tensor_type(ty) is None else next(slots)
+
+
+def _leaves(tree: Tree) -> list[int]:
+    if isinstance(tree, tuple):
+        return [leaf for field in tree for leaf in _leaves(field)]
+    return [] if tree is None else [tree]

@@ -1,0 +1,214 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""From a level-5 module in stages to a ``Program`` that keeps stages and schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+from tvm import ir
+from tvm.relax.distributed import DeviceMesh
+
+from ..collectives import Transfer
+from ..errors import LoweringError
+from ..ir import mesh_axes, mesh_devices, mesh_names, mesh_shape, meshes, parse_placement
+from ..ops import size_bytes
+from ..plan import plain_name
+from ..schedules import ACTIVATION, GRADIENT, PART, TOTAL, Pipeline
+from ..transform.stages import Place, rank_meshes, read_ports
+from .callees import with_callees
+from .parts import Function, Mesh
+from .program import Program
+from .stage_roles import RoleExporter
+from .staged import Edge, Stage, Staged, StageSum
+
+def export_stages(mod: ir.IRModule, pipeline: Pipeline) -> Program:
+    """Export a module in stages; see :func:`.exporter.export`."""
+    return _Staging(mod, pipeline).run()
+
+
+class _Staging:
+    """All that goes into the program.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 5.
+    pipeline : Pipeline
+    """
+
+    def __init__(self, mod: ir.IRModule, pipeline: Pipeline) -> None:
+        self.mod, self.pipeline, self.schedule = mod, pipeline, pipeline.schedule
+        self.ports = {name: read_ports(mod[name]) for name in pipeline.functions}
+        ranks, notes = self.schedule.rank_of, pipeline.stages
+        self.of_rank = [
+            self.ports[notes[ranks.index(rank)].function].mesh
+            for rank in range(self.schedule.stages)
+        ]
+        for stage, rank in enumerate(ranks):
+            if self.ports[notes[stage].function].mesh != self.of_rank[rank]:
+                raise _unfit(
+                    notes[stage].function, "the stages of a rank lie on two meshes", "Use one."
+                )
+        self.meshes = rank_meshes(meshes(mod), self.of_rank, self.schedule.devices)
+        self.exporters = {
+            name: RoleExporter(
+                mod, pipeline, next(k for k, s in enumerate(notes) if s.function == name), ports
+            )
+            for name, ports in self.ports.items()
+        }
+
+    def run(self) -> Program:
+        """Export phases, then what they call; then say who runs them."""
+        roles = {name: one.run() for name, one in self.exporters.items()}
+        functions = {k: fn for one in self.exporters.values() for k, fn in one.functions.items()}
+        made = {k: fn for one in self.exporters.values() for k, fn in one.made.items()}
+        mod = self.mod
+        if made:
+            mod = mod.clone()
+            mod.update(ir.IRModule({ir.GlobalVar(name): fn for name, fn in made.items()}))
+        calling = [e for one in self.exporters.values() for e in one.exporters]
+        found = with_callees(mod, functions, calling)
+        first = {number: rank for rank, number in reversed(list(enumerate(self.of_rank)))}
+        numbers = {name: i for i, name in enumerate(roles)}
+        given: set[str] = set()
+        stages = []
+        for note in self.pipeline.stages:
+            results = [w for w in note.results if w in self.pipeline.outputs]
+            names = ["" if w in given else plain_name(w) for w in results]
+            given.update(results)
+            inputs = [plain_name(w) for w in note.params if w in self.pipeline.inputs]
+            stages.append(Stage(numbers[note.function], tuple(inputs), tuple(names)))
+        staged = Staged(
+            self.schedule, tuple(roles.values()), tuple(stages),
+            tuple(self._neighbours()), tuple(self._sums()),
+        )  # fmt: skip
+        axes, names = mesh_axes(self.mod), mesh_names(self.mod)
+        many = len(self.meshes) > 1
+        program = Program(
+            meshes=tuple(
+                Mesh(
+                    f"{names[k]}_{rank}" if many else names[k],
+                    tuple(axes[k]),
+                    mesh_shape(mesh),
+                    tuple(int(device) for device in mesh_devices(mesh).ravel()),
+                )
+                for rank, (k, mesh) in enumerate(zip(self.of_rank, self.meshes, strict=True))
+            ),
+            functions={name: _on(fn, first) for name, fn in found.items()},
+            entries=(),
+            staged=staged,
+        )
+        program.check("export")
+        return program
+
+    def _neighbours(self) -> list[Edge]:
+        """Edges of activations and gradients."""
+        found = []
+        for stage, note in enumerate(self.pipeline.stages):
+            for kind, step in ((ACTIVATION, 1), (GRADIENT, -1)):
+                for what in [w for w in note.results if w.startswith(f"{kind}:")]:
+                    made, read = self._made(stage, what), self._read(stage + step, what)
+                    source = (stage, self._slot(stage, what))
+                    target = (stage + step, self._slot(stage + step, what, True))
+                    direction = "forward" if step > 0 else "backward"
+                    found.append(self._edge(source, target, direction, made, read))
+        return found
+
+    def _sums(self) -> list[StageSum]:
+        """Sums over stages, with their edges."""
+        found = []
+        for one in self.pipeline.sums:
+            term, total = f"{PART}:{one.name}", f"{TOTAL}:{one.name}"
+            slots = {k: self._slot(k, total, True) for k in one.stages}
+            edges = []
+            for here, there in zip(one.stages, one.stages[1:]):
+                made, read = self._made(here, term), self._made(there, term)
+                ends = (here, slots[here]), (there, slots[there])
+                edges.append(self._edge(*ends, "sum", made, read))
+            last = one.stages[-1]
+            ranks: set[int] = {self.schedule.rank_of[last]}
+            for stage in one.stages[:-1]:
+                rank = self.schedule.rank_of[stage]
+                if rank in ranks and rank != self.schedule.rank_of[last]:
+                    continue
+                ranks.add(rank)
+                ends = (last, slots[last]), (stage, slots[stage])
+                made, read = self._made(last, term), self._read(stage, total)
+                edges.append(self._edge(*ends, "total", made, read))
+            found.append(StageSum(plain_name(one.name), one.stages, tuple(edges)))
+        return found
+
+    def _slot(self, stage: int, what: str, read: bool = False) -> int:
+        """Slot of a parameter or result of a stage, by its position among its function's."""
+        note = self.pipeline.stages[stage]
+        exporter = self.exporters[note.function]
+        if read:
+            return exporter.param(exporter.note.params[note.params.index(what)])
+        return exporter.slot(exporter.note.results[note.results.index(what)])
+
+    def _made(self, stage: int, what: str) -> Place:
+        note = self.pipeline.stages[stage]
+        return self.ports[note.function].outputs[note.results.index(what)]
+
+    def _read(self, stage: int, what: str) -> Place:
+        note = self.pipeline.stages[stage]
+        return self.ports[note.function].inputs[note.params.index(what)]
+
+    def _edge(
+        self, source: tuple[int, int], target: tuple[int, int], direction: str, made: Place,
+        read: Place,
+    ) -> Edge:  # fmt: skip
+        here, there = (self.schedule.rank_of[end[0]] for end in (source, target))
+        ends = ((made, self.meshes[here]), (read, self.meshes[there]))
+        wire = (0, 0)
+        if here != there:
+            wire = _wire_bytes(*ends)
+        elif made.labels(self.meshes[here]) != read.labels(self.meshes[here]):
+            raise _unfit(
+                f"{self.pipeline.stages[source[0]].function}/{direction}",
+                f'it is made "{made.placement}" and read "{read.placement}" by the next stage '
+                "of the same mesh",
+                "Place both alike in the plan.",
+            )
+        return Edge(
+            source, target, direction,
+            (_local_bytes(*ends[0]), _local_bytes(*ends[1])), wire,
+            (made.placement, read.placement),
+        )  # fmt: skip
+
+
+def _wire_bytes(
+    source: tuple[Place, DeviceMesh], target: tuple[Place, DeviceMesh]
+) -> tuple[int, int]:
+    """The most that a device sends, and receives. The ends have no device in common."""
+    start, sides = 0, []
+    for place, mesh in (source, target):
+        shape = mesh_shape(mesh)
+        count = math.prod(shape)
+        sides.append((shape, tuple(range(start, start + count)), parse_placement(place.placement)))
+        start += count
+    moved = Transfer(0, source[0].shape, sides[0], sides[1])
+    sent, received = (
+        size_bytes((moved.crossing_elements(sends),), source[0].dtype) for sends in (True, False)
+    )
+    return sent, received
+
+
+def _local_bytes(place: Place, mesh: DeviceMesh) -> int:
+    shape = [-(-n // place.parts(dim, mesh)) for dim, n in enumerate(place.shape)]
+    return size_bytes(tuple(shape), place.dtype)
+
+
+def _on(fn: Function, rank_of: Mapping[int, int]) -> Function:
+    """A function whose meshes are those of ranks, the first that has each."""
+    if all(rank_of.get(op.mesh, op.mesh) == op.mesh for op in fn.ops) and fn.mesh in rank_of:
+        return fn
+    ops = tuple(op._replace(mesh=rank_of[op.mesh]) if op.collective else op for op in fn.ops)
+    return dataclasses.replace(fn, mesh=rank_of[fn.mesh], ops=ops)
+
+
+def _unfit(place: str, what: str, remedy: str) -> LoweringError:
+    return LoweringError("DIST0512", what, place=place, remedy=remedy)

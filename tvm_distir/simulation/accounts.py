@@ -1,0 +1,200 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What devices did, summed up: time, memory, traffic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..program import Mesh, Program, Value
+from .costs import COMPUTE, SEND, OpRow
+from .flat import Flat
+from .graph import TaskGraph
+from .intervals import measure, overlap, union
+from .lanes import CollectiveTotal, DeviceResult, Lane
+from .memory import lifetimes, live_memory
+from .rendezvous import DeviceTasks
+from .timeline import Timeline, op_times, seconds, total_flops
+
+Ints = npt.NDArray[np.int64]
+Intervals = tuple[Ints, Ints]
+
+TrafficKey = tuple[str, str, str, int]
+"""Mesh, kind, axes and group size."""
+
+Traffic = dict[TrafficKey, list[int]]
+"""Executions, bytes of results, bytes on the wire, picoseconds."""
+
+
+def account(
+    program: Program, part: DeviceTasks, timeline: Timeline, finish: int
+) -> tuple[Lane, list[DeviceResult]]:
+    """Sum up what the devices of a part did."""
+    entry = program.entries[part.entry]
+    place, flat = program.place_of(entry), timeline.flat
+    compute = timeline.streams() == COMPUTE
+    busy = union(timeline.start[compute], timeline.end[compute])
+    talking = union(timeline.start[~compute], timeline.end[~compute])
+    inside = flat.use_ref >= 0
+    alloc, free = lifetimes(
+        timeline.start,
+        timeline.end,
+        flat.buffer_task,
+        flat.use_task[inside],
+        flat.use_ref[inside],
+        flat.results[flat.results >= 0],
+    )
+    resident, params = resident_bytes(program, entry.function)
+    when, live = live_memory(resident, flat.buffer_bytes, alloc, free)
+    counts = timeline.counts()
+    lane = Lane(
+        place,
+        part.devices,
+        tuple((seconds(time_ps), size) for time_ps, size in zip(when.tolist(), live.tolist())),
+        op_times(timeline.rows, counts),
+        timeline.function_times(),
+        timeline,
+    )
+    flops = total_flops(timeline.rows, counts)
+    memory = int(live.max()), params
+    return lane, device_results(part.devices, place, (busy, talking), finish, memory, flops)
+
+
+def device_results(
+    devices: Sequence[int],
+    place: str,
+    times: tuple[Intervals, Intervals],
+    finish: int,
+    memory: tuple[int, int],
+    flops: int,
+) -> list[DeviceResult]:
+    """What devices did that do the same.
+
+    Parameters
+    ----------
+    devices : sequence of int
+    place : str
+        Of their mesh.
+    times : (intervals, intervals)
+        Unions of when they compute, and of when they communicate.
+    finish : int
+        End of the step, in picoseconds.
+    memory : (int, int)
+        Bytes at the peak, and of weights and constants.
+    flops : int
+    """
+    busy, talking = times
+    compute_ps, comm_ps = measure(*busy), measure(*talking)
+    exposed_ps = comm_ps - overlap(busy, talking)
+    return [
+        DeviceResult(
+            device,
+            place,
+            seconds(compute_ps),
+            seconds(comm_ps),
+            seconds(exposed_ps),
+            seconds(finish - compute_ps - exposed_ps),
+            *memory,
+            flops,
+        )
+        for device in devices
+    ]
+
+
+def resident_bytes(program: Program, root: str) -> tuple[int, int]:
+    """Bytes at hand all the time: (inputs, weights and constants; weights and constants)."""
+    fn = program.functions[root]
+    inputs, weights = value_bytes(fn.values[index] for index in fn.params)
+    weights += constant_bytes(program, [root])
+    return inputs + weights, weights
+
+
+def value_bytes(values: Iterable[Value]) -> tuple[int, int]:
+    """Bytes of inputs, and of weights."""
+    sums = [0, 0]
+    for value in values:
+        sums[value.role == "weight"] += value.bytes
+    return sums[0], sums[1]
+
+
+def constant_bytes(program: Program, roots: Sequence[str]) -> int:
+    """Bytes of the constants of functions and of all that they call."""
+    found = 0
+    seen, todo = set(roots), list(roots)
+    while todo:
+        here = program.functions[todo.pop()]
+        found += sum(value.bytes for value in here.values if value.role == "constant")
+        for op in here.ops:
+            for callee in op.callees:
+                if callee not in seen:
+                    seen.add(callee)
+                    todo.append(callee)
+    return found
+
+
+def collectives(
+    program: Program, graph: TaskGraph, flats: Mapping[str, Flat], rows: Sequence[OpRow]
+) -> tuple[CollectiveTotal, ...]:
+    """Collectives and transfers summed by kind, axes and group size, per mesh.
+
+    Of entries that share a mesh, whose transfers may differ, the most of each.
+    """
+    most: Traffic = {}
+    for number in sorted({part.entry for part in graph.parts}):
+        entry = program.entries[number]
+        counts = np.bincount(flats[entry.function].row, minlength=len(rows)).tolist()
+        for key, table in traffic(program, rows, counts).items():
+            most[key] = [max(pair) for pair in zip(most.get(key, table), table, strict=True)]
+    return totals(most)
+
+
+def traffic(
+    program: Program, rows: Sequence[OpRow], counts: Sequence[int], mesh: Mesh | None = None
+) -> Traffic:
+    """Collectives and transfers of rows that are run so often, on their meshes or on one."""
+    sums: Traffic = {}
+    for row, count in zip(rows, counts, strict=True):
+        op = row.op
+        if not count or row.stream in (COMPUTE, SEND):
+            continue
+        own = program.meshes[op.mesh] if mesh is None else mesh
+        kind, axes, size = _ends(program, own, row)
+        add_traffic(
+            sums, (own.name, kind, axes, size), count,
+            (op.payload_bytes, row.wire_bytes, row.duration_ps),
+        )  # fmt: skip
+    return sums
+
+
+def add_traffic(
+    sums: Traffic, key: TrafficKey, count: int, each: tuple[int, int, int]
+) -> None:
+    """Add executions, each of so many bytes of results, bytes on the wire and picoseconds."""
+    table = sums.setdefault(key, [0, 0, 0, 0])
+    for i, value in enumerate((1, *each)):
+        table[i] += value * count
+
+
+def totals(sums: Traffic) -> tuple[CollectiveTotal, ...]:
+    """Sums by mesh, kind, axes and group size, sorted."""
+    return tuple(
+        CollectiveTotal(kind, mesh_name, axes, size, count, payload, wire, seconds(spent))
+        for (mesh_name, kind, axes, size), (count, payload, wire, spent) in sorted(sums.items())
+    )
+
+
+def _ends(program: Program, mesh: Mesh, row: OpRow) -> tuple[str, str, int]:
+    """Kind, axes and group size to show."""
+    op = row.op
+    if op.kind == "collective":
+        return op.collective, ",".join(mesh.axes[axis] for axis in op.mesh_axes), op.group_size
+    peer = program.meshes[op.peer_mesh]
+    return "send", f"{peer.name}->{mesh.name}", len(mesh.device_ids)
+
+
+def unmodelled(rows: Sequence[OpRow]) -> tuple[str, ...]:
+    """Names of the ops whose work is not known, sorted."""
+    return tuple(sorted({row.op.op for row in rows if not row.op.modelled}))
