@@ -25,9 +25,7 @@ from ..native import FUNCTION_CALL, OP_CALL, read_functions
 from ..ops import kernel_of, size_bytes, transposed_operands
 from .parts import Function, Op, Value
 from .steps import collective, computation, is_nothing, transfer
-
-Tree = Any
-"""Index of a value, a tuple of trees, or None for what is no tensor."""
+from .trees import Tree, leaves
 
 
 class _Tensor(NamedTuple):
@@ -85,10 +83,10 @@ class FunctionExporter:
         for i, param in enumerate(self.fn.params[:]):
             extra = roles[i] if roles is not None else {}
             self.trees.append(self.variable(param, str(param.name), extra))
-            params.extend(_leaves(self.trees[-1]))
+            params.extend(leaves(self.trees[-1]))
         for number in range(len(self.reading.bindings)):
             self.trees.append(self.binding(number))
-        results = _leaves(self.tree(self.fn.body.body, f"{self.name}/result"))
+        results = leaves(self.tree(self.fn.body.body, f"{self.name}/result"))
         return Function(mesh, tuple(params), tuple(self.ops), tuple(results), tuple(self.values))
 
     def refuse(self, place: str, what: str, remedy: str) -> SimulationError:
@@ -169,7 +167,7 @@ class FunctionExporter:
 
     def inputs(self, call: ir.Call, name: str) -> list[int]:
         """Values that a call bound to ``name`` reads."""
-        return [leaf for arg in call.args[:] for leaf in _leaves(self.tree(arg, name))]
+        return [leaf for arg in call.args[:] for leaf in leaves(self.tree(arg, name))]
 
     def like_call(self, number: int, name: str, call: ir.Call) -> Tree:
         """Export a call as the first one like it."""
@@ -181,7 +179,7 @@ class FunctionExporter:
         else:
             constants = _constants(call.args[:]) if -1 in used else iter(())
             trees = (self.trees[n] if n >= 0 else self.tree(next(constants), name) for n in used)
-            inputs = list(chain.from_iterable(map(_leaves, trees)))
+            inputs = list(chain.from_iterable(map(leaves, trees)))
         var, key = reading.variables[place], (like, place in self.transposed)
         form = self.forms.get(key)
         if like < 0 or form is None:
@@ -191,7 +189,7 @@ class FunctionExporter:
                 self.forms[key] = self.ops[-1]
             return out
         out = self.variable(var, name, {})
-        outputs = (out,) if isinstance(out, int) else tuple(_leaves(out))
+        outputs = (out,) if isinstance(out, int) else tuple(leaves(out))
         self.ops.append(form._replace(name=name, inputs=tuple(inputs), outputs=outputs))
         return out
 
@@ -200,7 +198,7 @@ class FunctionExporter:
         if isinstance(call.op, ir.GlobalVar) and isinstance(self.mod[call.op], relax.Function):
             return self.call_function(name, call, inputs, ty)
         out = self.declare(ty, name)
-        outputs = _leaves(out)
+        outputs = leaves(out)
         dist = collective_op(call)
         if dist in COLLECTIVES:
             op = collective(self.mod, dist, call, ty)
@@ -221,23 +219,23 @@ class FunctionExporter:
         if callee not in self.callees:
             self.callees.append(callee)
         out = self.declare(ty, name)
-        outputs = tuple(_leaves(out))
+        outputs = tuple(leaves(out))
         self.ops.append(Op(name, "call", callee, tuple(inputs), outputs, callee=callee))
         return out
 
     def choice(self, name: str, value: relax.If, ty: Any) -> Tree:
         """Add an ``If``: the condition, and both functions that may be called."""
-        inputs, called = _leaves(self.tree(value.cond, name)), []
+        inputs, called = leaves(self.tree(value.cond, name)), []
         if len(inputs) != 1:
             raise self.refuse(name, "a condition that is no tensor", "Make it a tensor.")
         for side, branch in (("then", value.true_branch), ("else", value.false_branch)):
             callee, args = self.branch(f"{self.name}/{name}.{side}", branch)
             called.append(callee)
-            inputs += [leaf for arg in args for leaf in _leaves(self.tree(arg, name))]
+            inputs += [leaf for arg in args for leaf in leaves(self.tree(arg, name))]
             if callee not in self.callees:
                 self.callees.append(callee)
         out = self.declare(ty, name)
-        outputs = tuple(_leaves(out))
+        outputs = tuple(leaves(out))
         self.ops.append(
             Op(name, "branch", "If", tuple(inputs), outputs, callee=called[0], otherwise=called[1])
         )
@@ -266,10 +264,3 @@ def _constants(args: Sequence[Any]) -> Iterator[Any]:
             yield from _constants(arg.fields[:])
         elif type(arg) is ir.GenericConst:
             yield arg
-
-
-def _leaves(tree: Tree) -> list[int]:
-    """Values of a tree, in order."""
-    if isinstance(tree, tuple):
-        return [leaf for field in tree for leaf in _leaves(field)]
-    return [] if tree is None else [tree]

@@ -120,6 +120,17 @@ class Program:
         """Whether an entry runs on the first device of a mesh: what entries share counts there."""
         return self.meshes[mesh].device_ids[0] in self.devices_of(entry)
 
+    def inputs(self) -> Iterator[tuple[int, str, Value]]:
+        """Inputs and weights of the whole step: mesh, name and value of each, on each mesh once."""
+        for entry in self.entries:
+            fn = self.functions[entry.function]
+            for value in (fn.values[index] for index in fn.params):
+                number = entry.mesh if value.mesh is None else value.mesh
+                if self.leads(entry, number):  # another entry on this mesh may have it too
+                    yield number, value.name, value
+        if self.staged is not None:
+            yield from self.staged.inputs()
+
     def executed(self, function: str) -> Iterator[tuple[Function, Op]]:
         """Ops in the order in which a function runs them, each with the function it stands in.
 

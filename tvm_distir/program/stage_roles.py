@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -13,17 +13,15 @@ from tvm.relax.op import add, reshape, strided_slice
 
 from ..errors import SimulationError
 from ..ir import known_shape, tensor_type
-from ..ir.rewrite import typed, variables
+from ..ir.rewrite import substitute, typed, variables
 from ..ops import size_bytes
-from ..schedules import PART, TOTAL, Pipeline
+from ..schedules import PART, STREAM, TOTAL, Pipeline, first_stream
 from ..transform.stages import Ports, StageBody, When, going_on
 from .body import FunctionExporter
 from .parts import Function, Value
 from .staged import ACCUMULATE, ADD, BACKWARD, BEGIN, END, FORWARD, NEXT, ROWS, WEIGHT, Phase, Role
 from .staged import PART as PART_PHASE
-
-Tree = Any
-"""A slot, a tuple of trees, or None for what is no tensor."""
+from .trees import Tree, leaves, shaped
 
 _WHENS = {
     BEGIN: When.BEGIN,
@@ -104,17 +102,25 @@ class RoleExporter:
 
     def slot(self, what: str) -> int:
         """Slot of a result."""
-        (slot,) = _leaves(self._tree(self.body.results[what]))
+        (slot,) = leaves(self._tree(self.body.results[what]))
         return slot
 
     def param(self, what: str) -> int:
         """Slot of a parameter."""
-        (slot,) = _leaves(self.trees[self.body.params[what]])
+        (slot,) = leaves(self.trees[self.body.params[what]])
         return slot
 
     def _groups(self) -> dict[str, list[Any]]:
         """Bindings of each phase: those behind all micro-batches by the sums that need them."""
-        found = {name: list(self.body.bindings[when]) for name, when in _WHENS.items()}
+        streams = {
+            var: relax.const(first_stream(what, 0), "int64")
+            for what, var in self.body.params.items()
+            if what.startswith(f"{STREAM}:")
+        }
+        found = {
+            name: [_reading(b, streams) for b in self.body.bindings[when]]
+            for name, when in _WHENS.items()
+        }
         rest = list(self.body.bindings[When.END])
         for number, name in enumerate(self.sums):
             needed = set(variables(self.body.results[f"{PART}:{name}"]))
@@ -130,9 +136,10 @@ class RoleExporter:
         """Add the slots of a type."""
         if isinstance(ty, relax.TupleType):
             return tuple(self._declare(f, f"{name}.{i}", **extra) for i, f in enumerate(ty.fields))
-        if tensor_type(ty) is None:
+        tensor = tensor_type(ty)
+        if tensor is None:
             return None
-        shape, dtype = known_shape(ty), str(tensor_type(ty).dtype)
+        shape, dtype = known_shape(ty), str(tensor.dtype)
         if shape is None:
             raise self._refuse(f"the shape of {name} is not known before the run", "Bind its dims.")
         self.slots.append(Value(name, shape, dtype, size_bytes(shape, dtype), **extra))
@@ -140,6 +147,8 @@ class RoleExporter:
 
     def _param(self, what: str, var: Any) -> list[int]:
         """Declare a parameter; slots of what the whole step gives, of data all rows."""
+        if what.startswith(f"{STREAM}:"):
+            return []  # a number of each micro-batch, as good as any other
         if what not in self.pipeline.inputs:
             self.trees[var] = self._declare(var.ty, str(var.name))
             return []
@@ -155,7 +164,7 @@ class RoleExporter:
             shown.ty, str(var.name), role="input" if data else "weight",
             whole_shape=tuple(whole_shape), placement=place.placement,
         )  # fmt: skip
-        return _leaves(self.trees[shown])
+        return leaves(self.trees[shown])
 
     def _rows(self) -> None:
         """Export how the rows of a micro-batch are taken from the data."""
@@ -208,7 +217,7 @@ class RoleExporter:
         mod = self.mod.clone()
         mod.update(ir.IRModule({on: self.made[str(on.name_hint)] for on in _called(new)}))
         self.mod = mod
-        self._export(NEXT, new, results, [_leaves(self.trees[b]) for b in befores])
+        self._export(NEXT, new, results, [leaves(self.trees[b]) for b in befores])
 
     def _add(self, number: str) -> None:
         """Export the sum of what came so far and the stage's own term."""
@@ -217,7 +226,7 @@ class RoleExporter:
         value = relax.BlockBuilder().normalize(add(total, own))
         var = relax.Var("sum", value.ty)
         self._export(
-            f"{ADD}:{number}", [relax.VarBinding(var, value)], [var], [_leaves(self.trees[total])]
+            f"{ADD}:{number}", [relax.VarBinding(var, value)], [var], [leaves(self.trees[total])]
         )
 
     def _export(
@@ -237,7 +246,7 @@ class RoleExporter:
         fn = relax.Function(list(reads), body, result.ty, False)
         exporter = FunctionExporter(self.mod, full, fn)
         made = exporter.run(self.ports.mesh, None)
-        inputs = [slot for var in reads for slot in _leaves(self.trees[var])]
+        inputs = [slot for var in reads for slot in leaves(self.trees[var])]
         slot_of = dict(zip(made.params, inputs, strict=True))
         outputs: list[int] = []
         kept: list[int] = []
@@ -245,7 +254,7 @@ class RoleExporter:
         wanted = iter([slot for slots in targets for slot in slots])
         for var in results:
             own = []
-            for index in [next(found) for _ in _leaves(_shaped(var.ty, count()))]:
+            for index in [next(found) for _ in leaves(shaped(var.ty, count()))]:
                 slot = next(wanted) if targets else slot_of.get(index)
                 if slot is None:
                     value = made.values[index]
@@ -256,13 +265,11 @@ class RoleExporter:
                     outputs.append(slot)
                     kept.append(index)
                 own.append(slot)
-            self.trees[var] = _shaped(var.ty, iter(own))
+            self.trees[var] = shaped(var.ty, iter(own))
         if not made.ops and not outputs:
             return  # parts of what an earlier phase made
         self.exporters.append(exporter)
-        self.functions[full] = Function(
-            made.mesh, made.params, made.ops, tuple(kept), made.values
-        )
+        self.functions[full] = Function(made.mesh, made.params, made.ops, tuple(kept), made.values)
         self.phases.append(Phase(name, full, tuple(inputs), tuple(outputs)))
 
     def _tree(self, expr: Any) -> Tree:
@@ -278,18 +285,12 @@ class RoleExporter:
         return SimulationError("DIST0714", what, place=self.note.function, remedy=remedy)
 
 
+def _reading(binding: Any, constants: Mapping[Any, Any]) -> Any:
+    """A binding that reads constants instead of variables."""
+    if not any(var in constants for var in variables(binding.value)):
+        return binding
+    return relax.VarBinding(binding.var, substitute(binding.value, constants))
+
+
 def _called(bindings: Iterable[Any]) -> list[Any]:
     return [b.value.op for b in bindings if isinstance(b.value, ir.Call)]
-
-
-def _shaped(ty: Any, slots: Iterator[int]) -> Tree:
-    """Slots in the tree of a type."""
-    if isinstance(ty, relax.TupleType):
-        return tuple(_shaped(field, slots) for field in ty.fields)
-    return None if tensor_type(ty) is None else next(slots)
-
-
-def _leaves(tree: Tree) -> list[int]:
-    if isinstance(tree, tuple):
-        return [leaf for field in tree for leaf in _leaves(field)]
-    return [] if tree is None else [tree]

@@ -1,10 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A step in stages as a program has it: each kind of stage once, who runs it, and in which order."""
+"""A step in stages as a program has it: each kind of stage once, who runs it, in which order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,6 +164,16 @@ class Staged:
     def role_of(self, stage: int) -> Role:
         """The kind of a stage."""
         return self.roles[self.stages[stage].role]
+
+    def inputs(self) -> Iterator[tuple[int, str, Value]]:
+        """Inputs and weights of the whole step: rank, name and value of each, per rank once."""
+        seen: set[tuple[int, str]] = set()
+        for stage, rank in zip(self.stages, self.schedule.rank_of, strict=True):
+            role = self.roles[stage.role]
+            for name, slot in zip(stage.names, role.params, strict=True):
+                if (rank, name) not in seen:
+                    seen.add((rank, name))
+                    yield rank, name, role.slots[slot]
 
     def functions(self) -> list[str]:
         """Names of the functions of all phases, each once."""

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..errors import SimulationError, nearest
@@ -37,9 +38,10 @@ class StagedChecks:
     def run(self) -> None:
         """Check all of it."""
         self._ranks()
-        for number, role in enumerate(self.staged.roles):
-            self._role(role, f"{self.place}/roles[{number}]")
         self._stages()
+        arriving = self._arriving()
+        for number, role in enumerate(self.staged.roles):
+            self._role(role, arriving.get(number, set()), f"{self.place}/roles[{number}]")
         for number, edge in enumerate(self.staged.edges):
             where = f"{self.place}/edges[{number}]"
             step = {"forward": 1, "backward": -1}.get(edge.direction)
@@ -66,10 +68,10 @@ class StagedChecks:
                         f"device {device} belongs to rank {owner[device]} already",
                     )
 
-    def _role(self, role: Role, place: str) -> None:
+    def _role(self, role: Role, arriving: set[int], place: str) -> None:
         self._slots(role, [*role.params, *role.results, *(s for p in role.sums for s in p)], place)
         order, seen = -1, set[str]()
-        there = {*role.params, *self._arriving(role)}
+        there = {*role.params, *arriving, *(total for _, total in role.sums)}
         for number, phase in enumerate(role.phases):
             where = f"{place}/phases[{number}]"
             word, _, term = phase.name.partition(":")
@@ -87,20 +89,27 @@ class StagedChecks:
                 raise self.broken(where, f"slot {missing[0]} ({name}) is read before it is there")
             there.update(phase.outputs)
             self._calls(role, phase.function, phase.inputs, phase.outputs, where)
+        for name in (FORWARD, BACKWARD):
+            if name not in seen:
+                raise self.broken(place, f"it has no phase {name!r}")
         for slot in role.results:
             if slot not in there:
                 raise self.broken(place, f"nothing writes the result in slot {slot}")
 
-    def _arriving(self, role: Role) -> set[int]:
-        """Slots that other stages write, of some stage of a kind."""
-        staged = self.staged
-        edges = [*staged.edges, *(edge for one in staged.sums for edge in one.edges)]
-        found = {total for _, total in role.sums}
-        for edge in edges:
-            stage = edge.target[0]
-            if stage < len(staged.stages) and staged.stages[stage].role < len(staged.roles):
-                if staged.role_of(stage) is role:
-                    found.add(edge.target[1])
+    def _arriving(self) -> dict[int, set[int]]:
+        """By role the slots that a stage's neighbours write."""
+        slots: list[set[int]] = [set() for _ in self.staged.stages]
+        for edge in self.staged.edges:
+            if edge.target[0] < len(slots):
+                slots[edge.target[0]].add(edge.target[1])
+        found: dict[int, set[int]] = {}
+        for number, stage in enumerate(self.staged.stages):
+            if found.setdefault(stage.role, slots[number]) != slots[number]:
+                raise self.broken(
+                    f"{self.place}/stages[{number}]",
+                    f"it gets the slots {sorted(slots[number])}, a stage alike "
+                    f"{sorted(found[stage.role])}",
+                )
         return found
 
     def _slots(self, role: Role, slots: Iterable[int], place: str) -> None:
@@ -158,9 +167,6 @@ class StagedChecks:
             ):  # fmt: skip
                 if len(names) != len(slots):
                     raise self.broken(where, f"{len(names)} names for {len(slots)} {what}")
-            for name in (FORWARD, BACKWARD):
-                if role.phase(name) is None:
-                    raise self.broken(where, f"its role has no phase {name!r}")
 
     def _edge(self, edge: Edge, place: str) -> None:
         """Check both ends."""
@@ -183,14 +189,17 @@ class StagedChecks:
             if stages[-1] >= len(self.staged.stages):
                 raise self.broken(where, f"stage {stages[-1]} of {len(self.staged.stages)}")
             chain = [(e.source[0], e.target[0]) for e in one.edges if e.direction == "sum"]
-            if chain != list(zip(stages, stages[1:])):
+            if chain != list(itertools.pairwise(stages)):
                 raise self.broken(where, f"edges {chain} do not add up the stages {list(stages)}")
             for edge in one.edges:
                 if edge.direction not in ("sum", "total"):
                     raise self.broken(where, f"an edge {edge.direction!r} in a sum")
                 self._edge(edge, where)
         for number, stage in enumerate(self.staged.stages):
-            wanted, found = len(self.staged.roles[stage.role].sums), len(self.staged.sums_of(number))
+            wanted, found = (
+                len(self.staged.roles[stage.role].sums),
+                len(self.staged.sums_of(number)),
+            )
             if wanted != found:
                 raise self.broken(
                     f"{self.place}/stages[{number}]",

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -23,6 +24,7 @@ from .parts import Function, Mesh
 from .program import Program
 from .stage_roles import RoleExporter
 from .staged import Edge, Stage, Staged, StageSum
+
 
 def export_stages(mod: ir.IRModule, pipeline: Pipeline) -> Program:
     """Export a module in stages; see :func:`.exporter.export`."""
@@ -124,7 +126,7 @@ class _Staging:
             term, total = f"{PART}:{one.name}", f"{TOTAL}:{one.name}"
             slots = {k: self._slot(k, total, True) for k in one.stages}
             edges = []
-            for here, there in zip(one.stages, one.stages[1:]):
+            for here, there in itertools.pairwise(one.stages):
                 made, read = self._made(here, term), self._made(there, term)
                 ends = (here, slots[here]), (there, slots[there])
                 edges.append(self._edge(*ends, "sum", made, read))

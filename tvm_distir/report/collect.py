@@ -29,6 +29,11 @@ ASSUMPTIONS = (
     "All devices are alike, and start together.",
 )
 
+PIPELINE_ASSUMPTION = (
+    "The stages of a pipeline run their units in the order of the schedule. A device sends one "
+    "message after the other, each as soon as its value is made, beside what it computes."
+)
+
 
 def analysis_of(
     result: sim.Result,
@@ -92,7 +97,8 @@ def analysis_of(
         plan=plan,
         strategy=strategy,
         batch=batch,
-        assumptions=ASSUMPTIONS,
+        assumptions=ASSUMPTIONS if result.pipeline is None else (*ASSUMPTIONS, PIPELINE_ASSUMPTION),
+        pipeline=result.pipeline,
         timings_s=dict(timings_s or {}),
         warnings=warnings,
     )
@@ -201,38 +207,29 @@ def hardware_of(system: System, dtype: str) -> Hardware:
 
 
 def parameters_of(program: Program) -> tuple[ReportParameter, ...]:
-    """Inputs and weights of every entry, with their placement."""
+    """Inputs and weights of the whole step, with their placement."""
     found = []
-    for entry in program.entries:
-        function = program.functions[entry.function]
-        for index in function.params:
-            value = function.values[index]
-            number = entry.mesh if value.mesh is None else value.mesh
-            if not program.leads(entry, number):
-                continue  # another entry on this mesh has it too
-            whole = value.whole_shape if value.whole_shape is not None else value.shape
-            local = math.prod(value.shape)
-            item_bytes = value.bytes // local if local else 0
-            found.append(
-                ReportParameter(
-                    name=value.name,
-                    shape=tuple(whole),
-                    dtype=value.dtype,
-                    mesh=program.meshes[number].name,
-                    placement=value.placement or "",
-                    whole_bytes=math.prod(whole) * item_bytes,
-                    device_bytes=value.bytes,
-                )
+    for number, name, value in program.inputs():
+        whole = value.whole_shape if value.whole_shape is not None else value.shape
+        local = math.prod(value.shape)
+        item_bytes = value.bytes // local if local else 0
+        found.append(
+            ReportParameter(
+                name=name,
+                shape=tuple(whole),
+                dtype=value.dtype,
+                mesh=program.meshes[number].name,
+                placement=value.placement or "",
+                whole_bytes=math.prod(whole) * item_bytes,
+                device_bytes=value.bytes,
             )
+        )
     return tuple(found)
 
 
 def batch_of(program: Program) -> int | None:
     """Dim 0 of the first data input that has dims; None where there is none."""
-    for entry in program.entries:
-        function = program.functions[entry.function]
-        for index in function.params:
-            value = function.values[index]
-            if value.role == "input" and value.whole_shape:
-                return value.whole_shape[0]
+    for _, _, value in program.inputs():
+        if value.role == "input" and value.whole_shape:
+            return value.whole_shape[0]
     return None

@@ -20,7 +20,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
     data : dict
         ``schema_version``, ``time_s``, ``peak_memory_bytes``, ``fits``, ``bound_by``,
         ``devices``, ``collectives``, ``warnings``, ``unmodelled_ops``, ``branches``, ``engine``,
-        ``timings_s``, ``meshes`` and what was asked for.
+        ``timings_s``, ``meshes``, of a step in stages ``pipeline``, and what was asked for.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -48,6 +48,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "branches": [dict(vars(one)) for one in analysis.branches],
         "engine": analysis.engine,
         "timings_s": {stage: round(took, 6) for stage, took in analysis.timings_s.items()},
+        **({} if analysis.pipeline is None else {"pipeline": analysis.pipeline.to_dict()}),
     }
 
 

@@ -9,18 +9,25 @@ from dataclasses import dataclass
 
 from . import units
 from .model import Analysis, ReportParameter
+from .text import pipeline_words
 
 
 def findings(analysis: Analysis) -> list[str]:
     """What stands out, the most important first, each as one sentence."""
     return [
         *(f"Warning: {said}." for said in analysis.warnings),
+        *_pipeline(analysis),
         *_memory(analysis),
         *_time(analysis),
         *_communication(analysis),
         *_work(analysis),
         *_balance(analysis),
     ]
+
+
+def _pipeline(analysis: Analysis) -> list[str]:
+    words = pipeline_words(analysis)
+    return [f"{words[:1].upper()}{words[1:]}: ranks wait for each other so long."] if words else []
 
 
 def _memory(analysis: Analysis) -> list[str]:

@@ -15,6 +15,8 @@ PALETTE = 10
 
 COMM_PALETTE = 5
 
+UNITS = ("forward", "backward", "weight", "begin", "end")
+
 
 def esc(text: object) -> str:
     """Escape for HTML text and for quoted attributes."""
@@ -24,10 +26,12 @@ def esc(text: object) -> str:
 def op_colours(analysis: Analysis) -> dict[str, int]:
     """Colour number by op: the ones that take most time get a colour of their own.
 
-    Collectives have a palette of their own, from 100 on.
+    So do units of a pipeline, which the timeline shows instead of ops. Collectives have a palette
+    of their own, from 100 on.
     """
     ordered = sorted(analysis.ops, key=lambda one: (-one.time_s, one.op))
-    colours = {one.op: min(i, PALETTE - 1) for i, one in enumerate(ordered)}
+    names = [*(UNITS if analysis.pipeline is not None else ()), *(one.op for one in ordered)]
+    colours = {name: min(i, PALETTE - 1) for i, name in enumerate(names)}
     kinds: list[str] = []
     for one in analysis.collectives:
         if one.kind not in kinds:

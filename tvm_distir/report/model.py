@@ -8,7 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..simulation import Branch, CollectiveTotal, DeviceResult, FunctionTime, OpTime
+from ..simulation import (
+    Branch,
+    CollectiveTotal,
+    DeviceResult,
+    FunctionTime,
+    OpTime,
+    PipelineResult,
+)
 
 SCHEMA_VERSION = 1
 
@@ -104,6 +111,7 @@ class Analysis:
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     timings_s: Mapping[str, float] = field(default_factory=dict)
+    pipeline: PipelineResult | None = None
 
     @property
     def title(self) -> str:

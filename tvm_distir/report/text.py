@@ -112,6 +112,9 @@ def mesh_words(analysis: Analysis) -> str:
     for mesh in analysis.meshes:
         axes = ", ".join(f"{axis}={n}" for axis, n in zip(mesh.axes, mesh.shape))
         words.append(f"{mesh.name}: {axes}" if many else axes)
+    alike = {(mesh.axes, mesh.shape) for mesh in analysis.meshes}
+    if analysis.pipeline is not None and many and len(alike) == 1:
+        words = [f"{len(analysis.meshes)} x ({words[0].partition(': ')[2]})"]
     total = len({d for mesh in analysis.meshes for d in mesh.device_ids})
     return f"{'; '.join(words)} ({total} device{'s' if total != 1 else ''})"
 
@@ -128,12 +131,28 @@ def _verdict(analysis: Analysis, paint: Painter) -> list[str]:
             else paint("red", f"DOES NOT FIT: {peak} of {capacity} per device")
         )
     plan = f"strategy {analysis.strategy}" if analysis.strategy else "a given plan"
+    staged = pipeline_words(analysis)
     return [
         paint("bold", f"{printable(analysis.title)} on {printable(analysis.hardware.name)}"),
         f"  {mesh_words(analysis)}, {printable(plan)}",
         f"  {paint('bold', units.duration(analysis.time_s))} per step, mostly "
         f"{analysis.bound_by}; {fit}",
+        *([f"  {staged}"] if staged else []),
     ]
+
+
+def pipeline_words(analysis: Analysis) -> str:
+    """Schedule, stages, micro-batches and bubble of a step in stages; empty for others."""
+    found = analysis.pipeline
+    if found is None:
+        return ""
+    stages = f"{found.ranks * found.chunks} stages"
+    if found.chunks > 1:
+        stages += f" on {found.ranks} ranks"
+    return (
+        f"schedule {found.schedule}: {stages}, {found.micro_batches} micro-batches, "
+        f"bubble {units.share(found.bubble, 1.0)}"
+    )
 
 
 def _unmodelled(analysis: Analysis, paint: Painter) -> list[str]:

@@ -169,9 +169,7 @@ def traffic(
     return sums
 
 
-def add_traffic(
-    sums: Traffic, key: TrafficKey, count: int, each: tuple[int, int, int]
-) -> None:
+def add_traffic(sums: Traffic, key: TrafficKey, count: int, each: tuple[int, int, int]) -> None:
     """Add executions, each of so many bytes of results, bytes on the wire and picoseconds."""
     table = sums.setdefault(key, [0, 0, 0, 0])
     for i, value in enumerate((1, *each)):

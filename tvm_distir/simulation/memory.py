@@ -45,12 +45,12 @@ def live_memory(
     change = np.concatenate(
         (np.array([resident_bytes], np.int64), buffer_bytes[real], -buffer_bytes[freed])
     )
-    time, slot = np.unique(when, return_inverse=True)
-    delta = np.zeros(time.size, np.int64)
-    np.add.at(delta, slot, change)
-    changes = delta != 0
-    changes[0] = True
-    return time[changes], np.cumsum(delta[changes])
+    order = np.argsort(when, kind="stable")
+    time, live = when[order], np.cumsum(change[order])
+    last = np.append(time[1:] != time[:-1], True)
+    time, live = time[last], live[last]
+    changes = np.append(True, live[1:] != live[:-1])
+    return time[changes], live[changes]
 
 
 def lifetimes(

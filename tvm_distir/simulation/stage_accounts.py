@@ -89,14 +89,10 @@ class RankAccount:
         return found
 
     def _resident(self) -> tuple[int, int]:
-        """Bytes of inputs, and of weights and constants; stages share what has one name."""
-        values = {
-            name: role.slots[slot]
-            for stage in self.stages
-            for role in [self.staged.role_of(stage)]
-            for name, slot in zip(self.staged.stages[stage].names, role.params, strict=True)
-        }
-        inputs, weights = value_bytes(values.values())
+        """Bytes of inputs, and of weights and constants."""
+        inputs, weights = value_bytes(
+            value for rank, _, value in self.staged.inputs() if rank == self.rank
+        )
         roots = {p.function for k in self.stages for p in self.staged.role_of(k).phases}
         return inputs, weights + constant_bytes(self.program, sorted(roots))
 
@@ -185,8 +181,6 @@ def _thinned(when: Ints, live: Ints, marks: Ints) -> tuple[tuple[float, int], ..
     begin = np.unique(np.searchsorted(when, marks))
     begin = np.unique(np.concatenate(([0], begin[begin < when.size])))
     last = np.append(begin[1:], when.size) - 1
-    highest = [
-        a + int(np.argmax(live[a : b + 1])) for a, b in zip(begin.tolist(), last.tolist())
-    ]
+    highest = [a + int(np.argmax(live[a : b + 1])) for a, b in zip(begin.tolist(), last.tolist())]
     kept = np.unique(np.concatenate((highest, last)))
     return tuple(zip(map(seconds, when[kept].tolist()), live[kept].tolist(), strict=True))

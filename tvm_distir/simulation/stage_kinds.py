@@ -84,14 +84,13 @@ class Kinds:
     ) -> None:
         self.program, self.staged, self.system = program, staged, system
         self.blocking, self.engine = blocking, engine
-        axes = {
-            op.mesh_axes for fn in program.functions.values() for op in fn.ops if op.mesh_axes
-        }
+        axes = {op.mesh_axes for fn in program.functions.values() for op in fn.ops if op.mesh_axes}
         keys: list[Hashable] = []
         for mesh in program.meshes:
             fitting = sorted(a for a in axes if all(n < len(mesh.shape) for n in a))
-            layouts = tuple(system.layout(mesh.groups(a)) for a in fitting)
-            keys.append((mesh.axes, mesh.shape, layouts))
+            layouts = [system.layout(mesh.groups(a)) for a in fitting]
+            lie = tuple((layout.kinds, layout.sharing) for layout in layouts)
+            keys.append((mesh.axes, mesh.shape, lie))
         roles: dict[Hashable, set[int]] = {}
         for stage, rank in zip(staged.stages, staged.schedule.rank_of, strict=True):
             roles.setdefault(keys[rank], set()).add(stage.role)
@@ -150,12 +149,12 @@ class Kinds:
     def _apart(
         self, units: dict[tuple[int, str], StageUnit], summaries: dict[tuple[int, str], Summary]
     ) -> dict[int, set[int]]:
-        """By role the slots whose time can matter by itself; the others follow the compute stream."""
+        """By role the slots whose time can matter by itself, beside the compute stream's."""
         found = {number: set(slots) for number, slots in arriving(self.staged).items()}
-        for (role, name), unit in units.items():
-            summary = summaries[role, name]
-            found[role].update(unit.inputs[p] for p in summary.awaited_apart())
-            found[role].update(unit.outputs[r] for r in summary.unsettled())
+        for key, unit in units.items():
+            summary = summaries[key]
+            found[key[0]].update(unit.inputs[p] for p in summary.awaited_apart())
+            found[key[0]].update(unit.outputs[r] for r in summary.unsettled())
         for number, role in enumerate(self.staged.roles):
             found[number].update(slot for pair in role.sums for slot in pair)
         return found

@@ -59,16 +59,16 @@ class StageTimeline:
         messages = []
         for stream, found in (("send", state.sent), ("recv", state.received)):
             side = stream == "recv"
-            for one in found:
-                edge = one.edge
+            for message in found:
+                edge = message.edge
                 facts = {
                     "payload_bytes": edge.bytes[side],
                     "wire_bytes": edge.wire_bytes[side],
                     "bound_by": "network",
                     "scope": f"stage {edge.source[0]} to stage {edge.target[0]}",
                 }
-                micro = f" {one.micro}" if one.micro >= 0 else ""
-                messages.append((stream, f"{edge.direction}{micro}", one.start, one.end, facts))
+                name = f"{edge.direction} {message.micro}" if message.micro >= 0 else edge.direction
+                messages.append((stream, name, message.start, message.end, facts))
         return StageTimeline(program.meshes[rank].device_ids[0], parts, messages)
 
     def __len__(self) -> int:

@@ -206,9 +206,8 @@ class StageRuns:
             runs = state.runs[stage, name] = Runs(unit, stage, name)
         once, own, summary = state.once[stage], self._slots(stage, micro), unit.summary
         inputs = np.where(unit.input_once, once[unit.inputs], own[unit.inputs])
-        times = state.streams[:2] + [
-            state.ready.get(i, 0) for i in inputs[summary.timed].tolist()
-        ]
+        ready = state.ready
+        times = state.streams[:2] + [ready.get(i, 0) for i in inputs[summary.timed].tolist()]
         if micro < 0:
             runs.starts.append(summary.starts_at(times))
             out = summary.finish(times, runs.starts[-1])
@@ -288,4 +287,3 @@ class StageRuns:
             self._hand_over(edge, -1)
         else:
             self._send(edge, -1)
-

@@ -100,9 +100,7 @@ def _compose(
             at[slot] = outputs[slot] = add(slot)
         writes = tuple(at[slot] for slot in phase.outputs)
         ops.append(Op(phase.name, "call", phase.function, reads, writes, callee=phase.function))
-    fn = Function(
-        mesh, tuple(inputs.values()), tuple(ops), tuple(outputs.values()), tuple(values)
-    )
+    fn = Function(mesh, tuple(inputs.values()), tuple(ops), tuple(outputs.values()), tuple(values))
     return fn, tuple(inputs), tuple(outputs)
 
 

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A function as a max-plus map: from when its streams and operands are there to when each op starts.
+"""A function as a max-plus map: from when streams and operands are there to when each op starts.
 
 With fixed durations an op starts at ``max over ports (time of the port + longest path from it)``.
 The ports are the compute stream, the communication stream, and those operands whose time can
@@ -162,7 +162,7 @@ class Summary:
 
     def starts(self, times: Ints) -> Ints:
         """When each task of each run starts, (runs, tasks), from (runs, ports) times."""
-        found = times[:, 0, None] + self.paths[0]
+        found: Ints = times[:, 0, None] + self.paths[0]
         for port in range(1, self.port_count):
             np.maximum(found, times[:, port, None] + self.paths[port], out=found)
         return found

@@ -19,7 +19,7 @@ from ..runtime.engines import Engine, Reference, strip_annotations
 from ..runtime.engines import engine as make_engine
 from ..runtime.program import same_bits
 from ..schedules import Pipeline
-from ..transform import RunInTurn
+from ..transform import ExpandSchedule, RunInTurn
 from .bisect import Bisection, Fault, first_difference
 from .claims import claimed_collectives, differences
 from .compare import OutputReport, coarsest_float, compare_outputs, largest, not_finite
@@ -255,7 +255,7 @@ def verify(
     else:
         outputs = compare_outputs(got, expected, dtype, exact, atol, rtol)
     equal = all(o.equal for o in (*outputs, *twin)) and not replicas
-    claims = claimed_collectives(export(dist))
+    claims = claimed_collectives(export(ExpandSchedule()(dist)))
     fault, no_fault = None, ""
     if not equal and Pipeline.of(mod) is not None:
         no_fault = "bindings of a step in stages have no one place among those of one device"

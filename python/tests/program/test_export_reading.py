@@ -201,7 +201,7 @@ def test_unmodelled_needs_a_reason():
     assert Program.from_dict(Program.from_dict(data).to_dict()).functions["f"].ops[0] == op
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, True, 1.5])
+@pytest.mark.parametrize("version", [0, 3, "1", None, True, 1.5])
 def test_schema_version(version):
     refused(changed("schema_version", version), "DIST0711")
     refused(changed("schema_version", ...), "DIST0711")
