@@ -66,6 +66,7 @@ class RoleExporter:
         self.trees: dict[Any, Tree] = {}
         self.whole: dict[str, Any] = {}
         self.phases: list[Phase] = []
+        self.place_of = {what: i for i, what in enumerate(pipeline.inputs)}
         self.sums = [s.name for s in pipeline.sums if number in s.stages]
         self.groups = self._groups()
         self.read_by: dict[Any, set[str]] = {}
@@ -79,6 +80,7 @@ class RoleExporter:
 
     def run(self) -> Role:
         """Export all phases, in the order in which they are run."""
+        outputs = set(self.pipeline.outputs)
         params = [slot for what, var in self.body.params.items() for slot in self._param(what, var)]
         for name, bindings in self.groups.items():
             if name == FORWARD:
@@ -93,7 +95,7 @@ class RoleExporter:
             self.note.function,
             tuple(self.slots),
             tuple(params),
-            tuple(self.slot(w) for w in self.note.results if w in self.pipeline.outputs),
+            tuple(self.slot(w) for w in self.note.results if w in outputs),
             tuple(
                 (self.slot(f"{PART}:{name}"), self.param(f"{TOTAL}:{name}")) for name in self.sums
             ),
@@ -149,11 +151,11 @@ class RoleExporter:
         """Declare a parameter; slots of what the whole step gives, of data all rows."""
         if what.startswith(f"{STREAM}:"):
             return []  # a number of each micro-batch, as good as any other
-        if what not in self.pipeline.inputs:
+        if what not in self.place_of:
             self.trees[var] = self._declare(var.ty, str(var.name))
             return []
         place = self.ports.inputs[self.note.params.index(what)]
-        data = self.pipeline.inputs.index(what) < self.pipeline.data_count
+        data = self.place_of[what] < self.pipeline.data_count
         micros = self.pipeline.schedule.micro_batches if what in self.pipeline.sliced else 1
         whole_shape, ty, shown = list(place.shape), var.ty, var
         if micros > 1:

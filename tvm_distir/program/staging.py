@@ -76,12 +76,13 @@ class _Staging:
         first = {number: rank for rank, number in reversed(list(enumerate(self.of_rank)))}
         numbers = {name: i for i, name in enumerate(roles)}
         given: set[str] = set()
+        known, wanted = set(self.pipeline.inputs), set(self.pipeline.outputs)
         stages = []
         for note in self.pipeline.stages:
-            results = [w for w in note.results if w in self.pipeline.outputs]
+            results = [w for w in note.results if w in wanted]
             names = ["" if w in given else plain_name(w) for w in results]
             given.update(results)
-            inputs = [plain_name(w) for w in note.params if w in self.pipeline.inputs]
+            inputs = [plain_name(w) for w in note.params if w in known]
             stages.append(Stage(numbers[note.function], tuple(inputs), tuple(names)))
         staged = Staged(
             self.schedule, tuple(roles.values()), tuple(stages),

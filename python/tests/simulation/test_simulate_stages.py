@@ -6,17 +6,23 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+sys.path.append(str(Path(__file__).parent.parent / "transform"))
 from hand_programs import MICRO, SYSTEM
 from hand_stages import Sizes, stages
+from pipeline_models import tower
 
 import tvm_distir as td
 from tvm_distir.errors import SimulationError
+from tvm_distir.plan import MeshSpec, Plan
 from tvm_distir.schedules import BACKWARD, FORWARD, WEIGHT, Schedule
 from tvm_distir.simulation import Result
-from tvm_distir.strategy import make_plan
+from tvm_distir.strategy import compose, make_plan
 from tvm_distir.transform import ExpandSchedule, ScheduleCollectives, SplitCollectives
 
 DGX = td.System.load("dgx-a100")
@@ -72,6 +78,56 @@ def test_values_of_collectives_that_other_phases_read(inside: str, blocking: boo
 @pytest.mark.parametrize("blocking", [False, True])
 def test_started_collectives(blocking: bool) -> None:
     _same(ScheduleCollectives()(SplitCollectives()(_local("1f1b", 2, 4))), blocking)
+
+
+def _tower(kind: str = "1f1b", rate: float = 0.0, **more: Any) -> Any:
+    schedule = {"kind": kind, "stages": 2, "micro_batches": 4, **more}
+    model = tower(8, 8, tied=False, rate=rate)
+    return td.train_step(model, "mse", "adam", schedule=schedule)
+
+
+def test_ranks_on_meshes_of_their_own() -> None:
+    """A stage on four devices of two axes, the next one on two of one axis, on another node."""
+    step = _tower(meshes=["wide", "narrow"])
+    wide, narrow = MeshSpec("wide", {"dp": 2, "tp": 2}), MeshSpec("narrow", {"dp": 2}, start=10)
+    rules = [
+        rule
+        for mesh, function, text in (
+            (wide, "stage0", "data_parallel+tensor_parallel"),
+            (narrow, "stage1", "zero:stage=1"),
+        )
+        for rule in compose(step, mesh, text).rules
+        if rule.function == function
+    ]
+    given = {"kind": "1f1b", "stages": 2, "micro_batches": 4, "meshes": ["wide", "narrow"]}
+    plan = Plan((wide, narrow), tuple(rules), schedule=Schedule.known(given))
+    local = td.distribute(step, plan)
+    program = td.export(local)
+    assert [mesh.device_ids for mesh in program.meshes] == [(0, 1, 2, 3), (10, 11)]
+    for blocking in (False, True):
+        _same(local, blocking)
+
+
+def test_numbers_of_a_micro_batch_are_counted_once() -> None:
+    """Written out, the first stream of random numbers stands there for every micro-batch."""
+    step = _tower(rate=0.25)
+    local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 2}))
+    short = td.simulate(td.export(local), DGX)
+    whole = td.simulate(td.export(ExpandSchedule()(local)), DGX)
+    assert (short.time_s, short.collectives) == (whole.time_s, whole.collectives)
+    numbers_bytes = 8 * 4  # int64, four micro-batches
+    for one, other in zip(short.devices, whole.devices, strict=True):
+        assert 0 <= other.peak_memory_bytes - one.peak_memory_bytes < numbers_bytes
+        assert other.peak_memory_bytes - one.peak_memory_bytes == (
+            other.param_bytes - one.param_bytes
+        )
+
+
+def test_steps_that_stash_weights_are_written_out() -> None:
+    step = _tower(stash=True)
+    program = td.export(td.distribute(step, make_plan(step, "data_parallel", {"dp": 2})))
+    assert program.staged is None
+    assert len(program.entries) == 2
 
 
 def test_the_plain_event_loop_gives_the_same() -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from tvm import ir, relax
 
 from ...errors import ModelError
-from ...ir.rewrite import let_out, merged_blocks, typed, with_body
+from ...ir.rewrite import all_bindings, let_out, merged_blocks, typed, with_body
 from ...native import pruned, pruned_bindings
 from .primfuncs import backward_kernel, unmarked
 
@@ -65,14 +65,13 @@ class Functions:
 
 def _named_in(fn: relax.Function) -> list[str]:
     """Names of the functions that the bindings of a function call or hand to a call."""
-    found: list[str] = []
-
-    def visit(expr: Any) -> None:
-        if isinstance(expr, ir.GlobalVar):
-            found.append(str(expr.name_hint))
-
-    relax.analysis.post_order_visit(fn.body, visit)
-    return found
+    return [
+        str(named.name_hint)
+        for binding in all_bindings(fn.body)
+        if type(binding.value) is ir.Call
+        for named in (binding.value.op, *binding.value.args[:])
+        if type(named) is ir.GlobalVar
+    ]
 
 
 def written(
