@@ -118,3 +118,27 @@ def test_the_report_names_every_option(
     again = json.loads(capsys.readouterr().out)
     assert {**again, "timings_s": 0} == {**told, "timings_s": 0}
     assert words[0] == "tvm-distir" and set(options) <= set(words)
+
+
+def test_a_pipeline_is_analyzed_written_and_simulated_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The program in the folder keeps its stages; simulating it says the same."""
+    plan = ["--strategy", "pipeline:micro_batches=2+data_parallel", "--mesh", "pp=2,dp=2"]
+    folder, trace = tmp_path / "out", tmp_path / "trace.json"
+    model = MODEL.replace("layers=1", "layers=2")
+    outputs = ["-o", str(folder), "--trace", str(trace)]
+    code = main(["analyze", model, "--train", *plan, "--system", "dgx-a100", *outputs])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    assert re.search(r"schedule 1f1b: 2 stages, 2 micro-batches, bubble [0-9.]+%", out)
+    assert json.loads((folder / "program.json").read_text())["schema_version"] == 2
+    first = json.loads((folder / "analysis.json").read_text())
+    names = {event["name"] for event in json.loads(trace.read_text())["traceEvents"]}
+    assert {"forward", "backward", "send", "recv"} <= names
+    code = main(["simulate", str(folder / "program.json"), "--system", "dgx-a100", "--json"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    again = json.loads(out)
+    for key in ("time_s", "devices", "collectives", "pipeline"):
+        assert first[key] == again[key]
