@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .opt import script
-from .options import TRAINING, add_model_options, check_model_options
+from .options import TRAINING, add_model_options, check_model_options, model_inputs
 from .outputs import Outputs
 from .stages import StagedModel, Stopwatch, load_work, run_passes
 from .terminal import put, say, wants_colour
@@ -70,10 +70,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     axes = check_model_options(arguments)
-    outputs = Outputs()
+    outputs = Outputs(model_inputs(arguments))
     report = outputs.promise(arguments.report, "--report")
     trace = outputs.promise(arguments.trace, "--trace")
-    folder = outputs.promise_folder(arguments.folder, "-o")
+    folder = outputs.promise_folder(arguments.folder, "-o", _FOLDER_FILES)
     watch = Stopwatch()
     work = load_work(arguments, axes, watch)
     local = run_passes(work, watch, keep=folder is not None)
@@ -130,11 +130,21 @@ _LEVEL_FILES = {
     "optimize": "4-legalized.py",
     "lower": "5-local.py",
 }
+_FOLDER_FILES = (
+    "program.json",
+    "plan.json",
+    "1-global.py",
+    *_LEVEL_FILES.values(),
+    "report.html",
+    "analysis.json",
+    "analysis.txt",
+)
+"""What stands in the folder of ``-o``."""
 
 
 def _add_folder(outputs: Outputs, folder: Path, work: StagedModel, program: Any) -> None:
     """Program, plan and one TVMScript text per IR level."""
-    outputs.add(folder / "program.json", program.to_json())
+    outputs.add(folder / "program.json", program.to_json() + "\n")
     outputs.add(folder / "plan.json", json.dumps(work.plan.to_dict(), indent=1) + "\n")
     outputs.add(folder / "1-global.py", script(work.model.mod))
     for name, file in _LEVEL_FILES.items():

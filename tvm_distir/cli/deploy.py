@@ -8,7 +8,8 @@ import argparse
 import json
 from typing import Any
 
-from .options import add_model_options, check_model_options
+from .options import add_model_options, check_model_options, model_inputs
+from .outputs import Outputs
 from .stages import Stopwatch, load_work, run_passes
 from .terminal import put
 
@@ -40,6 +41,8 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Load, run the passes, write the folder, say what is in it."""
     axes = check_model_options(arguments)
+    outputs = Outputs({**model_inputs(arguments), "--weights": arguments.weights})
+    outputs.protect_folder(arguments.folder, "-o")
     watch = Stopwatch()
     work = load_work(arguments, axes, watch)
     local = run_passes(work, watch, keep=False)

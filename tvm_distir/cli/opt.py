@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Iterable
 from typing import Any
 
 from .listing import HelpPasses, LateHelp, pass_names
@@ -59,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     specs = parse_passes(arguments.passes, "-p")
     levels = levels_after(specs, "-p")
-    outputs = Outputs()
+    outputs = Outputs(_inputs(arguments, specs))
     target = outputs.promise(arguments.output, "-o")
     watch = Stopwatch()
     with watch.stage("read"):
@@ -96,12 +98,43 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _inputs(arguments: argparse.Namespace, specs: Iterable[Any]) -> dict[str, str | None]:
+    """Paths that are read, options of passes included."""
+    from ..frontend import model_file
+
+    found = {
+        f"{key} of {spec.name}": value
+        for spec in specs
+        for key, value in spec.options.items()
+        if key in ("plan", "system") and isinstance(value, str)
+    }
+    given = {"--plan": arguments.plan, "--system": arguments.system}
+    return {"in.py": model_file(arguments.input), **given, **found}
+
+
 def _change(name: str, before: Any, after: Any) -> str:
     from ..transform.optimize import Change, traffic
 
     return Change(name, traffic(before), traffic(after)).to_text()
 
 
+_METADATA = 'metadata = tvm.ir.load_json("""'
+_LONG = 4000
+_PIECE = re.compile(r"(?:[^\\]|\\.){1,1000}")
+"""A part of a line that cuts no escape."""
+
+
 def script(mod: Any) -> str:
-    """The module as TVMScript that parses back, ending with a newline."""
-    return str(mod.script(show_meta=True)).rstrip("\n") + "\n"
+    """The module as TVMScript that parses back, ending with a newline.
+
+    Constants stand in its metadata, a text that TVM writes with one line for all bytes of each:
+    such a line is continued, by backslashes that Python leaves out when it reads the text.
+    """
+    text = str(mod.script(show_meta=True)).rstrip("\n") + "\n"
+    start = text.find(_METADATA)
+    if start < 0:
+        return text
+    end = text.index('""")', start + len(_METADATA))
+    lines = text[start:end].split("\n")
+    short = ("\\\n".join(_PIECE.findall(one)) if len(one) > _LONG else one for one in lines)
+    return text[:start] + "\n".join(short) + text[end:]

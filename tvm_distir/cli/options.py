@@ -204,6 +204,17 @@ def _check_training(arguments: argparse.Namespace) -> None:
             )
 
 
+def model_inputs(arguments: argparse.Namespace) -> dict[str, str | None]:
+    """Paths that the options of :func:`add_model_options` read, by option."""
+    from ..frontend import model_file
+
+    return {
+        "MODEL": model_file(arguments.model),
+        "--plan": arguments.plan,
+        "--system": arguments.system,
+    }
+
+
 def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
     """Refuse a plan and a strategy together, or neither; read the mesh.
 

@@ -1,13 +1,17 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Output files: promised before the work, written whole or not at all after it."""
+"""Output files: promised before the work, written whole or not at all after it.
+
+No output takes the place of a file that the command reads, or of another output, however its
+path is spelled.
+"""
 
 from __future__ import annotations
 
 import os
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ..errors import UsageError
@@ -41,6 +45,35 @@ def _check_folder(folder: Path, path: Path, option: str) -> None:
         raise _fault(path, f"the folder {folder} takes no new file ({reason})", option) from error
 
 
+def _overwrites(option: str, target: Path, other: str) -> UsageError:
+    return UsageError(
+        "DIST0151",
+        f"{target} is read by the command ({other}), and would be overwritten",
+        place=option,
+        remedy="Name another path for the output.",
+    )
+
+
+def _same(one: Path, other: Path) -> bool:
+    """Whether two paths lead to the same file, by links too; a missing one is no other's."""
+    try:
+        return os.path.samefile(one, other)
+    except (OSError, ValueError):
+        return False
+
+
+def _keys(target: Path) -> tuple[tuple[object, ...], ...]:
+    """By which a file is known: its own number, if it is there, and its name in its folder."""
+    found: list[tuple[object, ...]] = [(str(target),)]
+    if target.exists():
+        there = target.stat()
+        found.append((there.st_dev, there.st_ino))
+    elif target.parent.exists():
+        folder = target.parent.stat()
+        found.append((folder.st_dev, folder.st_ino, target.name))
+    return tuple(found)
+
+
 class Outputs:
     """The files that one command leaves behind.
 
@@ -48,10 +81,17 @@ class Outputs:
     and ``commit`` writes everything: first all files under temporary names beside their
     targets, then each is moved into its place. Where anything fails before the first move,
     nothing is left behind.
+
+    Parameters
+    ----------
+    reads : mapping of str to path, optional
+        What the command reads, files or folders, by the option that names it; None for an option
+        that is not given.
     """
 
-    def __init__(self) -> None:
-        self._promised: dict[str, str] = {}
+    def __init__(self, reads: Mapping[str, str | None] | None = None) -> None:
+        self._reads = {option: Path(path) for option, path in (reads or {}).items() if path}
+        self._promised: dict[tuple[object, ...], str] = {}
         self._folders: list[Path] = []
         self._content: list[tuple[Path, Content]] = []
 
@@ -68,7 +108,8 @@ class Outputs:
         Raises
         ------
         UsageError
-            DIST0153 for a path that cannot be written, DIST0151 for one named twice.
+            DIST0153 for a path that cannot be written, DIST0151 for one that the command reads, or
+            that is named twice.
         """
         if path is None:
             return None
@@ -92,8 +133,13 @@ class Outputs:
         self._claim(target, option)
         return target
 
-    def promise_folder(self, path: str | None, option: str) -> Path | None:
-        """Check that files can be written into the folder ``path``, which is made if missing."""
+    def promise_folder(
+        self, path: str | None, option: str, files: Iterable[str] = ()
+    ) -> Path | None:
+        """Check that ``files`` can be written into the folder ``path``, which is made if missing.
+
+        Errors as in :meth:`promise`.
+        """
         if path is None:
             return None
         if not path:
@@ -104,25 +150,41 @@ class Outputs:
         else:
             _check_folder(folder.parent, folder, option)
         self._folders.append(folder)
+        for target in (folder, *(folder / name for name in files)):
+            self._claim(target, option)
         return folder
 
+    def protect_folder(self, path: str, option: str) -> None:
+        """Refuse (DIST0151) a folder that is emptied when it is written, and holds what is read."""
+        folder = Path(os.path.realpath(path))
+        for other, read in self._reads.items():
+            real = Path(os.path.realpath(read))
+            if folder.is_dir() and any(_same(folder, one) for one in (real, *real.parents)):
+                raise _overwrites(option, folder, other)
+
     def _claim(self, target: Path, option: str) -> None:
-        key = str(target)
-        other = self._promised.get(key)
-        if other is not None and not (target.exists() and not target.is_file()):
+        if target.exists() and not (target.is_file() or target.is_dir()):
+            return  # a device takes several outputs
+        for other, read in self._reads.items():
+            inside = target.is_file() and read.is_dir() and _same(target.parent, read)
+            if inside or _same(target, read):
+                raise _overwrites(option, target, other)
+        keys = _keys(target)
+        before = next((self._promised[key] for key in keys if key in self._promised), None)
+        if before is not None:
             raise UsageError(
                 "DIST0151",
-                f"{other} and {option} both name {target}",
+                f"{before} and {option} both name {target}",
                 place=option,
                 remedy="Name two different files.",
             )
-        self._promised[key] = option
+        self._promised.update(dict.fromkeys(keys, option))
 
     def add(self, path: Path | None, content: Content) -> None:
         """Set the content of a promised path; a path of None is ignored."""
         if path is None:
             return
-        if str(path) not in self._promised:
+        if not any(key in self._promised for key in _keys(path)):
             self._claim(path, "-o")
         self._content.append((path, content))
 

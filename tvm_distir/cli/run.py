@@ -50,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
             place="-o",
             remedy="Name a file of one of these kinds.",
         )
-    Outputs().promise(arguments.output, "-o")
+    outputs = Outputs({"FOLDER": arguments.folder, "--inputs": arguments.inputs})
+    target = outputs.promise(arguments.output, "-o")
     import numpy as np
 
     from ..deployment import load, open_weights, safetensors
@@ -59,13 +60,18 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = engine(arguments.engine)
     chosen.check_available()
     inputs = open_weights(arguments.inputs) if arguments.inputs else {}
-    outputs = load(arguments.folder).run(inputs, chosen)
-    named = {f"output{i}": array for i, array in enumerate(outputs)}
-    if arguments.output.endswith(".npz"):
-        np.savez(Path(arguments.output), allow_pickle=False, **named)
-    else:
-        described = {name: (array.shape, str(array.dtype)) for name, array in named.items()}
-        safetensors.write(Path(arguments.output), described, named.__getitem__)
-    for i, array in enumerate(outputs):
-        put(f"output{i}: {array.dtype}{list(array.shape)}\n")
+    arrays = load(arguments.folder).run(inputs, chosen)
+    named = {f"output{i}": array for i, array in enumerate(arrays)}
+
+    def write(path: str) -> None:
+        if arguments.output.endswith(".npz"):
+            with open(path, "wb") as file:
+                np.savez(file, allow_pickle=False, **named)
+        else:
+            described = {name: (array.shape, str(array.dtype)) for name, array in named.items()}
+            safetensors.write(Path(path), described, named.__getitem__)
+
+    outputs.add(target, write)
+    outputs.commit()
+    put("".join(f"{name}: {array.dtype}{list(array.shape)}\n" for name, array in named.items()))
     return 0

@@ -42,7 +42,7 @@ def command_line(arguments: argparse.Namespace) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, simulate, print."""
-    outputs = Outputs()
+    outputs = Outputs({"PROGRAM": arguments.program, "--system": arguments.system})
     trace = outputs.promise(arguments.trace, "--trace")
     watch = Stopwatch()
     with watch.stage("load"):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..reading import file_fault
 from . import safetensors
 from .boxes import FileArray, unreadable
 
@@ -46,6 +47,9 @@ def open_weights(path: str | os.PathLike[str]) -> dict[str, FileArray]:
     where = Path(path).resolve()
     if where.is_dir():
         return _folder(where)
+    fault = file_fault(where)
+    if fault is not None:
+        raise unreadable(where, fault)
     for suffix, read in _KINDS.items():
         if where.name.endswith(suffix):
             return read(where)

@@ -5,7 +5,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
-from ..errors import EngineError
+from ..errors import DependencyError, EngineError
 from ..runtime.program import (
     Bounds,
     EntryFunction,
@@ -31,6 +34,9 @@ from .manifest import MANIFEST, Manifest, broken, built_with, digest_file
 
 Array = npt.NDArray[Any]
 
+_PROBE_BYTES = 1 << 20
+"""A disk that takes so much has not stopped a linker."""
+
 
 def deploy(
     dist: ir.IRModule,
@@ -44,7 +50,8 @@ def deploy(
     dist : IRModule
         At level 5, with ``dist.io``.
     folder : str or path
-        New or empty, or one that was deployed before, which is replaced.
+        New or empty, or one that was deployed before, which is replaced when all is written:
+        where that fails, the folder is as it was.
     params : mapping of parameter name to array, or path, optional
         Weights that go into the folder, cut into shards: whole arrays, stored ones
         (:func:`open_weights`), or the path of a file of them. The other parameters are the
@@ -68,36 +75,77 @@ def deploy(
     need_compiler()
     given = open_weights(params) if isinstance(params, str | os.PathLike) else params or {}
     values = bind_some(program.entries, given)
-    _make_room(where)
-    try:
-        libraries = {e.function: program.save(e, where).name for e in program.entries}
-        weights = _write_weights(program.entries, values, where)
-    except OSError as err:
-        raise broken(where, f"it cannot be written: {err}", "Name another folder.") from err
-    names = sorted({*libraries.values(), *(f for p in weights.values() for f, _ in p.values())})
-    files = {name: digest_file(where / name) for name in names}
-    manifest = Manifest(program.entries, program.axes, libraries, weights, files, built_with())
-    manifest.write(where)
+    with _staged(where) as stage:
+        libraries = {e.function: _library(program, e, stage) for e in program.entries}
+        weights = _write_weights(program.entries, values, stage)
+        names = sorted({*libraries.values(), *(f for p in weights.values() for f, _ in p.values())})
+        files = {name: digest_file(stage / name) for name in names}
+        manifest = Manifest(program.entries, program.axes, libraries, weights, files, built_with())
+        manifest.write(stage)
     return Deployment(where, manifest)
 
 
-def _make_room(where: Path) -> None:
-    """Make the folder; empty one that was deployed before, and no other."""
+def _library(program: Lowered, entry: EntryFunction, stage: Path) -> str:
+    """Write the library of an entry; a disk that is full is no fault of the linker."""
+    try:
+        return program.save(entry, stage).name
+    except DependencyError:
+        with tempfile.TemporaryFile(dir=stage) as probe:
+            probe.write(bytes(_PROBE_BYTES))
+        raise
+
+
+@contextmanager
+def _staged(where: Path) -> Iterator[Path]:
+    """A folder inside ``where`` whose files take their places together, or none does.
+
+    Raises
+    ------
+    EngineError
+        DIST0640 where it cannot be written; what was there before is still there then.
+    """
+    made = [path for path in (where, *where.parents) if not path.exists()]
+    done = False
     try:
         where.mkdir(parents=True, exist_ok=True)
-        there = sorted(p.name for p in where.iterdir())
-        if there and MANIFEST not in there:
-            raise EngineError(
-                "DIST0640",
-                f"it holds {there[0]} and is no deployed program",
-                place=str(where),
-                remedy="Name a new or an empty folder.",
-            )
-        for name in there:
-            if (where / name).suffix in (".so", ".safetensors") or name == MANIFEST:
+        old = _replaceable(where)
+        stage = Path(tempfile.mkdtemp(prefix=".", suffix=".part", dir=where))
+        try:
+            yield stage
+            for name in old:
                 (where / name).unlink()
+            for path in sorted(stage.iterdir(), key=_manifest_last):
+                path.rename(where / path.name)
+            done = True
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
     except OSError as err:
-        raise broken(where, f"it cannot be written: {err}", "Name another folder.") from err
+        why = err.strerror or str(err)
+        raise broken(
+            where, f"it cannot be written: {why}", "Make room, or name another folder."
+        ) from err
+    finally:
+        for path in made if not done else ():
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+
+
+def _manifest_last(path: Path) -> tuple[bool, str]:
+    return path.name == MANIFEST, path.name
+
+
+def _replaceable(where: Path) -> list[str]:
+    """Files of a folder that was deployed before, the manifest first; no other is emptied."""
+    there = sorted(p.name for p in where.iterdir())
+    if there and MANIFEST not in there:
+        raise EngineError(
+            "DIST0640",
+            f"it holds {there[0]} and is no deployed program",
+            place=str(where),
+            remedy="Name a new or an empty folder.",
+        )
+    others = [name for name in there if name.endswith((".so", ".safetensors"))]
+    return [MANIFEST, *others] if there else []
 
 
 def _write_weights(

@@ -6,4 +6,6 @@ from .model import Model as Model
 from .model import from_onnx as from_onnx
 from .model import load_model as load_model
 from .model import load_weights as load_weights
+from .spec import check_model as check_model
+from .spec import model_file as model_file
 from .tvmscript import from_tvmscript as from_tvmscript

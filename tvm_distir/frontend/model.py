@@ -15,6 +15,7 @@ from tvm import ir
 
 from ..errors import MAX_INT, ModelError, parse_int, shortened
 from . import zoo
+from .spec import ZOO, model_file
 from .tvmscript import from_tvmscript
 
 if TYPE_CHECKING:
@@ -62,18 +63,18 @@ def load_model(spec: str, batch: int | None = None) -> Model:
         DIST0302 a string of no known kind, DIST0304 a kind whose extra is missing, DIST0314 a
         TVMScript module with a batch; and what the frontends raise.
     """
-    if spec.startswith("zoo:"):
-        name, keys = _split_keys(spec.removeprefix("zoo:"), spec)
+    path = model_file(spec)
+    if path is None:
+        name, keys = _split_keys(spec.removeprefix(ZOO), spec)
         if batch is not None:
             keys["batch"] = str(batch)
         return Model(zoo.build(name, keys), name, "zoo")
-    path = spec.partition("?")[0].partition("::")[0]
     suffix = Path(path).suffix.lower()
     if suffix == ".onnx":
-        path, keys = _split_keys(spec, spec)
+        file, keys = _split_keys(spec, spec)
         dims = {key: _size(key, value, spec) for key, value in keys.items()}
-        mod = from_onnx(path, batch=batch, dims=dims)
-        return Model(mod, Path(path).stem, "onnx", lambda: load_weights(path, filled=False))
+        mod = from_onnx(file, batch=batch, dims=dims)
+        return Model(mod, Path(file).stem, "onnx", lambda: load_weights(file, filled=False))
     if suffix == ".py":
         if batch is not None:
             raise ModelError(

@@ -20,6 +20,7 @@ from tvm.script.parser.core.error import ParserError
 
 from ..errors import ModelError, nearest
 from .quiet import drop_half_built
+from .spec import check_file
 
 _TVM_PACKAGES = ("tvm", "tvm.script", "tvm.script.parser")
 _MODULE_DECORATORS = ("ir_module",)
@@ -66,6 +67,7 @@ def _source(path_or_text: str | Path) -> tuple[str, str, str | None]:
     whole = str(path_or_text)
     name, _, wanted = whole.partition("::")
     path = Path(name)
+    check_file(path)
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

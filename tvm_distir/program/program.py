@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from .parts import (
 )
 from .reading import load, parse, parse_text
 from .staged import Staged
+from .writing import lines_of
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,8 @@ class Program:
         return {**out, **self.staged.to_dict(_value_dict)}
 
     def to_json(self) -> str:
-        """Give the program as JSON text."""
-        return json.dumps(self.to_dict(), indent=None, separators=(",", ":"), allow_nan=False)
+        """Give the program as JSON text, a line for each value and op."""
+        return lines_of(self.to_dict())
 
     def save(self, path: str | Path) -> None:
         """Write the JSON file."""

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .files import file_fault as file_fault
 from .files import parse_json as parse_json
 from .files import read_json as read_json
 from .files import read_text as read_text

@@ -5,14 +5,42 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
 from .values import Refuse
 
+_KINDS = (
+    (stat.S_ISDIR, "it is a folder"),
+    (stat.S_ISFIFO, "it is a pipe, which may never end: only files are read"),
+    (stat.S_ISCHR, "it is a device, which may never end: only files are read"),
+    (stat.S_ISBLK, "it is a device: only files are read"),
+    (stat.S_ISSOCK, "it is a socket: only files are read"),
+)
+
+
+def file_fault(path: str | Path) -> str | None:
+    """Why there is no file to read at a path, None where there is one; nothing is opened.
+
+    Examples
+    --------
+    >>> file_fault("/dev/zero")
+    'it is a device, which may never end: only files are read'
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        return getattr(error, "strerror", None) or str(error)
+    return next((what for is_kind, what in _KINDS if is_kind(mode)), None)
+
 
 def read_text(path: str | Path, refuse: Refuse, remedy: str = "Check the path.") -> str:
     """Text of a file; ``refuse`` makes the error of one that cannot be read."""
+    fault = file_fault(path)
+    if fault is not None:
+        raise refuse(str(path), f"it cannot be read: {fault}", remedy)
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -60,7 +60,7 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
             data, place = found
             return parse(data, place, make)
         path = found
-    if not path.is_file():
+    if not path.exists():
         known = system_names()
         raise HardwareError(
             "DIST0701",

@@ -8,8 +8,14 @@ import os
 import stat
 from pathlib import Path
 
+import numpy as np
+import onnx
 import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
 
+import tvm_distir as td
+from tvm_distir.cli import main
 from tvm_distir.cli.outputs import Outputs
 from tvm_distir.errors import UsageError
 
@@ -138,3 +144,29 @@ def test_one_path_for_two_outputs_is_refused(tmp_path: Path) -> None:
     outputs.promise(str(tmp_path / "a"), "--report")
     with pytest.raises(UsageError, match=r"DIST0151 .*--report and --trace both name"):
         outputs.promise(str(tmp_path / "." / "a"), "--trace")
+
+
+def test_what_a_folder_gets_stands_in_lines(tmp_path: Path) -> None:
+    """A constant of 1 MB was one line of 1.4 MB, a program as a whole another one."""
+    table = numpy_helper.from_array(np.arange(2**18, dtype=np.float32).reshape(8, 2**15), "t")
+    graph = helper.make_graph(
+        [
+            helper.make_node("Constant", [], ["c"], value=table),
+            helper.make_node("Add", ["x", "c"], ["y"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [8, 2**15])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [8, 2**15])],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    path, folder = str(tmp_path / "m.onnx"), tmp_path / "out"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    words = ["--strategy", "data_parallel", "--mesh", "dp=2", "--system", "dgx-a100"]
+    assert main(["analyze", path, *words, "-o", str(folder)]) == 0
+    for file in folder.iterdir():
+        longest = max(map(len, file.read_text(encoding="utf-8").splitlines()))
+        assert longest < 4000, (file.name, longest)
+    found = td.from_tvmscript(folder / "1-global.py")
+    tvm.ir.assert_structural_equal(found, td.from_onnx(path))
+    assert len((folder / "program.json").read_text().splitlines()) > 10
+    assert main(["simulate", str(folder / "program.json"), "--system", "dgx-a100"]) == 0

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, external_data_helper, numpy_helper
 
 from ...errors import ModelError
+from ..spec import check_file
 
 
 def read_model(path: str | Path) -> onnx.ModelProto:
@@ -23,6 +24,7 @@ def read_model(path: str | Path) -> onnx.ModelProto:
     ModelError
         DIST0301 no file, DIST0303 a broken one.
     """
+    check_file(path)
     try:
         data = Path(path).read_bytes()
     except OSError as error:
