@@ -18,7 +18,7 @@ UNARY = (
 )
 #: Of these a zero gives a zero.
 ODD = (
-    "abs asin astype atan ceil erf floor nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu nn.selu nn.silu "
+    "abs asin atan ceil erf floor nn.gelu nn.gelu_tanh nn.leakyrelu nn.relu nn.selu nn.silu "
     "round sign sin sinh sqrt square tan tanh trunc"
 )
 BINARY = (
@@ -30,6 +30,7 @@ QUOTIENTS = "floor_divide floor_mod mod"
 IDENTITY = (
     "dist.annotate_sharding dist.redistribute builtin.stop_lift_params hint_on_device to_vdevice"
 )
+HALF, WIDE = ("float16", "bfloat16"), ("float32", "float64")
 DIVIDES = Padding(divisor=1)
 
 
@@ -96,6 +97,14 @@ def multiply(call: CallShape) -> Draft:
 def divide(call: CallShape) -> Draft:
     """Quotient: linear in the dividend (not for integers, which round)."""
     return elementwise(call, *([(0,)] if call.floats else []))
+
+
+@FAMILY.rule("relax.astype", local=SAME_OP, padding=ZEROS_KEPT)
+def astype(call: CallShape) -> Draft:
+    """Linear where it only makes floats wider: no term is rounded."""
+    have, want = call.in_dtypes[0], call.out_dtypes[0]
+    wider = (have in HALF and want in WIDE) or (have, want) == ("float32", "float64")
+    return elementwise(call, *([(0,)] if wider else []))
 
 
 @FAMILY.rule("relax.negative", local=SAME_OP, padding=ZEROS_KEPT)

@@ -74,6 +74,7 @@ UNARY = [
     *_unary("logical_not", bits, dtype="bool"),
     *(case(op.clip(var(*s), -1, 1)) for s in SHAPES),
     *(case(op.astype(var(*s), to), {0: halves}) for s in SHAPES for to in ("int32", "float16")),
+    *(case(op.astype(var(*s, dtype="float16"), "float32"), {0: halves}) for s in SHAPES),
     case(op.nn.leakyrelu(var(3, 4), 0.5)),
     case(op.nn.softplus(var(3, 4), 2.0, 1.0), {}, 1e-6),
     *(case(op.nn.dropout(var(*s), 0.5)) for s in SHAPES),
