@@ -70,6 +70,9 @@ class Pipeline:
     sliced : tuple of str
         Data of which each micro-batch has its rows: row r belongs to micro-batch
         ``r % micro_batches``.
+    carried : tuple of str
+        Inputs that a micro-batch reads as the one before it has left them, in the order of
+        micro-batches: running statistics.
     outputs : tuple of str
         ``loss``, then the names of the inputs that are updated, in order.
     stages : tuple of StageNote
@@ -84,6 +87,21 @@ class Pipeline:
     outputs: tuple[str, ...]
     stages: tuple[StageNote, ...]
     sums: tuple[SumNote, ...] = ()
+    carried: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.carried and not self.schedule.is_forward_in_order:
+            raise unfit(
+                f'"{self.carried[0]}" goes from micro-batch to micro-batch, and a stage does not '
+                "run these forward in their order",
+                "List the forward units of each stage in the order of micro-batches.",
+                "schedule/units",
+            )
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """Inputs that are not the same for every micro-batch."""
+        return (*self.sliced, *self.carried)
 
     @property
     def functions(self) -> list[str]:
@@ -97,6 +115,7 @@ class Pipeline:
             "inputs": list(self.inputs),
             "data_count": self.data_count,
             "sliced": list(self.sliced),
+            "carried": list(self.carried),
             "outputs": list(self.outputs),
             "stages": [
                 {"function": s.function, "params": list(s.params), "results": list(s.results)}
@@ -129,6 +148,7 @@ class Pipeline:
             tuple(
                 SumNote(str(s["name"]), tuple(int(k) for k in s["stages"])) for s in found["sums"]
             ),
+            _names(found["carried"]),
         )
 
 

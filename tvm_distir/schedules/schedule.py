@@ -135,6 +135,16 @@ class Schedule:
         """Whether gradients of weights are units of their own."""
         return any(unit.phase == WEIGHT for unit in self.orders[0])
 
+    @property
+    def is_forward_in_order(self) -> bool:
+        """Whether every stage runs the forward units of micro-batches in their order."""
+        forward: dict[tuple[int, int], list[int]] = {}
+        for rank, units in enumerate(self.orders):
+            for unit in units:
+                if unit.phase == FORWARD:
+                    forward.setdefault((rank, unit.chunk), []).append(unit.micro)
+        return all(micros == sorted(micros) for micros in forward.values())
+
     @staticmethod
     def from_json(data: JsonValue) -> Schedule:
         """Read the JSON form, see :meth:`to_dict`; unknown keys are refused."""

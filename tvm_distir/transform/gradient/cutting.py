@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,8 @@ class Flat:
     loss : Var
     stream : Var or None
         The parameter that is the first of a micro-batch's streams of random numbers.
+    statistics : mapping of Var to Var
+        New running statistics to the parameters that they take the place of.
     """
 
     params: tuple[Any, ...]
@@ -44,6 +46,7 @@ class Flat:
     bindings: tuple[Any, ...]
     loss: Any
     stream: Any = None
+    statistics: Mapping[Any, Any] = field(default_factory=dict)
 
     def anywhere(self) -> set[Any]:
         """Variables that follow from data and constants alone: each stage makes its own."""

@@ -70,12 +70,18 @@ class Pairs:
         What the calls of each keep.
     times : Times
         What it takes to make values again.
+
+    Attributes
+    ----------
+    leading : dict of str to int
+        Functions of whose results only so many, the first, get gradients.
     """
 
     def __init__(self, functions: Functions, recompute: Recomputation, times: Times) -> None:
         self.functions, self.recompute, self.times = functions, recompute, times
         self._drafts: dict[tuple[str, Roles], Draft] = {}
         self._made: dict[tuple[str, Roles, str], Pair] = {}
+        self.leading: dict[str, int] = {}
         self._open: list[str] = []
         self._calls: Counter[str] = Counter()
 
@@ -129,7 +135,7 @@ class Pairs:
         fn = relax.utils.copy_with_new_vars(self.functions.of[name])
         params, bindings = list(fn.params), pure_bindings(fn, name)
         given = tuple(i for i, asked in enumerate(roles) if asked)
-        grad = relax.Var("grad", fn.ret_ty)
+        grad = relax.Var("grad", self._leading(name, fn.body.body).ty)
         forward: list[Any] = []
 
         def write(builder: relax.BlockBuilder) -> tuple[Any, list[Any]]:
@@ -140,7 +146,7 @@ class Pairs:
             result = tape.replaced(fn.body.body)
             live = active(tape.bindings, [params[i] for i in given])
             work = Reverse(builder, live, name, calls=tape.calls)
-            work.give(result, grad)
+            work.give(self._leading(name, result), grad)
             work.run(tape.bindings)
             return result, [work.total(params[i]) for i in given]
 
@@ -151,6 +157,13 @@ class Pairs:
         read += [v for gradient in gradients for v in variables(gradient)]
         choices = Frontier(emitted[:cut], read, self.times)
         return Draft(params, given, emitted[:cut], after, grad, result, read, gradients, choices)
+
+    def _leading(self, name: str, result: Any) -> Any:
+        """Of a function's result what gets gradients."""
+        count = self.leading.get(name)
+        if count is None:
+            return result
+        return result.fields[0] if count == 1 else tuple_of(result.fields[:count])
 
     def _write(self, name: str, roles: Roles, policy: str) -> Pair:
         """Write both functions."""

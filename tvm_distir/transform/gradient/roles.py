@@ -105,6 +105,8 @@ class PartWriter:
         stage, builder = self.part.stage, self.builder
         asked = [True] * len(self.params.activations) + [False] * len(stage.data)
         asked += [v in self.part.trained and is_differentiable(v.ty) for v in stage.weights]
+        if stage.statistics:
+            self.pairs.leading[str(stage.function.name_hint)] = len(stage.outputs)
         pair = self.pairs.pair_with(str(stage.function.name_hint), tuple(asked), NONE)
         self.tools.mark(pair.forward, FORWARD_PHASE)
         whole = builder.emit(ir.Call(pair.forward, self.params.args), "forward")
@@ -112,7 +114,7 @@ class PartWriter:
         saved = builder.emit(relax.TupleGetItem(whole, 1), "saved") if pair.saves else None
         loss = self._forward_results(result)
         gradients, given = {}, []
-        for i, part in zip(pair.given, self._backward(pair, result, saved), strict=True):
+        for i, part in zip(pair.given, self._backward(pair, loss, saved), strict=True):
             if i < len(self.params.activations):
                 name = f"{self.params.activations[i].name}_grad"
                 given.append((part, name, f"{GRADIENT}:{i}"))
@@ -128,19 +130,24 @@ class PartWriter:
         self._end(gradients)
 
     def _forward_results(self, result: Any) -> Any:
-        """Let out what later stages read; return the loss where it is this stage's."""
-        outputs = self.part.stage.outputs
+        """Let out statistics and what later stages read; return the loss where it is its own."""
+        outputs, statistics = self.part.stage.outputs, self.part.stage.statistics
+        one = len(outputs) + len(statistics) == 1
+        for j, var in enumerate(statistics, len(outputs)):
+            name = self.part.names[var]
+            new = self._out(relax.TupleGetItem(result, j), plain_name(name) + UPDATED_SUFFIX, name)
+            self.updated[name] = str(new.name)
         if self.part.last:
-            return result
+            return result if one else self.builder.emit(relax.TupleGetItem(result, 0))
         for j, _ in enumerate(outputs):
-            value = result if len(outputs) == 1 else relax.TupleGetItem(result, j)
+            value = result if one else relax.TupleGetItem(result, j)
             self._out(value, "y" if len(outputs) == 1 else f"y_{j}", f"{ACTIVATION}:{j}")
         return None
 
-    def _backward(self, pair: Pair, result: Any, saved: Any) -> list[Any]:
+    def _backward(self, pair: Pair, loss: Any, saved: Any) -> list[Any]:
         """Emit the backward part, or both its halves; return the gradients in their order."""
         if self.part.last:
-            grad = self._seed(result)
+            grad = self._seed(loss)
         else:
             grads = self.params.grads
             grad = grads[0] if len(grads) == 1 else tuple_of(grads)

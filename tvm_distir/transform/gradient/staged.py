@@ -15,7 +15,7 @@ from ...ir import PIPELINE_ATTR, is_private, known_shape, tensor_type
 from ...ir.rewrite import substitute
 from ...plan import Recomputation, plain_name
 from ...schedules import Pipeline, Schedule, StageNote, SumNote
-from .batch_norms import running_statistics
+from .batch_norms import in_training, is_batch_norm, running_statistics
 from .cutting import Flat
 from .dropouts import DROPOUT, STREAM
 from .functions import Functions, written
@@ -63,21 +63,16 @@ class StagedStep:
     ) -> None:
         self.forward, self.recipe, self.functions = forward, recipe, functions
         self.schedule, self.known = schedule, frozenset(functions.of)
-        if running_statistics(forward):
-            raise ModelError(
-                "DIST0354",
-                "the model has batch norms: their running statistics would follow from "
-                "micro-batches in an order of their own",
-                place="schedule",
-                remedy="Train it without a schedule, or freeze the norms (inference form).",
-            )
+        self.running = running_statistics(forward)
         pairs = list(zip(names, forward.params, strict=True))
         self.stream: Any = pairs.pop()[1] if names[-2:] == [DROPOUT, STREAM] else None
         self.objective = Objective(recipe.losses, forward, functions.of, functions.variables)
         self.data = [p for i, p in enumerate(pairs) if i in data and p[0] != DROPOUT]
         self.data += self.objective.inputs
         self.others = [p for i, p in enumerate(pairs) if i not in data or p[0] == DROPOUT]
-        floats = [(n, v) for n, v in self.others if is_differentiable(v.ty)]
+        floats = [
+            (n, v) for n, v in self.others if is_differentiable(v.ty) and v not in self.running
+        ]
         recipe.check_frozen([n for n, _ in floats])
         self.trained = [(n, v) for n, v in floats if recipe.trains(n)]
 
@@ -134,18 +129,26 @@ class StagedStep:
         bindings = pure_bindings(self.forward, "main")
         params = [*self.forward.params, *(var for _, var in self.objective.inputs)]
 
+        new: dict[Any, Any] = {}
+
         def write(builder: relax.BlockBuilder) -> Any:
             env: dict[Any, Any] = {}
             for b in bindings:
                 value = substitute(b.value, env)
-                is_name = isinstance(value, ir.Var)
+                is_name, normed = isinstance(value, ir.Var), is_batch_norm(value)
+                value = in_training(value) if normed else value
                 env[b.var] = value if is_name else builder.emit(value, str(b.var.name))
+                for k in (3, 4) if normed else ():
+                    if value.args[k] in self.running:
+                        statistic = relax.TupleGetItem(env[b.var], k - 2)
+                        new[value.args[k]] = builder.emit(statistic, f"{value.args[k].name}_new")
             output = substitute(self.forward.body.body, env)
             return builder.emit(self.objective.write(builder, output), LOSS)
 
         emitted, loss = written(params, write)
         weights = frozenset(v for _, v in self.others)
-        return Flat(tuple(params), weights, tuple(emitted), loss, self.stream)
+        statistics = {value: param for param, value in new.items()}
+        return Flat(tuple(params), weights, tuple(emitted), loss, self.stream, statistics)
 
     def _called(self, flat: Flat) -> frozenset[str]:
         """Private functions that the model calls more than once."""
@@ -165,6 +168,14 @@ class StagedStep:
     def _parts(self, stages: Sequence[Stage], called: frozenset[str]) -> list[Part]:
         held = Counter(var for stage in stages for var in stage.weights)
         names = {v: n for n, v in (*self.data, *self.others)}
+        for var in self.running:
+            if held[var] > 1:
+                raise ModelError(
+                    "DIST0354",
+                    f'"{names[var]}" is a running statistic of several stages',
+                    place="schedule",
+                    remedy="Cut elsewhere (cuts), or give each batch norm statistics of its own.",
+                )
         trained = frozenset(v for _, v in self.trained)
         shared = frozenset(v for v in trained if held[v] > 1)
         unread = tuple(v for _, v in self.trained if not held[v])
@@ -259,7 +270,8 @@ class StagedStep:
         if scaling.looks_at_gradients:
             sums.append(SumNote(SQUARES, tuple(range(len(parts)))))
         trained = {n for n, _ in self.trained}
-        updated = [n for n, _ in self.others if n in trained or n == DROPOUT]
+        carried = [n for n, v in self.others if v in self.running]
+        updated = [n for n, _ in self.others if n in trained or n == DROPOUT or n in carried]
         return Pipeline(
             self.schedule,
             tuple(inputs),
@@ -268,6 +280,7 @@ class StagedStep:
             (LOSS, *updated, *states, *counters),
             tuple(notes),
             tuple(sums),
+            tuple(carried),
         )
 
     def _sliced(self) -> list[str]:

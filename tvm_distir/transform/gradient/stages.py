@@ -46,14 +46,16 @@ class Stage:
     Attributes
     ----------
     function : GlobalVar
-        ``(*activations, *data, *weights) -> output``: a tuple where there are several. Stages
-        alike share it.
+        ``(*activations, *data, *weights) -> (*outputs, *statistics)``, no tuple where there is
+        one. Stages alike share it.
     activations : tuple of Var
         Of the stages before, variables of the whole model.
     data, weights : tuple of Var
         Parameters of the whole model that it reads.
     outputs : tuple of Var
         What later stages read, or the loss.
+    statistics : tuple of Var
+        Of the weights, the running statistics that it gives anew.
     layers : tuple of Layer
     first_stream : int
         What it adds to the first of a micro-batch's streams of random numbers.
@@ -64,6 +66,7 @@ class Stage:
     data: tuple[Any, ...]
     weights: tuple[Any, ...]
     outputs: tuple[Any, ...]
+    statistics: tuple[Any, ...]
     layers: tuple[Layer, ...]
     first_stream: int = 0
 
@@ -121,11 +124,12 @@ def _stage(
     weights = tuple(v for v in read if v in flat.weights)
     env = {v: relax.Var(str(v.name), v.ty) for v in given}  # they were of a dataflow block
     inner = [relax.VarBinding(b.var, substitute(b.value, env)) for b in bindings]
-    made = [env.get(v, v) for v in outputs]
+    statistics = {flat.statistics[b.var]: b.var for b in own if b.var in flat.statistics}
+    made = [env.get(v, v) for v in (*outputs, *statistics.values())]
     result = made[0] if len(made) == 1 else tuple_of(made)
     fn = private_function(f"{STAGE}{number}", [*env.values(), *data, *weights], inner, result)
     gv = _shared(fn, number, functions, shared)
-    return Stage(gv, given, data, weights, outputs, _layers(own), first_stream)
+    return Stage(gv, given, data, weights, outputs, tuple(statistics), _layers(own), first_stream)
 
 
 def _needed(flat: Flat, own: Sequence[Any], anywhere: set[Any]) -> list[Any]:

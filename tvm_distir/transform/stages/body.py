@@ -72,8 +72,8 @@ class StageBody:
     mod : IRModule
         At level 1 or 5.
     note : StageNote
-    sliced : collection of str
-        Data of which each micro-batch has rows of its own.
+    varying : collection of str
+        Inputs that are not the same for every micro-batch.
 
     Attributes
     ----------
@@ -84,11 +84,13 @@ class StageBody:
     bindings : dict of When to list of Binding
     when : dict of Var to When
         Of results and all that is bound.
+    carried : list of str
+        Inputs that the forward part of a micro-batch changes for the next one.
     each : set of Var
         What is handed to an update of its own for every micro-batch, and not summed.
     """
 
-    def __init__(self, mod: ir.IRModule, note: StageNote, sliced: Iterable[str]) -> None:
+    def __init__(self, mod: ir.IRModule, note: StageNote, varying: Iterable[str]) -> None:
         self.note = note
         fn = copy_with_new_vars(mod[note.function])
         self.params = dict(zip(note.params, fn.params, strict=True))
@@ -101,10 +103,11 @@ class StageBody:
         self.results = dict(zip(note.results, fields, strict=True))
         self.when: dict[Any, When] = {}
         self.each: set[Any] = set()
-        rows = set(sliced)
+        own = set(varying)
         for what, var in self.params.items():
-            kind = When.FORWARD if what in rows else When.BEGIN
+            kind = When.FORWARD if what in own else When.BEGIN
             self.when[var] = _OF_PARAMETER.get(what.partition(":")[0], kind)
+        self.carried = [what for what in self.results if what in own]
         self.bindings: dict[When, list[Any]] = {when: [] for when in When}
         for binding in found:
             when = self._when(mod, binding.value)

@@ -64,7 +64,7 @@ class _InTurn:
 
     def __init__(self, mod: ir.IRModule, pipeline: Pipeline, writer: UnitWriter) -> None:
         self.pipeline, self.writer = pipeline, writer
-        self.bodies = [StageBody(mod, note, pipeline.sliced) for note in pipeline.stages]
+        self.bodies = [StageBody(mod, note, pipeline.varying) for note in pipeline.stages]
         self.params: dict[str, Any] = {}
         for body in self.bodies:
             for what, var in body.params.items():

@@ -16,6 +16,7 @@ from ...plan import plain_name
 from ...schedules import ACTIVATION, FORWARD, GRADIENT, RUN, Step
 from .body import StageBody
 from .messages import Messages, Wires
+from .places import Place
 from .renamed import Renamed
 from .writer import UnitWriter
 
@@ -54,7 +55,7 @@ class Program:
         self.messages = Messages(wires, rank, self.writer)
         mod, pipeline = renamed.module(rank), self.pipeline
         self.bodies = {
-            k: StageBody(mod, pipeline.stages[k], pipeline.sliced)
+            k: StageBody(mod, pipeline.stages[k], pipeline.varying)
             for k, owner in enumerate(wires.rank_of)
             if owner == rank
         }
@@ -93,6 +94,9 @@ class Program:
         rows = set(pipeline.sliced)
         given = {what: var for what, var in self.params.items() if what not in rows}
         for number, body in self.bodies.items():
+            for what in body.carried:
+                made, read = self.wires.made(number, what), self.wires.read(number, what)
+                self._agree(number, what, made, read, "the next micro-batch")
             writer.begin(number, body, given)
         for step in steps:
             if step.kind == RUN:
@@ -130,13 +134,16 @@ class Program:
                 continue
             made = self.wires.made(number, what)
             read = self.wires.read(other, what)
-            if made.labels(self.mesh) != read.labels(self.mesh):
-                raise unfit(
-                    f"{self.bodies[number].note.function}/{what}",
-                    f'it is made "{made.placement}" and read "{read.placement}" by the next stage '
-                    "of the same mesh",
-                    "Place both alike in the plan.",
-                )
+            self._agree(number, what, made, read, "the next stage of the same mesh")
+
+    def _agree(self, number: int, what: str, made: Place, read: Place, reader: str) -> None:
+        """Refuse a value that is not read where it is made."""
+        if made.labels(self.mesh) != read.labels(self.mesh):
+            raise unfit(
+                f"{self.bodies[number].note.function}/{what}",
+                f'it is made "{made.placement}" and read "{read.placement}" by {reader}',
+                "Place both alike in the plan.",
+            )
 
     def _function(self, outputs: Sequence[Any], items: Sequence[dict[str, Any]]) -> relax.Function:
         result = (

@@ -117,23 +117,33 @@ class UnitWriter:
         stage, when = self.stages[number], OF_UNIT[unit.phase]
         env = stage.micro(unit.micro)
         if when == When.FORWARD:
-            for what, var in stage.body.params.items():
-                if what.startswith(f"{STREAM}:"):
-                    env[var] = relax.const(first_stream(what, unit.micro), "int64")
-        if when == When.FORWARD and stage.body.each:  # the weights as they are now
-            env.update(stage.now)
-            for binding in stage.body.bindings[When.BEGIN]:
-                self._copy(binding, env, f"_{unit.micro}")
+            self._forward_reads(stage, env, unit.micro)
         whens = [when]
         if when == When.BACKWARD and not self.splits:
             whens.append(When.WEIGHT)
         for one in whens:
             for binding in stage.body.bindings[one]:
                 self._copy(binding, env, f"_{unit.micro}")
+        if when == When.FORWARD:
+            for what in stage.body.carried:
+                result = stage.body.results[what]
+                stage.env[stage.body.params[what]] = stage.env[result] = substitute(result, env)
         if when == (When.WEIGHT if self.splits else When.BACKWARD):
             self._sums(stage, env, unit.micro)
             if stage.body.each:
                 self._update(stage, unit.micro)
+
+    def _forward_reads(self, stage: Running, env: dict[Any, Any], micro: int) -> None:
+        """Take what is not for every micro-batch as it was for the one before."""
+        params = stage.body.params
+        if stage.body.each:  # the weights as they are now
+            env.update(stage.now)
+            for binding in stage.body.bindings[When.BEGIN]:
+                self._copy(binding, env, f"_{micro}")
+        for what, var in params.items():
+            if what.startswith(f"{STREAM}:"):
+                env[var] = relax.const(first_stream(what, micro), "int64")
+        env.update({params[what]: stage.env[params[what]] for what in stage.body.carried})
 
     def _sums(self, stage: Running, env: dict[Any, Any], micro: int) -> None:
         """Write the sums over the micro-batches so far."""
