@@ -58,7 +58,7 @@ class RoleExporter:
     def __init__(self, mod: ir.IRModule, pipeline: Pipeline, number: int, ports: Ports) -> None:
         self.mod, self.pipeline, self.ports = mod, pipeline, ports
         self.note = pipeline.stages[number]
-        self.body = StageBody(mod, self.note, pipeline.sliced)
+        self.body = StageBody(mod, self.note, pipeline.varying)
         self.exporters: list[FunctionExporter] = []
         self.functions: dict[str, Function] = {}
         self.made: dict[str, relax.Function] = {}

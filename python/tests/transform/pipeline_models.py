@@ -62,3 +62,37 @@ def _dropped(builder: relax.BlockBuilder, value: Any, rate: float) -> Any:
         return value
     both = builder.emit(relax.op.nn.dropout(value, rate))
     return builder.emit(relax.TupleGetItem(both, 0))
+
+
+def normed_tower(layers: int, batch: int, shared: bool = False) -> ir.IRModule:
+    """Layers of a product and a batch norm; all have the running statistics of the first one
+    where these are shared.
+    """
+    builder = relax.BlockBuilder()
+    square, vector = (relax.TensorType(s, "float32") for s in ([WIDTH, WIDTH], [WIDTH]))
+    x_type = relax.TensorType([batch, WIDTH], "float32")
+    types = {"w": square, "gamma": vector, "beta": vector, "mean": vector, "variance": vector}
+    x, own = relax.Var("x", x_type), [relax.Var(name, ty) for name, ty in types.items()]
+    with builder.function("layer", [x, *own]):
+        with builder.dataflow():
+            h = builder.emit(relax.op.matmul(x, own[0]))
+            normed = builder.emit(relax.op.nn.batch_norm(h, *own[1:], axis=1))
+            h = builder.emit(relax.op.tanh(relax.TupleGetItem(normed, 0)))
+            out = builder.emit_output(relax.op.add(x, h))
+        builder.emit_func_output(out)
+    layer = builder.get()["layer"].without_attr("global_symbol")
+    gv = ir.GlobalVar("layer")
+    relax.expr._update_type(gv, layer.ty)
+    builder, data = relax.BlockBuilder(), relax.Var("x", x_type)
+    weights = [[relax.Var(f"{n}{i}", ty) for n, ty in types.items()] for i in range(layers)]
+    called = [[*one[:3], *weights[0][3:]] if shared else one for one in weights]
+    params = list(dict.fromkeys(var for one in called for var in one))
+    with builder.function("main", [data, *params]):
+        with builder.dataflow():
+            value: Any = data
+            for i, one in enumerate(called):
+                value = builder.emit(ir.Call(gv, [value, *one]), f"h{i}")
+            out = builder.emit_output(value, "out")
+        builder.emit_func_output(out)
+    main = builder.get()["main"].with_attr("num_input", 1)
+    return ir.IRModule({gv: layer, ir.GlobalVar("main"): main})

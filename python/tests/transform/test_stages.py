@@ -233,12 +233,6 @@ def test_more_stages_than_values_are_refused() -> None:
         td.train_step(tower(2, 2), loss="mse", schedule="1f1b:stages=32,micro_batches=2")
 
 
-def test_batch_norms_are_refused_by_name() -> None:
-    model = td.zoo.resnet(size="tiny", batch=2)
-    with pytest.raises(ModelError, match="batch norms"):
-        td.train_step(model, schedule="1f1b:stages=2,micro_batches=2")
-
-
 def test_gradients_are_reduced_once_per_step() -> None:
     """Not once per micro-batch: the price of what is repeated counts as often."""
     step = _staged("1f1b", 2, 4)

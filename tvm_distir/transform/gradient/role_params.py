@@ -64,7 +64,8 @@ class Part:
         flags = [
             (w in self.trained, w in self.shared, w in self.counted) for w in self.stage.weights
         ]
-        return str(self.stage.function.name_hint), tuple(flags), self.unread, self.last, self.mesh
+        name, arrivals = str(self.stage.function.name_hint), len(self.stage.activations)
+        return name, arrivals, tuple(flags), self.unread, self.last, self.mesh
 
     @property
     def stream(self) -> str:
