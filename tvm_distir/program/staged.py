@@ -53,8 +53,9 @@ class Role:
     name : str
     slots : tuple of Value
         What its phases hand to each other and to other stages, as one device holds it. Those that
-        ``begin``, ``accumulate``, ``part``, ``add`` and ``end`` write there are once, the others
-        per micro-batch.
+        ``begin``, ``accumulate``, ``part``, ``add`` and ``end`` write there are once, and so are
+        results of the whole step, the others per micro-batch. A result that ``forward`` writes and
+        that has the name of a parameter takes its place for the next micro-batch.
     params : tuple of int
         Slots that the whole step gives, with their roles: there from the beginning.
     results : tuple of int

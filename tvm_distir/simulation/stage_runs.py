@@ -182,6 +182,10 @@ class StageRuns:
         if (stage, name) in state.runs and self.kinds.has(stage, later):
             name = later
         self._unit(stage, name, unit.micro)
+        if unit.phase == FORWARD:
+            once = state.once[stage]
+            for read, written in self.kinds.carried[self.staged.stages[stage].role]:
+                once[read] = once[written]
         direction = {FORWARD: "forward", BACKWARD: "backward"}.get(unit.phase, "")
         for edge in self.edges.get((stage, direction), ()):
             if self.rank_of[edge.target[0]] == self.rank_of[stage]:

@@ -114,10 +114,24 @@ def _on(fn: Function, mesh: int) -> Function:
 
 def once_slots(role: Role) -> set[int]:
     """Slots that are there once, not per micro-batch."""
-    found = {*role.params, *(total for _, total in role.sums)}
+    found = {*role.params, *role.results, *(total for _, total in role.sums)}
     for phase in role.phases:
         if phase.name not in ("rows", "forward", "backward", "weight"):
             found.update(phase.outputs)
+    return found
+
+
+def carried(staged: Staged) -> dict[int, set[tuple[int, int]]]:
+    """By number of role the slots of what a micro-batch hands to the next one: read, written."""
+    found: dict[int, set[tuple[int, int]]] = {number: set() for number in range(len(staged.roles))}
+    for stage in staged.stages:
+        role = staged.roles[stage.role]
+        forward = role.phase("forward")
+        written = () if forward is None else forward.outputs
+        results = dict(zip(stage.results, role.results, strict=True))
+        for name, slot in zip(stage.names, role.params, strict=True):
+            if results.get(name) in written:
+                found[stage.role].add((slot, results[name]))
     return found
 
 

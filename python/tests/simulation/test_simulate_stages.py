@@ -61,6 +61,16 @@ def _same(local: Any, blocking: bool) -> None:
 
 
 @pytest.mark.parametrize("blocking", [False, True])
+@pytest.mark.parametrize("kind", ["1f1b", "zero_bubble"])
+def test_running_statistics_go_from_micro_batch_to_micro_batch(kind: str, blocking: bool) -> None:
+    model = td.zoo.resnet(size="tiny", batch=4)
+    step = td.train_step(model, schedule=_text(kind, 2, 3))
+    words = f"pipeline:schedule={kind},micro_batches=3+data_parallel"
+    local = td.distribute(step, make_plan(step, words, {"pp": 2, "dp": 2}))
+    _same(local, blocking)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
 @pytest.mark.parametrize(("ranks", "micros"), [(2, 4), (3, 8), (4, 1)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_in_stages_is_the_step_written_out(
