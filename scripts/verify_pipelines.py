@@ -6,8 +6,9 @@
 ``scripts/verify_pipelines.py`` runs all rows; ``--only WORD`` those whose text holds the word,
 ``--engine E`` on another engine than ``virtual``. Every row is a step of one model, cut into stages
 and micro-batches and distributed by one plan; loss, new weights and optimizer states are compared
-with those of the step at once on one device (of a mixture of experts, whose capacity follows from
-the micro-batch, with those of its micro-batches in turn). Exits 1 when a row is not equal.
+with those of the step at once on one device (where the capacity of experts or the statistics of
+batch norms follow from the micro-batch, with those of the micro-batches in turn). Exits 1 when a
+row is not equal.
 """
 
 from __future__ import annotations
@@ -32,6 +33,10 @@ LLAMA = "zoo:llama?size=tiny,layers=4,hidden=32,vocab=64,seq=8"
 BERT = "zoo:bert?size=tiny,layers=4,hidden=32,vocab=64,seq=8"
 VIT = "zoo:vit?size=tiny,layers=4,hidden=32"
 MOE = "zoo:moe?size=tiny,layers=4,hidden=32,vocab=64,seq=8"
+RESNET = "zoo:resnet?size=tiny"
+BY_MICRO_BATCH = (MOE, RESNET)
+"""Capacities and statistics follow from the micro-batch."""
+
 KINDS = ("gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_v")
 TOLERANCE = 2e-4
 """Most relative to the largest value of an output; Adam divides by what may be nearly zero."""
@@ -90,6 +95,13 @@ def cases() -> Iterator[Case]:
         yield Case(model, "interleaved", 2, 2, "zero:stage=1", {"dp": 2})
     for kind in KINDS:
         yield Case(MOE, kind, 2, 2, "data_parallel+expert_parallel", {"dp": 2, "ep": 2})
+    for kind, others, mesh in (
+        ("gpipe", "data_parallel", {"dp": 2}),
+        ("interleaved", "zero:stage=3", {"dp": 2}),
+        ("zero_bubble", "tensor_parallel", {"tp": 2}),
+        ("zero_bubble_v", "spatial_parallel", {"sp": 2}),
+    ):
+        yield Case(RESNET, kind, 2, 2, others, mesh, {"optimizer": "sgd"})
     yield Case(MOE, "1f1b", 2, 4, "expert_parallel", {"ep": 2})
     for options in (
         {"recompute": "full"},
@@ -105,7 +117,6 @@ def cases() -> Iterator[Case]:
 
 def difference(case: Case, engine: str) -> float:
     """Largest difference of an output, relative to its largest value."""
-    mixture = case.model == MOE
     options = {"optimizer": "adam", **case.options}
     schedule = {"kind": case.kind, "stages": case.stages, "micro_batches": case.micros}
     if case.kind == "interleaved":
@@ -113,7 +124,7 @@ def difference(case: Case, engine: str) -> float:
     micro = td.load_model(case.model, batch=BATCH // case.micros).mod
     step = td.train_step(micro, schedule=schedule, **options)
     whole = RunInTurn()(step)
-    if not mixture:
+    if case.model not in BY_MICRO_BATCH:
         whole = td.train_step(td.load_model(case.model, batch=BATCH).mod, **options)
     values = draw_inputs(whole, seed=0)
     wanted = Reference(whole).run(values)
