@@ -21,7 +21,6 @@ from ..ir import (
     meshes,
 )
 from ..schedules import Pipeline
-from ..transform import ExpandSchedule
 from .body import FunctionExporter
 from .callees import with_callees
 from .parts import Entry, Function, Mesh
@@ -31,8 +30,6 @@ from .staging import export_stages
 
 def export(mod: ir.IRModule) -> Program:
     """Make the simulator's input of a level-5 module; one in stages keeps these, see ``Staged``.
-
-    Where weights change after every micro-batch (``stash``), the step is written out first.
 
     Functions and calls are kept, repeated layers not unrolled. Tuples are flattened. Reshapes
     that TVM turns into views cost nothing, nor do transposes that only matrix products read;
@@ -57,9 +54,8 @@ def export(mod: ir.IRModule) -> Program:
         DIST0512 where the stages of a step do not fit together.
     """
     pipeline = Pipeline.of(mod)
-    if pipeline is not None and not pipeline.schedule.stash:
+    if pipeline is not None:
         return export_stages(mod, pipeline)
-    mod = ExpandSchedule()(mod)
     entries = _entry_functions(mod)
     names = mesh_names(mod)
     found = [

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -16,11 +16,12 @@ from ..ir import known_shape, tensor_type
 from ..ir.rewrite import substitute, typed, variables
 from ..ops import size_bytes
 from ..schedules import PART, STREAM, TOTAL, Pipeline, first_stream
-from ..transform.stages import Ports, StageBody, When, going_on
+from ..transform.stages import Ports, StageBody, When
 from .body import FunctionExporter
 from .parts import Function, Value
 from .staged import ACCUMULATE, ADD, BACKWARD, BEGIN, END, FORWARD, NEXT, ROWS, WEIGHT, Phase, Role
 from .staged import PART as PART_PHASE
+from .sums import next_sums
 from .trees import Tree, leaves, shaped
 
 _WHENS = {
@@ -98,6 +99,11 @@ class RoleExporter:
             tuple(self.slot(w) for w in self.note.results if w in outputs),
             tuple(
                 (self.slot(f"{PART}:{name}"), self.param(f"{TOTAL}:{name}")) for name in self.sums
+            ),
+            tuple(
+                (self.param(what), self.slot(what))
+                for what in self.body.params
+                if what in outputs and what in self.body.results
             ),
             tuple(self.phases),
         )
@@ -190,36 +196,20 @@ class RoleExporter:
 
     def _phase(self, name: str, bindings: Sequence[Any]) -> None:
         """Export bindings; their results are what others read."""
-        results = [b.var for b in bindings if self.read_by.get(b.var, set()) - {name}]
+        others = {b.var: self.read_by.get(b.var, set()) - {name} for b in bindings}
+        results = [var for var, readers in others.items() if readers or name == ACCUMULATE]
         self._export(name, bindings, results)
 
     def _next(self, bindings: Sequence[Any]) -> None:
         """Export the sums that go on."""
-        new, befores, results = list[Any](), list[Any](), []
-        for binding in bindings:
-            gv, ty = binding.value.op, binding.var.ty
-            name = f"{gv.name_hint}_on"
-            fn = self.made[name] = going_on(self.mod[gv], name)
-            on = ir.GlobalVar(name)
-            relax.expr._update_type(on, fn.ty)
-            before = relax.Var("before", ty)
-            self.trees[before] = self.trees.get(binding.var)
-            fields = []
-            for k, field in enumerate(ty.fields):
-                fields.append(relax.Var(f"sum{k}", field))
-                new.append(relax.VarBinding(fields[-1], relax.TupleGetItem(before, k)))
-            call = typed(ir.Call(on, [*fields, *binding.value.args]), ty)
-            var = relax.Var(binding.var.name, ty)
-            new.append(relax.VarBinding(var, call))
-            befores.append(binding.var)
-            results.append(var)
-        known = [b for b in befores if self.trees.get(b) is not None]
-        if len(known) < len(befores):
-            raise self._refuse("sums over micro-batches that nothing reads", "Report it.")
-        mod = self.mod.clone()
-        mod.update(ir.IRModule({on: self.made[str(on.name_hint)] for on in _called(new)}))
-        self.mod = mod
-        self._export(NEXT, new, results, [leaves(self.trees[b]) for b in befores])
+        found = next_sums(self.mod, bindings, self.body.each)
+        for var, before in found.before.items():
+            self.trees[before] = self.trees[var]
+        self.made.update({str(gv.name_hint): fn for gv, fn in found.functions.items()})
+        self.mod = self.mod.clone()
+        self.mod.update(ir.IRModule(found.functions))
+        targets = [leaves(self.trees[b.var]) for b in bindings]
+        self._export(NEXT, found.bindings, found.results, targets)
 
     def _add(self, number: str) -> None:
         """Export the sum of what came so far and the stage's own term."""
@@ -292,7 +282,3 @@ def _reading(binding: Any, constants: Mapping[Any, Any]) -> Any:
     if not any(var in constants for var in variables(binding.value)):
         return binding
     return relax.VarBinding(binding.var, substitute(binding.value, constants))
-
-
-def _called(bindings: Iterable[Any]) -> list[Any]:
-    return [b.value.op for b in bindings if isinstance(b.value, ir.Call)]

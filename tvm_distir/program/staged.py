@@ -54,14 +54,16 @@ class Role:
     slots : tuple of Value
         What its phases hand to each other and to other stages, as one device holds it. Those that
         ``begin``, ``accumulate``, ``part``, ``add`` and ``end`` write there are once, and so are
-        results of the whole step, the others per micro-batch. A result that ``forward`` writes and
-        that has the name of a parameter takes its place for the next micro-batch.
+        results of the whole step, the others per micro-batch.
     params : tuple of int
         Slots that the whole step gives, with their roles: there from the beginning.
     results : tuple of int
         Slots that are results of the whole step.
     sums : tuple of (int, int)
         Per sum over stages that it takes part in: the slot of its own term, and that of the sum.
+    updates : tuple of (int, int)
+        Slots of parameters, and of the results that take their place: what ``forward`` writes, for
+        the next micro-batch; the others, where the schedule stashes weights, behind each.
     phases : tuple of Phase
         In the order of :data:`PHASES`; one that does nothing is left out.
     """
@@ -71,7 +73,20 @@ class Role:
     params: tuple[int, ...]
     results: tuple[int, ...]
     sums: tuple[tuple[int, int], ...]
+    updates: tuple[tuple[int, int], ...]
     phases: tuple[Phase, ...]
+
+    @property
+    def carried(self) -> tuple[tuple[int, int], ...]:
+        """The ``updates`` that the forward part of a micro-batch makes for the next one."""
+        forward = self.phase(FORWARD)
+        written = () if forward is None else forward.outputs
+        return tuple(pair for pair in self.updates if pair[1] in written)
+
+    @property
+    def updated(self) -> tuple[tuple[int, int], ...]:
+        """The other ``updates``."""
+        return tuple(pair for pair in self.updates if pair not in self.carried)
 
     def phase(self, name: str) -> Phase | None:
         """The phase of a name."""
@@ -194,6 +209,7 @@ class Staged:
                     "params": list(role.params),
                     "results": list(role.results),
                     "sums": [list(pair) for pair in role.sums],
+                    "updates": [list(pair) for pair in role.updates],
                     "phases": [
                         {
                             "name": one.name,

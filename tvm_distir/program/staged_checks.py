@@ -69,7 +69,11 @@ class StagedChecks:
                     )
 
     def _role(self, role: Role, arriving: set[int], place: str) -> None:
-        self._slots(role, [*role.params, *role.results, *(s for p in role.sums for s in p)], place)
+        self._slots(
+            role,
+            [*role.params, *role.results, *(s for p in (*role.sums, *role.updates) for s in p)],
+            place,
+        )
         order, seen = -1, set[str]()
         there = {*role.params, *arriving, *(total for _, total in role.sums)}
         for number, phase in enumerate(role.phases):
@@ -92,6 +96,9 @@ class StagedChecks:
         for name in (FORWARD, BACKWARD):
             if name not in seen:
                 raise self.broken(place, f"it has no phase {name!r}")
+        for param, result in role.updates:
+            if param not in role.params or role.slots[param].bytes != role.slots[result].bytes:
+                raise self.broken(place, f"slot {result} cannot take the place of slot {param}")
         for slot in role.results:
             if slot not in there:
                 raise self.broken(place, f"nothing writes the result in slot {slot}")

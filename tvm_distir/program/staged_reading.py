@@ -31,13 +31,14 @@ def read_staged(top: JsonValue, value: Callable[[JsonValue], Value]) -> Staged:
 
 
 def _role(data: JsonValue, value: Callable[[JsonValue], Value]) -> Role:
-    found = data.object(("name", "slots", "params", "results", "sums", "phases"))
+    found = data.object(("name", "slots", "params", "results", "sums", "updates", "phases"))
     return Role(
         found["name"].text(),
         tuple(value(one) for one in found["slots"].items()),
         found["params"].integers(),
         found["results"].integers(),
         tuple(_pair(one) for one in found["sums"].items()),
+        tuple(_pair(one) for one in found["updates"].items()),
         tuple(_phase(one) for one in found["phases"].items()),
     )
 

@@ -15,9 +15,9 @@ from .costs import COMPUTE, OpCosts
 from .intervals import union
 from .lanes import DeviceResult, Lane
 from .memory import FOREVER, live_memory
+from .rank_state import RankState, Runs
 from .stage_kinds import Alike
 from .stage_lanes import StageTimeline, function_times
-from .stage_runs import RankState, Runs
 from .summary import Summary
 from .timeline import op_times, seconds, total_flops
 

@@ -14,7 +14,7 @@ from ..program import Program, Staged
 from ..system import System
 from .costs import OpCosts
 from .flat import Flattener
-from .stage_units import StageUnit, arriving, carried, once_slots, with_units
+from .stage_units import StageUnit, arriving, once_slots, with_units
 from .summary import Summary
 
 Ints = npt.NDArray[np.int64]
@@ -77,11 +77,6 @@ class Kinds:
     system : System
     blocking : bool
     engine : str
-
-    Attributes
-    ----------
-    carried : dict of int to set of (int, int)
-        See :func:`.stage_units.carried`.
     """
 
     def __init__(
@@ -89,7 +84,6 @@ class Kinds:
     ) -> None:
         self.program, self.staged, self.system = program, staged, system
         self.blocking, self.engine = blocking, engine
-        self.carried = carried(staged)
         axes = {op.mesh_axes for fn in program.functions.values() for op in fn.ops if op.mesh_axes}
         keys: list[Hashable] = []
         for mesh in program.meshes:
@@ -127,9 +121,8 @@ class Kinds:
         found = {}
         for key, unit in units.items():
             role = self.staged.roles[key[0]]
-            once = once_slots(role)
-            resident = set(role.params) - {read for read, _ in self.carried[key[0]]}
-            timed = apart[key[0]] - resident
+            once = once_slots(role, self.staged.schedule, key[1])
+            timed = apart[key[0]]
             summary = summaries[key]
             summary.open([p for p, slot in enumerate(unit.inputs) if slot in timed])
             places = summary.result_kept.tolist()
@@ -164,7 +157,7 @@ class Kinds:
             found[key[0]].update(unit.outputs[r] for r in summary.unsettled())
         for number, role in enumerate(self.staged.roles):
             found[number].update(slot for pair in role.sums for slot in pair)
-            for pair in self.carried[number]:
-                if found[number] & set(pair):
-                    found[number].update(pair)
+            moved = (*role.carried, *(role.updated if self.staged.schedule.stash else ()))
+            late = {slot for pair in moved if found[number] & set(pair) for slot in pair}
+            found[number] = (found[number] - set(role.params)) | late
         return found

@@ -16,7 +16,7 @@ from ..schedules import BACKWARD, FORWARD, WEIGHT
 from .costs import COMPUTE, OpRow
 from .flat import CallRow
 from .lanes import Event, FunctionTime
-from .stage_runs import RankState, Runs
+from .rank_state import RankState, Runs
 from .timeline import function_table, listed, seconds
 
 Ints = npt.NDArray[np.int64]

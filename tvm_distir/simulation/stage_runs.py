@@ -5,98 +5,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import SimulationError
 from ..program import Edge, Program, Staged
-from ..schedules import BACKWARD, FORWARD, RUN, SEND, Step, Unit, programs
+from ..schedules import BACKWARD, FORWARD, RUN, SEND, WEIGHT, Step, Unit, programs
 from .costs import OpCosts
-from .stage_kinds import Kinds, RankUnit
-from .stage_units import BEGIN, END
+from .rank_state import Message, RankState, Runs
+from .stage_kinds import Kinds
+from .stage_units import BEGIN, END, UPDATE
 
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass
-class Runs:
-    """All runs of a unit of a stage on its rank.
-
-    Attributes
-    ----------
-    unit : RankUnit
-    stage : int
-    name : str
-    micros : list of int
-        Micro-batch of each run; -1 for what is done once.
-    times : list of list of int
-        Of the ports.
-    inputs : list of int64 array
-        Instances that the parameters are; -1: there all the time.
-    first : list of int
-        Instance of the first of the kept results.
-    starts : list of int64 array
-        Of the tasks, where each run was scheduled by itself.
-    """
-
-    unit: RankUnit
-    stage: int
-    name: str
-    micros: list[int] = field(default_factory=list)
-    times: list[list[int]] = field(default_factory=list)
-    inputs: list[Ints] = field(default_factory=list)
-    first: list[int] = field(default_factory=list)
-    starts: list[Ints] = field(default_factory=list)
-
-    def all_starts(self) -> Ints:
-        """When each task of each run starts, (runs, tasks)."""
-        if self.starts:
-            return np.stack(self.starts)
-        return self.unit.summary.starts(np.array(self.times, np.int64))
-
-
-@dataclass(frozen=True)
-class Message:
-    """An end of a message on a rank. ``instance`` is what is sent, or arrives."""
-
-    edge: Edge
-    micro: int
-    instance: int
-    start: int
-    end: int
-
-
-@dataclass
-class RankState:
-    """A rank of the pipeline while it runs.
-
-    Attributes
-    ----------
-    streams : list of int
-        When compute, communication and sends are free.
-    instances : int
-        Number of tensors made so far that units hand to each other.
-    ready : dict of int to int
-        When those are there whose time matters.
-    once : dict of int to int64 array
-        By stage: instances in the slots.
-    micros : dict of (int, int) to int64 array
-        By stage and micro-batch.
-    runs : dict of (int, str) to Runs
-        By stage and unit, in the order of the first run.
-    sent, received : list of Message
-    """
-
-    streams: list[int] = field(default_factory=lambda: [0, 0, 0])
-    instances: int = 0
-    ready: dict[int, int] = field(default_factory=dict)
-    once: dict[int, Ints] = field(default_factory=dict)
-    micros: dict[tuple[int, int], Ints] = field(default_factory=dict)
-    runs: dict[tuple[int, str], Runs] = field(default_factory=dict)
-    sent: list[Message] = field(default_factory=list)
-    received: list[Message] = field(default_factory=list)
 
 
 class StageRuns:
@@ -119,6 +40,7 @@ class StageRuns:
         self.program, self.staged, self.kinds, self.costs = program, staged, kinds, costs
         self.rank_of = staged.schedule.rank_of
         self.ranks = [RankState() for _ in range(staged.schedule.stages)]
+        self.last_phase = WEIGHT if staged.schedule.splits_backward else BACKWARD
         self._edge_ps: dict[int, int] = {}
         self.arrived: set[tuple[int, int, str]] = set()
         self.edges: dict[tuple[int, str], list[Edge]] = {}
@@ -181,15 +103,28 @@ class StageRuns:
         later = f"{name}+"
         if (stage, name) in state.runs and self.kinds.has(stage, later):
             name = later
+        stash = self.staged.schedule.stash
+        if unit.phase == FORWARD and stash:  # the weights as they are now
+            params = list(self.staged.role_of(stage).params)
+            self._slots(stage, unit.micro)[params] = state.once[stage][params]
         self._unit(stage, name, unit.micro)
         if unit.phase == FORWARD:
             once = state.once[stage]
-            for read, written in self.kinds.carried[self.staged.stages[stage].role]:
+            for read, written in self.staged.role_of(stage).carried:
                 once[read] = once[written]
+        if unit.phase == self.last_phase and stash:
+            self._update(stage)
         direction = {FORWARD: "forward", BACKWARD: "backward"}.get(unit.phase, "")
         for edge in self.edges.get((stage, direction), ()):
             if self.rank_of[edge.target[0]] == self.rank_of[stage]:
                 self._hand_over(edge, unit.micro)
+
+    def _update(self, stage: int) -> None:
+        """Update weights behind a micro-batch: later ones begin with those."""
+        self._unit(stage, UPDATE, -1)
+        slots = self._slots(stage, -1)
+        for param, result in self.staged.role_of(stage).updated:
+            slots[param] = slots[result]
 
     def _slots(self, stage: int, micro: int) -> Ints:
         """Instances in the slots of a micro-batch, or of what is there once."""

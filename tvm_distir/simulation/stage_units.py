@@ -9,9 +9,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..program import Entry, Function, Op, Program, Role, Staged, Value
-from ..schedules import BACKWARD, FORWARD, WEIGHT
+from ..schedules import BACKWARD, FORWARD, WEIGHT, Schedule
 
-BEGIN, END = "begin", "end"
+BEGIN, END, UPDATE = "begin", "end", "update"
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,14 @@ class StageUnit:
     outputs: tuple[int, ...]
 
 
-def unit_phases(role: Role, splits: bool) -> dict[str, list[str]]:
+def unit_phases(role: Role, schedule: Schedule) -> dict[str, list[str]]:
     """Phases of each unit of a role.
 
     The first micro-batch of a stage begins its sums: ``B``, or ``W`` where gradients of weights
-    are units of their own; the others go on with them: ``B+``, ``W+``.
+    are units of their own; the others go on with them: ``B+``, ``W+``. Where the schedule stashes
+    weights, each micro-batch begins with those that are there, and ends with an update of its own.
     """
+    splits = schedule.splits_backward
     found = {BEGIN: ["begin"], FORWARD: ["rows", "forward"], END: ["end"]}
     last = WEIGHT if splits else BACKWARD
     if splits:
@@ -46,6 +48,9 @@ def unit_phases(role: Role, splits: bool) -> dict[str, list[str]]:
     for number in range(len(role.sums)):
         for name in ("part", "add"):
             found[f"{name}:{number}"] = [f"{name}:{number}"]
+    if schedule.stash:
+        found[FORWARD] = ["rows", "begin", "forward"]
+        found[UPDATE] = ["begin", *found.pop(END)]
     there = {phase.name for phase in role.phases}
     return {
         name: own for name, phases in found.items() if (own := [p for p in phases if p in there])
@@ -68,7 +73,7 @@ def with_units(
     units: dict[tuple[int, str], StageUnit] = {}
     for number in sorted(roles):
         role = staged.roles[number]
-        for name, phases in unit_phases(role, staged.schedule.splits_backward).items():
+        for name, phases in unit_phases(role, staged.schedule).items():
             full = f"{role.name}/{name}"
             fn, inputs, outputs = _compose(role, phases, rank)
             functions[full] = fn
@@ -112,26 +117,20 @@ def _on(fn: Function, mesh: int) -> Function:
     return dataclasses.replace(fn, mesh=mesh, ops=ops)
 
 
-def once_slots(role: Role) -> set[int]:
-    """Slots that are there once, not per micro-batch."""
+def once_slots(role: Role, schedule: Schedule, unit: str) -> set[int]:
+    """Slots that are there once, not per micro-batch, as a unit sees them.
+
+    A micro-batch has weights of its own where the schedule stashes them, and what is made of them;
+    its sums are not, nor is what it hands to the next one.
+    """
+    if schedule.stash and unit.rstrip("+") in (FORWARD, BACKWARD, WEIGHT):
+        sums = [p.outputs for p in role.phases if p.name == "accumulate"]
+        handed = {written for _, written in role.carried}
+        return handed if unit == FORWARD else handed.union(*sums)
     found = {*role.params, *role.results, *(total for _, total in role.sums)}
     for phase in role.phases:
         if phase.name not in ("rows", "forward", "backward", "weight"):
             found.update(phase.outputs)
-    return found
-
-
-def carried(staged: Staged) -> dict[int, set[tuple[int, int]]]:
-    """By number of role the slots of what a micro-batch hands to the next one: read, written."""
-    found: dict[int, set[tuple[int, int]]] = {number: set() for number in range(len(staged.roles))}
-    for stage in staged.stages:
-        role = staged.roles[stage.role]
-        forward = role.phase("forward")
-        written = () if forward is None else forward.outputs
-        results = dict(zip(stage.results, role.results, strict=True))
-        for name, slot in zip(stage.names, role.params, strict=True):
-            if results.get(name) in written:
-                found[stage.role].add((slot, results[name]))
     return found
 
 

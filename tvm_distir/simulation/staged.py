@@ -17,10 +17,11 @@ from ..system import System
 from .accounts import Traffic, totals, unmodelled
 from .costs import OpCosts
 from .lanes import DeviceResult, Lane
+from .rank_state import RankState
 from .result import PipelineResult, Result
 from .stage_accounts import RankAccount
 from .stage_kinds import Kinds
-from .stage_runs import RankState, StageRuns
+from .stage_runs import StageRuns
 from .timeline import seconds
 
 _LARGEST_PS = 1 << 60

@@ -117,6 +117,7 @@ def _refused(change: Callable[[dict[str, Any]], Any], code: str = "DIST0712") ->
         (lambda d: d["roles"][0]["phases"][0].update(function="frst.forward"), "first.forward"),
         (lambda d: d["roles"][0]["phases"][0]["outputs"].pop(), "returns 2 tensors"),
         (lambda d: d["roles"][0]["slots"][4].update(bytes=9), "has 9 bytes"),
+        (lambda d: d["roles"][0].update(updates=[[5, 8]]), "cannot take the place"),
         (lambda d: d["edges"][0].update(direction="backward"), "from stage 0 to 1"),
         (lambda d: d["edges"][0].update({"from": [0, 4]}), "4 bytes, slot 4"),
         (lambda d: d["edges"][0].update({"to": [5, 0]}), "read before it is there"),

@@ -118,7 +118,7 @@ def _role(
             phase("add:0", [TOTAL, len(slots) - 1], [TOTAL], 1)
         reads = [*reads, TOTAL]
     phase("end", reads, [NEW], 0)
-    return Role(name, tuple(slots), (WEIGHTS,), (NEW,), pairs, tuple(phases))
+    return Role(name, tuple(slots), (WEIGHTS,), (NEW,), pairs, (), tuple(phases))
 
 
 def without(program: Program, **changes: Any) -> Program:

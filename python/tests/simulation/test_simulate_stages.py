@@ -133,11 +133,14 @@ def test_numbers_of_a_micro_batch_are_counted_once() -> None:
         )
 
 
-def test_steps_that_stash_weights_are_written_out() -> None:
-    step = _tower(stash=True)
-    program = td.export(td.distribute(step, make_plan(step, "data_parallel", {"dp": 2})))
-    assert program.staged is None
-    assert len(program.entries) == 2
+@pytest.mark.parametrize("inside", ["data_parallel", "deepspeed_zero3"])
+@pytest.mark.parametrize("kind", ["1f1b", "zero_bubble", "interleaved"])
+def test_weights_stashed_for_every_micro_batch(kind: str, inside: str) -> None:
+    chunks = {"chunks": 2} if kind == "interleaved" else {}
+    step = _tower(kind, stash=True, **chunks)
+    local = td.distribute(step, make_plan(step, inside, {"dp": 2}))
+    for blocking in (False, True):
+        _same(local, blocking)
 
 
 def test_the_plain_event_loop_gives_the_same() -> None:
