@@ -10,30 +10,15 @@ from __future__ import annotations
 
 import lazy_loader
 
+from ._registering import is_awaited as _is_awaited
+from ._registering import register as _register
 from ._versions import check_versions as _check_versions
 
 _check_versions()
 
 
-def _register() -> None:
-    """Tell TVM of our errors and ops. Its runtime-only library knows no ops."""
-    from tvm.base import _RUNTIME_ONLY
-
-    from .errors import register_with_ffi
-
-    register_with_ffi()
-    if _RUNTIME_ONLY:
-        return
-    from .ir import register_ops
-    from .ops import register_inference
-    from .runtime import register_legalization
-
-    register_ops()
-    register_inference()
-    register_legalization()
-
-
-_register()
+if not _is_awaited():
+    _register()
 
 __version__ = "0.1.0"
 

@@ -10,9 +10,14 @@ from __future__ import annotations
 
 import sys
 
+registers = False
+"""Whether the command runs: the package then leaves it to the command when TVM is imported."""
+
 
 def main() -> int:
     """Run ``tvm-distir`` with the arguments of the process; returns its exit code."""
+    global registers
+    registers = True
     try:
         from tvm_distir.cli import main as run
     except Exception as error:

@@ -62,15 +62,15 @@ def unused_axes(plan: Any) -> tuple[str, ...]:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, distribute, export, simulate, write."""
+    axes = check_model_options(arguments)
+    outputs = Outputs(model_inputs(arguments))
     from ..ir.rewrite import collector_paused
 
     with collector_paused():
-        return _run(arguments)
+        return _run(arguments, axes, outputs)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    axes = check_model_options(arguments)
-    outputs = Outputs(model_inputs(arguments))
+def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Outputs) -> int:
     report = outputs.promise(arguments.report, "--report")
     trace = outputs.promise(arguments.trace, "--trace")
     folder = outputs.promise_folder(arguments.folder, "-o", _FOLDER_FILES)

@@ -5,7 +5,8 @@
 Exit codes: 0 done, 1 the input is at fault, 2 the command line is, 3 what was asked for cannot
 be done, 70 a bug of the plugin (also: `verify` found a difference), 130 interrupted.
 
-TVM is imported by the sub-commands only when they run.
+TVM is imported by the sub-commands only when they run; those that set ``registers`` first look at
+what they were asked for.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, NoReturn, TextIO
 
 from ..errors import DistIRError, UsageError
 from . import analyze, deploy, explain, opt, run, simulate, verify
+from .listing import get_to_work
 from .terminal import forget, open_closed_streams, put, say
 
 EXIT_INTERNAL = 70
@@ -150,6 +152,8 @@ def _run(words: Sequence[str]) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             arguments = build_parser().parse_args(words)
+            if not getattr(arguments, "registers", False):
+                get_to_work()
             return int(arguments.run(arguments))
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)

@@ -17,6 +17,13 @@ if TYPE_CHECKING:
 _WIDTH = 100
 
 
+def get_to_work() -> None:
+    """Import TVM and tell it of our ops: before anything of the package is used that needs it."""
+    from .._registering import register
+
+    register()
+
+
 class _Late:
     """A text that is made when it is formatted."""
 
@@ -24,6 +31,7 @@ class _Late:
         self.text = text
 
     def __str__(self) -> str:
+        get_to_work()
         return self.text()
 
 
@@ -61,6 +69,7 @@ class _Listing(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         """Print it."""
+        get_to_work()
         put(self.text())
         parser.exit()
 

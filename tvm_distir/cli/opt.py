@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from .listing import HelpPasses, LateHelp, pass_names
+from .listing import HelpPasses, LateHelp, get_to_work, pass_names
 from .outputs import Outputs
 from .stages import Stopwatch, load_plan, load_system
 from .terminal import put, say
@@ -52,15 +52,18 @@ def add_parser(commands: Any) -> None:
         help="print the collectives before and after each pass to stderr",
     )
     parser.add_argument("--time-passes", action="store_true", help="print the times to stderr")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, registers=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, run the passes in the order given, print."""
+    from ..frontend import check_model
     from ..transform import levels_after, parse_passes
 
     specs = parse_passes(arguments.passes, "-p")
     levels = levels_after(specs, "-p")
+    check_model(arguments.input)
+    get_to_work()
     outputs = Outputs(_inputs(arguments, specs))
     target = outputs.promise(arguments.output, "-o")
     watch = Stopwatch()

@@ -7,12 +7,33 @@ from __future__ import annotations
 import argparse
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from ..errors import MAX_DEVICES, MAX_INT, MeshError, UsageError, parse_int, shortened
-from .listing import HelpStrategies, LateHelp, optimizer_names, strategy_names, system_help
+from ..errors import MAX_DEVICES, MAX_INT, DistIRError, MeshError, UsageError, parse_int, shortened
+from .listing import (
+    HelpStrategies,
+    LateHelp,
+    get_to_work,
+    optimizer_names,
+    strategy_names,
+    system_help,
+)
 
 _AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _REMEDY = "Write axes and sizes, major first: --mesh dp=2,tp=4."
+
+
+@contextmanager
+def asked_by(option: str, *codes: str) -> Iterator[None]:
+    """Take errors of these codes for faults of the command line: they exit with 2 (UsageError)."""
+    try:
+        yield
+    except DistIRError as error:
+        if error.code not in codes:
+            raise
+        place = option if error.place in ("", option[2:], "train_step") else error.place
+        raise UsageError(error.code, error.what, place=place, remedy=error.remedy) from error
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -115,6 +136,7 @@ def parse_seed(text: str) -> int:
 
 def add_model_options(parser: argparse.ArgumentParser, system_required: bool = False) -> None:
     """Add MODEL, the plan or strategy, the mesh, the batch and the system."""
+    parser.set_defaults(registers=True)
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -216,7 +238,9 @@ def model_inputs(arguments: argparse.Namespace) -> dict[str, str | None]:
 
 
 def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
-    """Refuse a plan and a strategy together, or neither; read the mesh.
+    """Refuse a plan and a strategy together, or neither; read the mesh; look for the model's file.
+
+    TVM is imported behind this, not before.
 
     Returns
     -------
@@ -233,13 +257,17 @@ def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
         )
     arguments.batch = parse_batch(arguments.batch)
     _check_training(arguments)
-    if arguments.mesh is not None:
-        return parse_mesh(arguments.mesh)
-    if arguments.strategy is not None:
+    with asked_by("--mesh", "DIST0201"):
+        axes = None if arguments.mesh is None else parse_mesh(arguments.mesh)
+    if axes is None and arguments.strategy is not None:
         raise UsageError(
             "DIST0151",
             "--strategy needs a mesh",
             place=f"tvm-distir {arguments.command}",
             remedy=_REMEDY,
         )
-    return None
+    from ..frontend import check_model
+
+    check_model(arguments.model)
+    get_to_work()
+    return axes

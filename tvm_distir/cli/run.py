@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from .options import asked_by
 from .outputs import Outputs
 from .terminal import put
 
@@ -57,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ..deployment import load, open_weights, safetensors
     from ..runtime import engine
 
-    chosen = engine(arguments.engine)
+    with asked_by("--engine", "DIST0601"):
+        chosen = engine(arguments.engine)
     chosen.check_available()
     inputs = open_weights(arguments.inputs) if arguments.inputs else {}
     arrays = load(arguments.folder).run(inputs, chosen)

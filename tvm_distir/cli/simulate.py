@@ -9,6 +9,7 @@ import shlex
 from typing import Any
 
 from .listing import LateHelp, system_help
+from .options import asked_by
 from .outputs import Outputs
 from .stages import Stopwatch
 from .terminal import put, wants_colour
@@ -51,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
         from ..simulation import simulate
         from ..system import System
 
-        system = System.load(arguments.system)
+        with asked_by("--system", "DIST0701"):
+            system = System.load(arguments.system)
         program = Program.load(arguments.program)
     with watch.stage("simulate"):
         result = simulate(program, system, blocking=arguments.blocking)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import UsageError
-from .options import parse_number
+from .options import asked_by, parse_number
 
 
 class Stopwatch:
@@ -46,6 +46,10 @@ class StagedModel:
     levels: dict[str, Any] = field(default_factory=dict)
 
 
+_STRATEGY = ("DIST0230", "DIST0231", "DIST0235")
+"""Faults of the text of ``--strategy``: unknown names, options, and what cannot be read."""
+
+
 def load_system(arguments: argparse.Namespace, watch: Stopwatch) -> Any:
     """Load the system of ``--system``; None where none is given."""
     if arguments.system is None:
@@ -53,7 +57,8 @@ def load_system(arguments: argparse.Namespace, watch: Stopwatch) -> Any:
     with watch.stage("load"):
         from ..system import System
 
-        return System.load(arguments.system)
+        with asked_by("--system", "DIST0701"):
+            return System.load(arguments.system)
 
 
 def load_work(
@@ -77,7 +82,8 @@ def load_work(
         else:
             from .. import strategy
 
-            specs = strategy.parse(arguments.strategy)
+            with asked_by("--strategy", *_STRATEGY):
+                specs = strategy.parse(arguments.strategy)
     schedule = strategy.schedule_of(specs, axes) if plan is None else plan.schedule
     with watch.stage("load"):
         model = _load(arguments, schedule)
@@ -87,7 +93,8 @@ def load_work(
             model = replace(model, mod=step)
     with watch.stage("plan"):
         if plan is None:
-            plan = strategy.compose(model.mod, axes or {}, specs, system)
+            with asked_by("--strategy", *_STRATEGY):
+                plan = strategy.compose(model.mod, axes or {}, specs, system)
         elif arguments.train:
             from ..strategy import with_updates
 
@@ -147,9 +154,11 @@ def training_step(
         DIST0151 where both ``--recompute`` and the plan say what is made again; DIST0152 where
         ``--clip`` or an option of the optimizer is no number.
     """
-    from ..transform.gradient import read_optimizer, train_step
+    from ..transform.gradient import optimizer_named, read_optimizer, train_step
 
     name, numbers = read_optimizer(arguments.optimizer or "sgd", "--optimizer")
+    with asked_by("--optimizer", "DIST0351"):
+        optimizer_named(name, numbers)
     options: dict[str, Any] = dict(numbers)
     return train_step(
         mod,

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from typing import TextIO
 
-from ..errors import UsageError
+from ..errors import UsageError, printable
 
 _CHUNK = 4096
 """Characters that are written at once."""
@@ -30,15 +31,29 @@ def open_closed_streams() -> None:
         sys.stderr = open(2, "w", encoding="utf-8", closefd=False)
 
 
+def _is_terminal() -> bool:
+    return sys.stdout is not None and sys.stdout.isatty()
+
+
 def wants_colour() -> bool:
     """Whether stdout is a terminal and nobody asked for plain text (``NO_COLOR``, ``TERM``)."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
-    return sys.stdout is not None and sys.stdout.isatty()
+    return _is_terminal()
+
+
+_KEPT = "\n\t"
+_COLOURS = re.compile("(\x1b\\[[0-9]{1,2}m)")
+
+
+def _harmless(text: str) -> str:
+    """Results as a terminal gets them: of what it would obey, lines and colours only."""
+    parts = _COLOURS.split(text) if wants_colour() else [text]
+    return "".join(part if i % 2 else printable(part, _KEPT) for i, part in enumerate(parts))
 
 
 def put(text: str) -> None:
-    """Print results to stdout, completely.
+    """Print results to stdout, completely; what a terminal would obey is shown, not sent.
 
     Raises
     ------
@@ -50,6 +65,8 @@ def put(text: str) -> None:
     if sys.stdout is None:
         raise _unwritable("it is closed")
     encoding = sys.stdout.encoding or "utf-8"
+    if _is_terminal():
+        text = _harmless(text)
     known = text.encode(encoding, "backslashreplace").decode(encoding)
     try:
         # Of one large text, an unbuffered stdout (PYTHONUNBUFFERED) drops what a pipe whose
@@ -76,13 +93,15 @@ def _unwritable(why: str) -> UsageError:
 def say(message: str) -> None:
     """Print a message to stderr; one that stderr cannot take is lost, for there is no other place.
 
+    Names in it may hold control characters: these are shown, not sent.
+
     Raises
     ------
     BrokenPipeError
         Where its reader has gone.
     """
     try:
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message, _KEPT), file=sys.stderr, flush=True)
     except BrokenPipeError:
         raise
     except OSError:

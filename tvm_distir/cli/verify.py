@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .options import add_model_options, check_model_options, parse_seed
+from .options import add_model_options, asked_by, check_model_options, parse_seed
 from .stages import Stopwatch, load_work, run_passes
 from .terminal import put, wants_colour
 
@@ -44,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
         from ..runtime import engine
         from ..verification import draw_inputs, verify
 
-        chosen = engine(arguments.engine)
+        with asked_by("--engine", "DIST0601"):
+            chosen = engine(arguments.engine)
         chosen.check_available()
     work = load_work(arguments, axes, watch)
     with watch.stage("draw"):

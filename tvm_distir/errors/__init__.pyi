@@ -24,4 +24,5 @@ from .values import MAX_DEVICES as MAX_DEVICES
 from .values import MAX_INT as MAX_INT
 from .values import nearest as nearest
 from .values import parse_int as parse_int
+from .values import printable as printable
 from .values import shortened as shortened

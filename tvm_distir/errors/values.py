@@ -62,3 +62,16 @@ def shortened(value: object, most: int = 60) -> str:
         return text
     half = most // 2
     return f"{text[:half]}...{text[-half:]} ({len(text)} characters)"
+
+
+_UNUSUAL = re.compile(r"[^ -~]")
+
+
+def printable(text: str, kept: str = "") -> str:
+    """A text without the control characters that a terminal would obey, but those ``kept``."""
+
+    def shown(found: re.Match[str]) -> str:
+        one = found.group()
+        return one if one.isprintable() or one in kept else f"\\x{ord(one):02x}"
+
+    return _UNUSUAL.sub(shown, text)

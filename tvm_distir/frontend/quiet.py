@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import traceback
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ def drop_half_built(error: BaseException) -> None:
     """
     with muted_stderr():
         traceback.clear_frames(error.__traceback__)
+        gc.collect()
 
 
 @contextlib.contextmanager

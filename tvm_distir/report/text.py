@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..errors import printable
 from . import units
 from .model import Analysis
 
@@ -29,11 +30,6 @@ class Painter:
     def __call__(self, style: str, words: str) -> str:
         """``words`` in a style of ``bold dim red green yellow``."""
         return f"\x1b[{_STYLES[style]}m{words}\x1b[0m" if self._colour else words
-
-
-def printable(name: str) -> str:
-    """``name`` without control characters, which a terminal would obey."""
-    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in name)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str) -> list[str]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..errors import printable
 from . import units
-from .text import Painter, printable, table
+from .text import Painter, table
 
 if TYPE_CHECKING:
     from ..verification import VerifyReport

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, external_data_helper, helper, numpy_helper
 
 MLP = """\
 from tvm.script import ir as I
@@ -167,4 +167,43 @@ def write_inputs(folder: Path) -> None:
     pinned = onnx_mlp()
     pinned.graph.node.insert(0, helper.make_node("Transpose", ["x0"], ["x"], perm=[1, 0]))
     pinned.graph.input[0].CopyFrom(helper.make_tensor_value_info("x0", TensorProto.FLOAT, [16, 8]))
+    _write_faulty(folder)
     (folder / "pinned.onnx").write_bytes(pinned.SerializeToString())
+
+
+def _write_faulty(folder: Path) -> None:
+    """ONNX files that break one rule each, and names that a terminal would obey."""
+    found = {name: onnx_mlp() for name in FAULTY}
+    found["opset999"].opset_import[0].version = 999
+    found["opset0"].opset_import[0].version = 0
+    twice = found["twice"].graph
+    twice.node[1].output[0] = twice.output[0].name = "h"
+    found["twice_input"].graph.input.append(found["twice_input"].graph.input[0])
+    over = found["over_weight"].graph.node
+    over[0].output[0] = over[1].input[0] = "w"
+    found["twice_weight"].graph.initializer.append(found["twice_weight"].graph.initializer[0])
+    found["no_giver"].graph.node[1].input[0] = "nope"
+    found["no_output"].graph.output[0].name = "nope"
+    del found["no_node"].graph.node[:]
+    found["identity"].graph.output[0].CopyFrom(found["identity"].graph.input[0])
+    del found["identity"].graph.node[:]
+    external = found["no_data"].graph.initializer[0]
+    external_data_helper.set_external_data(external, "missing.bin")
+    external.ClearField("raw_data")
+    external.data_location = TensorProto.EXTERNAL
+    for name, model in found.items():
+        (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
+    rude = onnx_mlp(f"Frob{RUDE}nicate", "com.example")
+    rude.graph.node[1].name = f"node{RUDE}"
+    (folder / "rude.onnx").write_bytes(rude.SerializeToString())
+    rules = [{"param": f"no{RUDE}pe", "placement": "S[0], R"}]
+    (folder / "rude.json").write_text(json.dumps(plan(rules=rules)), encoding="utf-8")
+
+
+RUDE = "\x1b[2J\x1b]0;title\x07\r\x9b1m\u202e"
+"""Clears a terminal, sets its title, overwrites its line, and turns what follows around."""
+
+FAULTY = (
+    "opset999", "opset0", "twice", "twice_input", "over_weight", "twice_weight", "no_giver",
+    "no_output", "no_node", "identity", "no_data",
+)  # fmt: skip

@@ -213,7 +213,9 @@ def test_an_axis_that_cuts_nothing_is_told(work: Path, capsys: pytest.CaptureFix
 def test_a_missing_extra_is_told_before_any_work(
     work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The model is not even looked for."""
+    """The model is looked for, and not read."""
+    empty = work / "empty.onnx"
+    empty.write_bytes(b"")
     found = importlib.util.find_spec
 
     def without_mpi(name: str, package: str | None = None) -> object:
@@ -221,7 +223,7 @@ def test_a_missing_extra_is_told_before_any_work(
 
     monkeypatch.setattr(importlib.util, "find_spec", without_mpi)
     plan = ["--strategy", "data_parallel", "--mesh", "dp=2"]
-    assert main(["verify", "none.onnx", "--engine", "mpi", *plan]) == 1
+    assert main(["verify", str(empty), "--engine", "mpi", *plan]) == 1
     out, err = capsys.readouterr()
     assert out == "" and err.startswith("DIST0111 engine mpi: ") and "tvm_distir[mpi]" in err
 

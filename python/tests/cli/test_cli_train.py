@@ -49,7 +49,7 @@ def test_a_step_does_three_times_the_work(capsys: pytest.CaptureFixture[str]) ->
         (["--loss", "mse"], 2, "DIST0151"),
         (["--train", "--loss", "mes"], 1, "DIST0351"),
         (["--train", "--optimizer", "adam:rate"], 2, "DIST0152"),
-        (["--train", "--optimizer", "sgd:beta1=0.5"], 1, "beta1"),
+        (["--train", "--optimizer", "sgd:beta1=0.5"], 2, "DIST0351 --optimizer.*beta1"),
         (["--clip", "1"], 2, "DIST0151.*--clip needs --train"),
         (["--loss-scale", "8"], 2, "DIST0151.*--loss-scale needs --train"),
         (["--train", "--clip", "one"], 2, "DIST0152.*--clip"),

@@ -22,6 +22,7 @@ from ..quiet import drop_half_built, muted_stderr
 from .batch import node_place
 from .evaluate import reason
 from .inputs import static_shapes
+from .names import check_names
 from .reading import check_complete, opset_version, read_model
 from .resolve import resolve
 from .skeleton import Skeleton, strip_weights
@@ -82,6 +83,7 @@ def from_onnx(
             place=place,
             remedy=f"Convert it to IR version {OLDEST_IR} or later.",
         )
+    check_names(model.graph, place)
     check_inputs(model.graph, place)
     skeleton = strip_weights(model, folder)
     old, new = static_shapes(skeleton.model, skeleton.data, dims or {}, batch, place)
@@ -135,11 +137,13 @@ def _import(skeleton: Skeleton, place: str) -> ir.IRModule:
             remedy="Rewrite the model with operators that TVM imports.",
         ) from error
     except _IMPORT_ERRORS as error:
+        node = importer.node
+        del importer  # it holds the builder
         drop_half_built(error)
         raise ModelError(
             "DIST0312",
             f"TVM's importer refuses the node: {reason(error)}",
-            place=importer.node or place,
+            place=node or place,
             remedy="Check the operands and the operator set's version.",
         ) from error
     return mod

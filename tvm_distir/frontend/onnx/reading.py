@@ -57,12 +57,28 @@ def check_complete(model: onnx.ModelProto, place: str) -> None:
             place=place,
             remedy="Export or download it again.",
         )
-    if opset_version(model) is None:
+    if not graph.node:
+        raise ModelError(
+            "DIST0310",
+            "the graph has no node: there is nothing to compute",
+            place=place,
+            remedy="Export the model again.",
+        )
+    version, newest = opset_version(model), onnx.defs.onnx_opset_version()
+    if version is None:
         raise ModelError(
             "DIST0310",
             "the model imports no operator set of the default domain",
             place=place,
             remedy="Export it with an opset_import.",
+        )
+    if not 1 <= version <= newest:
+        raise ModelError(
+            "DIST0310",
+            f"the model imports the operator set {version}, which onnx {onnx.__version__} does not "
+            "know",
+            place=place,
+            remedy=f"Export it with one from 1 to {newest}, or install a newer onnx.",
         )
 
 

@@ -13,6 +13,7 @@ from tvm.relax.op import add, divide, multiply, power, sqrt, subtract
 
 from ....ir.rewrite import scalar
 from .protocol import Shared, by_rate, like, scaled
+from .ranges import at_least_zero, share
 
 LEFT = ("left1", "left2")
 """Names of what the moments fall short by so far."""
@@ -29,11 +30,11 @@ class Adam:
     rate, beta1, beta2, epsilon, decay : float
     """
 
-    rate: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    decay: float = 0.0
+    rate: float = at_least_zero(1e-3)
+    beta1: float = share(0.9)
+    beta2: float = share(0.999)
+    epsilon: float = at_least_zero(1e-8)
+    decay: float = at_least_zero(0.0)
     counts = True
     wide = False
 
@@ -73,7 +74,7 @@ class AdamW(Adam):
     rate, beta1, beta2, epsilon, decay : float
     """
 
-    decay: float = 1e-2
+    decay: float = at_least_zero(1e-2)
 
     def update(
         self,

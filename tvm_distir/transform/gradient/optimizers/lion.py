@@ -12,6 +12,7 @@ from tvm import relax
 from tvm.relax.op import add, sign, subtract
 
 from .protocol import Shared, by_rate, scaled
+from .ranges import at_least_zero, share
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,10 @@ class Lion:
     rate, beta1, beta2, decay : float
     """
 
-    rate: float = 1e-4
-    beta1: float = 0.9
-    beta2: float = 0.99
-    decay: float = 0.0
+    rate: float = at_least_zero(1e-4)
+    beta1: float = share(0.9)
+    beta2: float = share(0.99)
+    decay: float = at_least_zero(0.0)
     counts = False
     wide = False
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import ModelError, UsageError, nearest, shortened
 from ....plugins import Registry
+from .ranges import check_range
 
 if TYPE_CHECKING:
     from .protocol import Optimizer
@@ -40,7 +41,7 @@ def optimizer_named(name: str, options: Mapping[str, float]) -> Optimizer:
     Raises
     ------
     ModelError
-        DIST0351 no such optimizer, or no such option of it.
+        DIST0351 no such optimizer, no such option of it, or a number out of its range.
     DependencyError
         DIST0114 another package offers it, and it is no dataclass or cannot be loaded.
     """
@@ -52,6 +53,7 @@ def optimizer_named(name: str, options: Mapping[str, float]) -> Optimizer:
             remedy=nearest(name, OPTIMIZERS.names()),
         )
     kind: Any = OPTIMIZERS.load(name)
+    make: Any = kind
     if not is_dataclass(kind):
         raise OPTIMIZERS.offered()[name].fault("it is no dataclass of options")
     known = [f.name for f in fields(kind)]
@@ -63,12 +65,11 @@ def optimizer_named(name: str, options: Mapping[str, float]) -> Optimizer:
                 place="train_step",
                 remedy=nearest(option, known),
             )
-    made: Optimizer = _make(kind, options)
+    for one in fields(kind):
+        if one.name in options:
+            check_range(name, one, float(options[one.name]))
+    made: Optimizer = make(**{key: float(value) for key, value in options.items()})
     return made
-
-
-def _make(kind: Any, options: Mapping[str, float]) -> Any:
-    return kind(**{key: float(value) for key, value in options.items()})
 
 
 def read_optimizer(text: str, place: str) -> tuple[str, dict[str, float]]:

@@ -12,6 +12,7 @@ from tvm import relax
 from tvm.relax.op import add, subtract
 
 from .protocol import Shared, by_rate, scaled
+from .ranges import at_least_zero
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,9 @@ class Sgd:
     rate, momentum, decay : float
     """
 
-    rate: float = 1e-2
-    momentum: float = 0.0
-    decay: float = 0.0
+    rate: float = at_least_zero(1e-2)
+    momentum: float = at_least_zero(0.0)
+    decay: float = at_least_zero(0.0)
     counts = False
     wide = False
 
