@@ -73,9 +73,19 @@ def interleaved(ranks: int, micro_batches: int, chunks: int) -> Orders:
 def zero_bubble(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:
     """ZB-H1 (Qi et al. 2023): gradients of weights fill what 1F1B leaves idle.
 
-    As many micro-batches in flight as with 1F1B.
+    Rank s makes them s micro-batches after those of activations: at most as many activations are
+    held, until the gradients of weights, as 1F1B has in flight on its first rank.
     """
-    return _greedy(in_turn(ranks, 1), micro_batches, [ranks - rank for rank in range(ranks)])
+    found = []
+    for rank, units in enumerate(one_f_one_b(ranks, micro_batches)):
+        order: list[Unit] = []
+        for unit in units:
+            order.append(unit)
+            if unit.phase == BACKWARD and unit.micro >= rank:
+                order.append(Unit(WEIGHT, unit.micro - rank))
+        left = range(max(micro_batches - rank, 0), micro_batches)
+        found.append([*order, *(Unit(WEIGHT, micro) for micro in left)])
+    return found
 
 
 def zero_bubble_v(ranks: int, micro_batches: int, chunks: int = 2) -> Orders:

@@ -73,6 +73,14 @@ def test_zero_bubble_leaves_a_third_of_the_bubble(ranks: int, groups: int) -> No
     assert _length(schedule, Times(1, 1, 1)) == 3 * micros + ranks - 1
 
 
+@pytest.mark.parametrize(("ranks", "micros"), [(2, 8), (4, 4), (4, 13), (8, 24)])
+def test_zero_bubble_holds_no_more_than_1f1b(ranks: int, micros: int) -> None:
+    """Activations are held until the gradients of weights are made: Qi et al. 2023, table 2."""
+    for units in Schedule("zero_bubble", ranks, micros).orders:
+        steps = [{"F": 1, "B": 0, "W": -1}[unit.phase] for unit in units]
+        assert max(itertools.accumulate(steps)) == ranks
+
+
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_zero_bubble_v_waits_only_for_the_first_micro_batch(ranks: int) -> None:
     schedule = Schedule("zero_bubble_v", ranks, 2 * ranks)
