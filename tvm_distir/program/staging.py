@@ -13,12 +13,11 @@ from tvm import ir
 from tvm.relax.distributed import DeviceMesh
 
 from ..collectives import Transfer
-from ..errors import LoweringError
-from ..ir import mesh_axes, mesh_devices, mesh_names, mesh_shape, meshes, parse_placement
+from ..ir import mesh_axes, mesh_devices, mesh_shape, parse_placement
 from ..ops import size_bytes
 from ..plan import plain_name
 from ..schedules import ACTIVATION, GRADIENT, PART, TOTAL, Pipeline
-from ..transform.stages import Place, rank_meshes, read_ports
+from ..transform.stages import NEXT_STAGE, Place, Wires
 from .callees import with_callees
 from .parts import Function, Mesh
 from .program import Program
@@ -43,23 +42,13 @@ class _Staging:
 
     def __init__(self, mod: ir.IRModule, pipeline: Pipeline) -> None:
         self.mod, self.pipeline, self.schedule = mod, pipeline, pipeline.schedule
-        self.ports = {name: read_ports(mod[name]) for name in pipeline.functions}
-        ranks, notes = self.schedule.rank_of, pipeline.stages
-        self.of_rank = [
-            self.ports[notes[ranks.index(rank)].function].mesh
-            for rank in range(self.schedule.stages)
-        ]
-        for stage, rank in enumerate(ranks):
-            if self.ports[notes[stage].function].mesh != self.of_rank[rank]:
-                raise _unfit(
-                    notes[stage].function, "the stages of a rank lie on two meshes", "Use one."
-                )
-        self.meshes = rank_meshes(meshes(mod), self.of_rank, self.schedule.devices)
+        self.wires = Wires(mod, pipeline)
+        notes = pipeline.stages
         self.exporters = {
             name: RoleExporter(
                 mod, pipeline, next(k for k, s in enumerate(notes) if s.function == name), ports
             )
-            for name, ports in self.ports.items()
+            for name, ports in self.wires.ports.items()
         }
 
     def run(self) -> Program:
@@ -73,7 +62,7 @@ class _Staging:
             mod.update(ir.IRModule({ir.GlobalVar(name): fn for name, fn in made.items()}))
         calling = [e for one in self.exporters.values() for e in one.exporters]
         found = with_callees(mod, functions, calling)
-        first = {number: rank for rank, number in reversed(list(enumerate(self.of_rank)))}
+        first = {number: rank for rank, number in reversed(list(enumerate(self.wires.of_rank)))}
         numbers = {name: i for i, name in enumerate(roles)}
         given: set[str] = set()
         known, wanted = set(self.pipeline.inputs), set(self.pipeline.outputs)
@@ -88,17 +77,18 @@ class _Staging:
             self.schedule, tuple(roles.values()), tuple(stages),
             tuple(self._neighbours()), tuple(self._sums()),
         )  # fmt: skip
-        axes, names = mesh_axes(self.mod), mesh_names(self.mod)
-        many = len(self.meshes) > 1
+        axes = mesh_axes(self.mod)
         program = Program(
             meshes=tuple(
                 Mesh(
-                    f"{names[k]}_{rank}" if many else names[k],
+                    name,
                     tuple(axes[k]),
                     mesh_shape(mesh),
                     tuple(int(device) for device in mesh_devices(mesh).ravel()),
                 )
-                for rank, (k, mesh) in enumerate(zip(self.of_rank, self.meshes, strict=True))
+                for name, k, mesh in zip(
+                    self.wires.names, self.wires.of_rank, self.wires.meshes, strict=True
+                )
             ),
             functions={name: _on(fn, first) for name, fn in found.items()},
             entries=(),
@@ -113,11 +103,11 @@ class _Staging:
         for stage, note in enumerate(self.pipeline.stages):
             for kind, step in ((ACTIVATION, 1), (GRADIENT, -1)):
                 for what in [w for w in note.results if w.startswith(f"{kind}:")]:
-                    made, read = self._made(stage, what), self._read(stage + step, what)
+                    made, read = self.wires.made(stage, what), self.wires.read(stage + step, what)
                     source = (stage, self._slot(stage, what))
                     target = (stage + step, self._slot(stage + step, what, True))
                     direction = "forward" if step > 0 else "backward"
-                    found.append(self._edge(source, target, direction, made, read))
+                    found.append(self._edge(source, target, direction, what, made, read))
         return found
 
     def _sums(self) -> list[StageSum]:
@@ -128,9 +118,9 @@ class _Staging:
             slots = {k: self._slot(k, total, True) for k in one.stages}
             edges = []
             for here, there in itertools.pairwise(one.stages):
-                made, read = self._made(here, term), self._made(there, term)
+                made, read = self.wires.made(here, term), self.wires.made(there, term)
                 ends = (here, slots[here]), (there, slots[there])
-                edges.append(self._edge(*ends, "sum", made, read))
+                edges.append(self._edge(*ends, "sum", term, made, read))
             last = one.stages[-1]
             ranks: set[int] = {self.schedule.rank_of[last]}
             for stage in one.stages[:-1]:
@@ -139,8 +129,8 @@ class _Staging:
                     continue
                 ranks.add(rank)
                 ends = (last, slots[last]), (stage, slots[stage])
-                made, read = self._made(last, term), self._read(stage, total)
-                edges.append(self._edge(*ends, "total", made, read))
+                made, read = self.wires.made(last, term), self.wires.read(stage, total)
+                edges.append(self._edge(*ends, "total", total, made, read))
             found.append(StageSum(plain_name(one.name), one.stages, tuple(edges)))
         return found
 
@@ -152,30 +142,17 @@ class _Staging:
             return exporter.param(exporter.note.params[note.params.index(what)])
         return exporter.slot(exporter.note.results[note.results.index(what)])
 
-    def _made(self, stage: int, what: str) -> Place:
-        note = self.pipeline.stages[stage]
-        return self.ports[note.function].outputs[note.results.index(what)]
-
-    def _read(self, stage: int, what: str) -> Place:
-        note = self.pipeline.stages[stage]
-        return self.ports[note.function].inputs[note.params.index(what)]
-
     def _edge(
-        self, source: tuple[int, int], target: tuple[int, int], direction: str, made: Place,
-        read: Place,
+        self, source: tuple[int, int], target: tuple[int, int], direction: str, what: str,
+        made: Place, read: Place,
     ) -> Edge:  # fmt: skip
         here, there = (self.schedule.rank_of[end[0]] for end in (source, target))
-        ends = ((made, self.meshes[here]), (read, self.meshes[there]))
+        ends = ((made, self.wires.meshes[here]), (read, self.wires.meshes[there]))
         wire = (0, 0)
         if here != there:
             wire = _wire_bytes(*ends)
-        elif made.labels(self.meshes[here]) != read.labels(self.meshes[here]):
-            raise _unfit(
-                f"{self.pipeline.stages[source[0]].function}/{direction}",
-                f'it is made "{made.placement}" and read "{read.placement}" by the next stage '
-                "of the same mesh",
-                "Place both alike in the plan.",
-            )
+        else:
+            self.wires.agree(source[0], what, made, read, NEXT_STAGE)
         return Edge(
             source, target, direction,
             (_local_bytes(*ends[0]), _local_bytes(*ends[1])), wire,
@@ -211,7 +188,3 @@ def _on(fn: Function, rank_of: Mapping[int, int]) -> Function:
         return fn
     ops = tuple(op._replace(mesh=rank_of[op.mesh]) if op.collective else op for op in fn.ops)
     return dataclasses.replace(fn, mesh=rank_of[fn.mesh], ops=ops)
-
-
-def _unfit(place: str, what: str, remedy: str) -> LoweringError:
-    return LoweringError("DIST0512", what, place=place, remedy=remedy)

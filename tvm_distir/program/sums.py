@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..ir.rewrite import typed
-from ..transform.stages import going_on
+from ..transform.stages import GoingOn
 
 
 @dataclass(frozen=True)
@@ -47,22 +47,18 @@ def next_sums(mod: ir.IRModule, bindings: Sequence[Any], each: Collection[Any]) 
         Those of them that are not summed.
     """
     made = NextSums([], [], {}, {})
-    known: dict[str, Any] = {}
+    going_on = GoingOn()
     for binding in bindings:
         value, ty = binding.value, binding.var.ty
         if binding.var not in each:
-            name = f"{value.op.name_hint}_on"
-            if name not in known:
-                fn = going_on(mod[value.op], name)
-                known[name] = ir.GlobalVar(name)
-                relax.expr._update_type(known[name], fn.ty)
-                made.functions[known[name]] = fn
+            function = going_on.of(mod, value.op)
             before = made.before[binding.var] = relax.Var("before", ty)
             fields = [relax.Var(f"sum{k}", field) for k, field in enumerate(ty.fields)]
             made.bindings.extend(
                 relax.VarBinding(var, relax.TupleGetItem(before, k)) for k, var in enumerate(fields)
             )
-            value = typed(ir.Call(known[name], [*fields, *value.args]), ty)
+            value = typed(ir.Call(function, [*fields, *value.args]), ty)
         made.results.append(relax.Var(binding.var.name, ty))
         made.bindings.append(relax.VarBinding(made.results[-1], value))
+    made.functions.update(going_on.functions.values())
     return made

@@ -132,11 +132,8 @@ class Pipeline:
             return None
         found = attrs[PIPELINE_ATTR]
         data = _plain(found["schedule"])
-        schedule = Schedule.known({**data, "stash": bool(data.get("stash", False))})
-        if schedule is None:
-            raise AssertionError("a schedule is given")
         return Pipeline(
-            schedule,
+            Schedule.from_dict({**data, "stash": bool(data.get("stash", False))}),
             _names(found["inputs"]),
             int(found["data_count"]),
             _names(found["sliced"]),
@@ -168,21 +165,18 @@ def scheduled(wanted: Schedule | None, mod: Any) -> dict[str, Any]:
     if wanted is None:
         return {}
     found = Pipeline.of(mod)
-    shape = None if found is None else (found.schedule.rank_of, found.schedule.micro_batches)
-    if found is None or shape is None or len(shape[0]) != wanted.stage_count:
-        raise unfit(
-            f"the plan has {wanted.stage_count} stages, the module "
-            + ("none" if shape is None else f"{len(shape[0])}"),
-            "Make the step with train_step(..., schedule=plan.schedule).",
-            "plan/schedule",
-        )
-    if shape[1] != wanted.micro_batches:
-        raise unfit(
-            f"the plan has {wanted.micro_batches} micro-batches, the step was made for {shape[1]}",
-            "Make the step with train_step(..., schedule=plan.schedule).",
-            "plan/schedule",
-        )
-    return {PIPELINE_ATTR: replace(found, schedule=wanted).to_attr()}
+    have = None if found is None else found.schedule
+    if found is None or have is None or have.stage_count != wanted.stage_count:
+        other = f"{wanted.stage_count} stages, the module {have.stage_count if have else 'none'}"
+    elif have.micro_batches != wanted.micro_batches:
+        other = f"{wanted.micro_batches} micro-batches, the step was made for {have.micro_batches}"
+    else:
+        return {PIPELINE_ATTR: replace(found, schedule=wanted).to_attr()}
+    raise unfit(
+        f"the plan has {other}",
+        "Make the step with train_step(..., schedule=plan.schedule).",
+        "plan/schedule",
+    )
 
 
 def _names(found: Sequence[Any]) -> tuple[str, ...]:

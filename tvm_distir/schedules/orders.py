@@ -93,24 +93,22 @@ def zero_bubble_v(ranks: int, micro_batches: int, chunks: int = 2) -> Orders:
 
     Every rank has at most ``2 * ranks`` activations of its half stages in flight.
     """
-    return _greedy(there_and_back(ranks, 2), micro_batches, [2 * ranks] * ranks)
+    return _greedy(there_and_back(ranks, 2), micro_batches, 2 * ranks)
 
 
-def _greedy(ranks: Sequence[int], micro_batches: int, most: Sequence[int]) -> Orders:
+def _greedy(rank_of: Sequence[int], micro_batches: int, most: int) -> Orders:
     """Fill time step by time step, every unit taking one.
 
     A rank does what is ready: gradients of weights where as many are due as there are stages; a
-    backward, the later stage first; a forward, if no more than ``most[rank]`` activations are then
-    in flight, the later stage first; gradients of weights.
+    backward, the later stage first; a forward, if no more than ``most`` activations are then in
+    flight, the later stage first; gradients of weights.
     """
-    stages = len(ranks)
-    number = {stage: key for key, stage in stages_of(ranks).items()}
-    own: list[list[int]] = [[] for _ in most]
-    for stage, rank in enumerate(ranks):
-        own[rank].append(stage)
+    stages, ranks = len(rank_of), max(rank_of) + 1
+    chunk_of = {stage: chunk for (_, chunk), stage in stages_of(rank_of).items()}
+    own = [[stage for stage, owner in enumerate(rank_of) if owner == r] for r in range(ranks)]
     done: dict[Work, int] = {}
     next_of = {(p, s): 0 for p in (FORWARD, BACKWARD, WEIGHT) for s in range(stages)}
-    found: Orders = [[] for _ in most]
+    found: Orders = [[] for _ in own]
     now, left = 0, 3 * stages * micro_batches
 
     def ready(phase: str, stage: int) -> bool:
@@ -130,13 +128,13 @@ def _greedy(ranks: Sequence[int], micro_batches: int, most: Sequence[int]) -> Or
         return next(((phase, s) for s in reversed(own[rank]) if ready(phase, s)), None)
 
     def chosen(rank: int) -> tuple[str, int] | None:
-        phases = [BACKWARD, FORWARD, WEIGHT] if flying(rank) < most[rank] else [BACKWARD, WEIGHT]
+        phases = [BACKWARD, FORWARD, WEIGHT] if flying(rank) < most else [BACKWARD, WEIGHT]
         if pending(rank) >= stages:
             phases.insert(0, WEIGHT)
         return next(filter(None, (first_ready(rank, phase) for phase in phases)), None)
 
     while left:
-        picked = [chosen(rank) for rank in range(len(most))]
+        picked = [chosen(rank) for rank in range(ranks)]
         if not any(picked):
             raise RuntimeError("no unit is ready")  # not with the bounds above
         for rank, one in enumerate(picked):
@@ -144,7 +142,7 @@ def _greedy(ranks: Sequence[int], micro_batches: int, most: Sequence[int]) -> Or
                 continue
             phase, stage = one
             micro = next_of[one]
-            found[rank].append(Unit(phase, micro, number[stage][1]))
+            found[rank].append(Unit(phase, micro, chunk_of[stage]))
             done[phase, stage, micro] = now + 1
             next_of[one] += 1
             left -= 1

@@ -198,6 +198,13 @@ class Schedule:
         return out
 
     @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Schedule:
+        """Read :meth:`to_dict`."""
+        return Schedule.from_json(
+            JsonValue(data, "schedule", lambda place, what, fix: unfit(what, fix, place))
+        )
+
+    @staticmethod
     def parse(text: str) -> Schedule:
         """Read ``1f1b:stages=4,micro_batches=8``: a kind, and numbers."""
         kind, _, rest = text.partition(":")
@@ -219,9 +226,7 @@ class Schedule:
             return given
         if isinstance(given, str):
             return Schedule.parse(given)
-        return Schedule.from_json(
-            JsonValue(given, "schedule", lambda place, what, fix: unfit(what, fix, place))
-        )
+        return Schedule.from_dict(given)
 
 
 def unfit(what: str, remedy: str, place: str = "schedule") -> PlanError:

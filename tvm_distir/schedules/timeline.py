@@ -68,8 +68,7 @@ def timeline(orders: Orders, ranks: Sequence[int], times: Times) -> list[Ran]:
                 found.append(Ran(start, end, rank, stage, unit))
                 position[rank] += 1
                 moved = True
-    rank_order = {id(ran): i for i, ran in enumerate(found)}
-    return sorted(found, key=lambda ran: (ran.start, rank_order[id(ran)]))
+    return sorted(found, key=lambda ran: ran.start)  # of equal starts the first found stays first
 
 
 def in_flight(units: Sequence[Unit]) -> int:

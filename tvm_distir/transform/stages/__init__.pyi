@@ -7,6 +7,6 @@ from .passes import ExpandSchedule as ExpandSchedule
 from .passes import RunInTurn as RunInTurn
 from .places import Place as Place
 from .places import Ports as Ports
-from .places import rank_meshes as rank_meshes
-from .places import read_ports as read_ports
-from .writer import going_on as going_on
+from .sums import GoingOn as GoingOn
+from .wires import NEXT_STAGE as NEXT_STAGE
+from .wires import Wires as Wires

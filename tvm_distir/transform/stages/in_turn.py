@@ -12,9 +12,10 @@ from ...errors import LoweringError
 from ...ir import INPUTS_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR, PIPELINE_ATTR
 from ...ir.rewrite import is_pure, typed
 from ...plan import plain_name
-from ...schedules import FORWARD, PART, TOTAL, Pipeline, Times, timeline
+from ...schedules import PART, TOTAL, Pipeline, Times, timeline
 from .body import StageBody
-from .writer import UnitWriter, going_on
+from .sums import GoingOn
+from .writer import UnitWriter
 
 
 def run_in_turn(mod: ir.IRModule) -> ir.IRModule:
@@ -28,7 +29,6 @@ def run_in_turn(mod: ir.IRModule) -> ir.IRModule:
     pipeline = Pipeline.of(mod)
     if pipeline is None:
         return mod
-    functions = {str(gv.name_hint): fn for gv, fn in mod.functions.items()}
     if any(type(p.ty) is not relax.TensorType for p in mod[pipeline.functions[0]].params):
         raise LoweringError(
             "DIST0512",
@@ -36,27 +36,17 @@ def run_in_turn(mod: ir.IRModule) -> ir.IRModule:
             place=pipeline.functions[0],
             remedy="Give the step as train_step makes it.",
         )
-    variables = {str(gv.name_hint): gv for gv in mod.functions}
-    made: dict[str, ir.GlobalVar] = {}
-
-    def next_sums(gv: ir.GlobalVar) -> ir.GlobalVar:
-        name = f"{gv.name_hint}_on"
-        if name not in made:
-            fn = going_on(functions[str(gv.name_hint)], name)
-            made[name] = ir.GlobalVar(name)
-            relax.expr._update_type(made[name], fn.ty)
-            functions[name], variables[name] = fn, made[name]
-        return made[name]
-
-    schedule = pipeline.schedule
-    writer = UnitWriter(schedule.micro_batches, schedule.splits_backward, next_sums)
+    schedule, sums = pipeline.schedule, GoingOn()
+    writer = UnitWriter(
+        schedule.micro_batches, schedule.splits_backward, lambda gv: sums.of(mod, gv)
+    )
     main = _InTurn(mod, pipeline, writer).run()
-    kept = {n: fn for n, fn in functions.items() if n not in pipeline.functions}
-    out = ir.IRModule({"main": main, **{variables[n]: fn for n, fn in kept.items()}})
-    for key, value in (mod.attrs or {}).items():
-        if key != PIPELINE_ATTR:
-            out = out.with_attr(key, value)
-    return out
+    kept = {gv: fn for gv, fn in mod.functions.items() if gv.name_hint not in pipeline.functions}
+    attrs = {str(key): value for key, value in mod.attrs.items() if key != PIPELINE_ATTR}
+    return ir.IRModule(
+        {"main": main, **kept, **dict(sums.functions.values())},
+        attrs=ir.make_node("ir.DictAttrs", **attrs),
+    )
 
 
 class _InTurn:
@@ -69,30 +59,17 @@ class _InTurn:
         for body in self.bodies:
             for what, var in body.params.items():
                 if what in pipeline.inputs and what not in self.params:
-                    self.params[what] = relax.Var(plain_name(what), self._whole(what, var.ty))
-
-    def _whole(self, what: str, ty: Any) -> Any:
-        if what not in self.pipeline.sliced:
-            return ty
-        shape = [int(n) for n in ty.shape]
-        shape[0] *= self.pipeline.schedule.micro_batches
-        return relax.TensorType(shape, ty.dtype)
+                    ty = writer.whole_type(var.ty) if what in pipeline.sliced else var.ty
+                    self.params[what] = relax.Var(plain_name(what), ty)
 
     def run(self) -> relax.Function:
         """Write all units, then all sums over stages, then the updates."""
         pipeline, writer = self.pipeline, self.writer
-        sliced = set(pipeline.sliced)
-        given = {what: var for what, var in self.params.items() if what not in sliced}
         for number, body in enumerate(self.bodies):
-            writer.begin(number, body, given)
+            writer.begin(number, body, self.params, pipeline.sliced)
         schedule = pipeline.schedule
         for one in timeline(schedule.orders, schedule.rank_of, Times()):
-            if one.unit.phase == FORWARD:
-                for what in [w for w in self.bodies[one.stage].params if w in sliced]:
-                    writer.slice(one.stage, what, one.unit.micro, self.params[what])
             writer.unit(one.stage, one.unit)
-            ahead = 1 if one.unit.phase == FORWARD else -1
-            writer.neighbours(one.stage, one.unit, one.stage + ahead)
         for term in pipeline.sums:
             total: Any = None
             for number in term.stages:
@@ -114,11 +91,6 @@ class _InTurn:
     def _function(self, outputs: list[Any]) -> relax.Function:
         params = [self.params[name] for name in self.pipeline.inputs]
         result = typed(relax.Tuple(outputs), relax.TupleType([v.ty for v in outputs]))
-        body = relax.SeqExpr([relax.BindingBlock(self.writer.bindings)], result)
-        relax.expr._update_type(body, result.ty)
-        fn = relax.Function(
-            params, body, result.ty, all(is_pure(b.value) for b in self.writer.bindings)
-        )
         data = self.pipeline.inputs[: self.pipeline.data_count]
         attrs = {
             "global_symbol": "main",
@@ -126,6 +98,5 @@ class _InTurn:
             INPUTS_ATTR: list(data),
             NUM_INPUT_ATTR: len(data),
         }
-        for key, value in attrs.items():
-            fn = fn.with_attr(key, value)
-        return fn
+        pure = all(is_pure(b.value) for b in self.writer.bindings)
+        return self.writer.function(params, result, pure, attrs)

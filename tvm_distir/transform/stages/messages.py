@@ -4,50 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from tvm.relax.distributed import DeviceMesh
 
 from ...ir import ops
 from ...plan import plain_name
-from ...schedules import ACTIVATION, FORWARD, GRADIENT, PART, SEND, TOTAL, Pipeline, Step
-from .places import Place, Ports
+from ...schedules import ACTIVATION, FORWARD, GRADIENT, PART, SEND, TOTAL, Step
+from .places import Place
+from .wires import NEXT_STAGE, Wires
 from .writer import UnitWriter
-
-
-class Wires:
-    """All messages of a step: where their ends lie, and their tags.
-
-    Parameters
-    ----------
-    pipeline : Pipeline
-    ports : mapping of str to Ports
-        Of the stages' functions.
-    meshes : sequence of DeviceMesh
-        Of the ranks.
-    """
-
-    def __init__(
-        self, pipeline: Pipeline, ports: Mapping[str, Ports], meshes: Sequence[DeviceMesh]
-    ) -> None:
-        self.pipeline, self.ports, self.meshes = pipeline, ports, meshes
-        self.rank_of = pipeline.schedule.rank_of
-        self._tags: dict[Any, int] = {}
-
-    def made(self, stage: int, what: str) -> Place:
-        """Where a result of a stage lies."""
-        note = self.pipeline.stages[stage]
-        return self.ports[note.function].outputs[note.results.index(what)]
-
-    def read(self, stage: int, what: str) -> Place:
-        """Where a parameter of a stage lies."""
-        note = self.pipeline.stages[stage]
-        return self.ports[note.function].inputs[note.params.index(what)]
-
-    def tag(self, key: Any) -> int:
-        """Number of a message."""
-        return self._tags.setdefault(key, len(self._tags))
 
 
 class Messages:
@@ -123,6 +88,8 @@ class Messages:
                     if self.rank_of[before] != rank:
                         key = (term, before, number)
                         running = self._recv(key, self.rank_of[before], made, read, title)
+                    else:
+                        self.wires.agree(number, term, made, read, NEXT_STAGE)
                     running = writer.sum_of(running, own, title)
                 else:
                     running = own
@@ -142,7 +109,7 @@ class Messages:
         firsts: dict[int, int] = {}
         for number in stages:
             firsts.setdefault(self.rank_of[number], number)
-        value = running if self.rank_of[last] == self.rank else None
+        value, arrived = running, made  # on the rank of the last stage
         for rank, number in firsts.items():
             if rank == self.rank_of[last]:
                 continue
@@ -151,11 +118,13 @@ class Messages:
             if self.rank_of[last] == self.rank:
                 self._send(key, rank, made, read, running, title)
             elif rank == self.rank:
-                value = self._recv(key, self.rank_of[last], made, read, title)
+                value, arrived = self._recv(key, self.rank_of[last], made, read, title), read
         for number in stages:
             if self.rank_of[number] == self.rank:
+                read = self.wires.read(number, total)
+                self.wires.agree(number, total, arrived, read, NEXT_STAGE)
                 stage = writer.stages[number]
                 stage.env[stage.body.params[total]] = value
 
 
-__all__ = ["Messages", "Wires"]
+__all__ = ["Messages"]

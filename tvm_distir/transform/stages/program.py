@@ -9,21 +9,15 @@ from typing import Any
 
 from tvm import relax
 
-from ...errors import LoweringError
 from ...ir import IO_ATTR
 from ...ir.rewrite import typed
 from ...plan import plain_name
-from ...schedules import ACTIVATION, FORWARD, GRADIENT, RUN, Step
+from ...schedules import ACTIVATION, GRADIENT, RUN, Step
 from .body import StageBody
-from .messages import Messages, Wires
-from .places import Place
+from .messages import Messages
 from .renamed import Renamed
+from .wires import NEXT_STAGE, Wires, unfit
 from .writer import UnitWriter
-
-
-def unfit(place: str, what: str, remedy: str) -> LoweringError:
-    """Error about stages that do not fit together."""
-    return LoweringError("DIST0512", what, place=place, remedy=remedy)
 
 
 class Program:
@@ -71,18 +65,15 @@ class Program:
         place, ty = self.wires.read(number, what), var.ty
         item = place.item(self.pipeline.inputs.index(what), plain_name(what))
         if what in self.pipeline.sliced:
-            count = self.pipeline.schedule.micro_batches
-            shape = [int(n) for n in ty.shape]
-            if place.parts(0, self.mesh) * shape[0] != place.shape[0]:
+            parts = place.parts(0, self.mesh)
+            if parts * int(ty.shape[0]) != place.shape[0]:
                 raise unfit(
                     f"{self.name}/{what}",
-                    f"{place.shape[0]} rows of a micro-batch do not divide by "
-                    f"{place.parts(0, self.mesh)} devices",
+                    f"{place.shape[0]} rows of a micro-batch do not divide by {parts} devices",
                     "Choose another batch, or fewer devices along it.",
                 )
-            shape[0] *= count
-            item["shape"][0] *= count
-            ty = relax.TensorType(shape, ty.dtype)
+            item["shape"][0] *= self.pipeline.schedule.micro_batches
+            ty = self.writer.whole_type(ty)
         is_data = self.pipeline.inputs.index(what) < self.pipeline.data_count
         item["role"] = "data" if is_data else "weight"
         self.params[what] = relax.Var(plain_name(what), ty)
@@ -91,16 +82,12 @@ class Program:
     def run(self, steps: Sequence[Step]) -> relax.Function:
         """Write units and messages, then what is done once."""
         writer, pipeline = self.writer, self.pipeline
-        rows = set(pipeline.sliced)
-        given = {what: var for what, var in self.params.items() if what not in rows}
+        self._check_neighbours()
         for number, body in self.bodies.items():
-            for what in body.carried:
-                made, read = self.wires.made(number, what), self.wires.read(number, what)
-                self._agree(number, what, made, read, "the next micro-batch")
-            writer.begin(number, body, given)
+            writer.begin(number, body, self.params, pipeline.sliced)
         for step in steps:
             if step.kind == RUN:
-                self._run(step, rows)
+                writer.unit(step.stage, step.unit)
             else:
                 self.messages.message(step)
         for one in pipeline.sums:
@@ -115,35 +102,18 @@ class Program:
                     outputs.append(writer.result(number, what))
         return self._function(outputs, items)
 
-    def _run(self, step: Step, rows: set[str]) -> None:
-        writer, number, unit = self.writer, step.stage, step.unit
-        if unit.phase == FORWARD:
-            for what in [w for w in self.bodies[number].params if w in rows]:
-                writer.slice(number, what, unit.micro, self.params[what])
-        writer.unit(number, unit)
-        other = number + 1 if unit.phase == FORWARD else number - 1
-        if other in self.bodies:
-            self._fits(number, other, unit.phase)
-            writer.neighbours(number, unit, other)
-
-    def _fits(self, number: int, other: int, phase: str) -> None:
-        """Refuse neighbours on one mesh that do not agree on where a value lies."""
-        kind = ACTIVATION if phase == FORWARD else GRADIENT
-        for what in self.bodies[number].results:
-            if not what.startswith(f"{kind}:"):
-                continue
-            made = self.wires.made(number, what)
-            read = self.wires.read(other, what)
-            self._agree(number, what, made, read, "the next stage of the same mesh")
-
-    def _agree(self, number: int, what: str, made: Place, read: Place, reader: str) -> None:
-        """Refuse a value that is not read where it is made."""
-        if made.labels(self.mesh) != read.labels(self.mesh):
-            raise unfit(
-                f"{self.bodies[number].note.function}/{what}",
-                f'it is made "{made.placement}" and read "{read.placement}" by {reader}',
-                "Place both alike in the plan.",
-            )
+    def _check_neighbours(self) -> None:
+        """Refuse what is read on this mesh otherwise than it is made: nothing moves it."""
+        wires = self.wires
+        for number, body in self.bodies.items():
+            for what in body.carried:
+                made, read = wires.made(number, what), wires.read(number, what)
+                wires.agree(number, what, made, read, "the next micro-batch")
+            for kind, other in ((ACTIVATION, number + 1), (GRADIENT, number - 1)):
+                for what in body.results if other in self.bodies else ():
+                    if what.startswith(f"{kind}:"):
+                        made, read = wires.made(number, what), wires.read(other, what)
+                        wires.agree(number, what, made, read, NEXT_STAGE)
 
     def _function(self, outputs: Sequence[Any], items: Sequence[dict[str, Any]]) -> relax.Function:
         result = (
@@ -151,12 +121,9 @@ class Program:
             if len(outputs) == 1
             else typed(relax.Tuple(list(outputs)), relax.TupleType([v.ty for v in outputs]))
         )
-        body = relax.SeqExpr([relax.BindingBlock(self.writer.bindings)], result)
-        relax.expr._update_type(body, result.ty)
-        params = list(self.params.values())
-        fn = relax.Function(params, body, result.ty, False)
         io = {"mesh": self.rank, "inputs": self.inputs, "outputs": list(items)}
-        return fn.with_attr("global_symbol", self.name).with_attr(IO_ATTR, io)
+        attrs = {"global_symbol": self.name, IO_ATTR: io}
+        return self.writer.function(list(self.params.values()), result, False, attrs)
 
 
-__all__ = ["Program", "unfit"]
+__all__ = ["Program"]

@@ -11,9 +11,9 @@ from tvm import ir, relax
 from tvm.relax.distributed import DeviceMesh
 from tvm.relax.utils import copy_with_new_vars
 
-from ...ir import dist_op_name, mesh_key, relax_functions
+from ...ir import dist_op_name, is_private, mesh_key, relax_functions
 from ...ir.rewrite import all_bindings, callers_closure, make_call, substitute, with_body
-from .writer import going_on
+from .sums import GoingOn
 
 _MESH = "device_mesh"
 
@@ -46,8 +46,7 @@ class Renamed:
         self.moving = callers_closure(mod, own)
         self.known = {str(gv.name_hint): (gv, fn) for gv, fn in mod.functions.items()}
         self._modules: dict[int, ir.IRModule] = {}
-        self._made: dict[str, tuple[ir.GlobalVar, Any]] = {}
-        self._going_on: dict[str, ir.GlobalVar] = {}
+        self._sums = GoingOn()
 
     def module(self, rank: int) -> ir.IRModule:
         """The functions as a rank has them."""
@@ -60,7 +59,7 @@ class Renamed:
 
     def _moved(self, rank: int) -> ir.IRModule:
         env = {
-            gv: ir.GlobalVar(f"{name}_mesh{rank}") if self._is_private(fn) else gv
+            gv: ir.GlobalVar(f"{name}_mesh{rank}") if is_private(fn) else gv
             for name, (gv, fn) in self.known.items()
             if name in self.moving
         }
@@ -75,25 +74,16 @@ class Renamed:
             functions[new] = _on(self.wanted[rank], fn, env)
         return ir.IRModule(functions, global_infos=self.mod.global_infos)
 
-    def _is_private(self, fn: Any) -> bool:
-        return not (fn.attrs and "global_symbol" in fn.attrs)
-
     def going_on(self, gv: ir.GlobalVar, rank: int) -> ir.GlobalVar:
         """The function that goes on with the sums that another one begins."""
-        name = f"{gv.name_hint}_on"
-        if name not in self._going_on:
-            fn = going_on(self.module(rank)[gv], name)
-            made = ir.GlobalVar(name)
-            relax.expr._update_type(made, fn.ty)
-            self._going_on[name], self._made[name] = made, (made, fn)
-        return self._going_on[name]
+        return self._sums.of(self.module(rank), gv)
 
     def functions(self) -> Mapping[Any, Any]:
         """All private functions of all ranks, and kernels."""
-        found: dict[str, tuple[Any, Any]] = dict(self._made)
+        found: dict[str, tuple[Any, Any]] = dict(self._sums.functions)
         for rank in sorted(self._modules):
             for gv, fn in self._modules[rank].functions.items():
-                if not isinstance(fn, relax.Function) or self._is_private(fn):
+                if not isinstance(fn, relax.Function) or is_private(fn):
                     found.setdefault(str(gv.name_hint), (gv, fn))
         return {gv: fn for _, (gv, fn) in sorted(found.items())}
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,9 +18,6 @@ from .body import OF_UNIT, StageBody, When
 PASSED = (ACTIVATION, GRADIENT)
 """Kinds that are parameters and results of a stage without being updated by it."""
 
-Next = Callable[[ir.GlobalVar], ir.GlobalVar]
-"""From a function that begins sums over micro-batches to the one that goes on with them."""
-
 
 @dataclass
 class Running:
@@ -29,6 +26,8 @@ class Running:
     Attributes
     ----------
     body : StageBody
+    rows : dict of str to Var
+        Data of which each micro-batch takes its part.
     env : dict of Var to expression
         Parameters and what was made once.
     micros : dict of int to dict
@@ -40,6 +39,7 @@ class Running:
     """
 
     body: StageBody
+    rows: dict[str, Any]
     env: dict[Any, Any]
     micros: dict[int, dict[Any, Any]] = field(default_factory=dict)
     ended: set[Any] = field(default_factory=set)
@@ -60,8 +60,9 @@ class UnitWriter:
     micro_batches : int
     splits : bool
         Whether gradients of weights are units of their own.
-    next_sums : callable
-        See :data:`Next`.
+    going_on : callable
+        From a function that begins sums over micro-batches to the one that goes on with them
+        (:class:`.sums.GoingOn`).
 
     Attributes
     ----------
@@ -69,8 +70,13 @@ class UnitWriter:
     stages : dict of int to Running
     """
 
-    def __init__(self, micro_batches: int, splits: bool, next_sums: Next) -> None:
-        self.micro_batches, self.splits, self.next_sums = micro_batches, splits, next_sums
+    def __init__(
+        self,
+        micro_batches: int,
+        splits: bool,
+        going_on: Callable[[ir.GlobalVar], ir.GlobalVar],
+    ) -> None:
+        self.micro_batches, self.splits, self.going_on = micro_batches, splits, going_on
         self.builder = relax.BlockBuilder()
         self.bindings: list[Any] = []
         self.stages: dict[int, Running] = {}
@@ -86,10 +92,19 @@ class UnitWriter:
         self.bindings.append(relax.VarBinding(var, value))
         return var
 
-    def begin(self, number: int, body: StageBody, arguments: dict[str, Any]) -> None:
-        """Begin a stage with the parameters that the whole step gives it."""
-        env = {var: arguments[what] for what, var in body.params.items() if what in arguments}
-        self.stages[number] = stage = Running(body, env)
+    def whole_type(self, ty: Any) -> Any:
+        """Type of data for all micro-batches, from that for one."""
+        shape = [int(n) for n in ty.shape]
+        return relax.TensorType([shape[0] * self.micro_batches, *shape[1:]], ty.dtype)
+
+    def begin(
+        self, number: int, body: StageBody, arguments: Mapping[str, Any], sliced: Collection[str]
+    ) -> None:
+        """Begin a stage with the parameters of the whole step; ``sliced`` are for all rows."""
+        given = {what: arguments[what] for what in body.params if what in arguments}
+        rows = {what: var for what, var in given.items() if what in sliced}
+        env = {body.params[what]: var for what, var in given.items() if what not in rows}
+        self.stages[number] = stage = Running(body, rows, env)
         for binding in body.bindings[When.BEGIN]:
             self._copy(binding, stage.env, "")
 
@@ -98,22 +113,25 @@ class UnitWriter:
         stage = self.stages[number]
         stage.micro(micro)[stage.body.params[what]] = value
 
-    def slice(self, number: int, what: str, micro: int, whole: Any) -> None:
-        """Take a micro-batch's rows of data: of every ``micro_batches`` one."""
-        if self.micro_batches == 1:
-            self.arrive(number, what, micro, whole)
-            return
-        rows, count, *rest = *_rows_of(whole, self.micro_batches), *list(whole.ty.shape)[1:]
-        name = str(whole.name)
+    def _slice(self, whole: Any, micro: int) -> Any:
+        """Emit a micro-batch's rows of data: of every ``micro_batches`` one."""
+        count, name = self.micro_batches, str(whole.name)
+        if count == 1:
+            return whole
+        shape = list(whole.ty.shape)
+        rows, rest = int(shape[0]) // count, shape[1:]
         if whole not in self._rows:
             self._rows[whole] = self.emit(reshape(whole, (rows, count, *rest)), f"{name}_rows")
         part = self.emit(
             strided_slice(self._rows[whole], [1], [micro], [micro + 1]), f"{name}_cut{micro}"
         )
-        self.arrive(number, what, micro, self.emit(reshape(part, (rows, *rest)), f"{name}_{micro}"))
+        return self.emit(reshape(part, (rows, *rest)), f"{name}_{micro}")
 
     def unit(self, number: int, unit: Unit) -> None:
-        """Write a unit of a stage, and behind a micro-batch's last one the sums so far."""
+        """Write a unit of a stage, and behind a micro-batch's last one the sums so far.
+
+        What it makes for a neighbour in the same function is there for it.
+        """
         stage, when = self.stages[number], OF_UNIT[unit.phase]
         env = stage.micro(unit.micro)
         if when == When.FORWARD:
@@ -132,10 +150,12 @@ class UnitWriter:
             self._sums(stage, env, unit.micro)
             if stage.body.each:
                 self._update(stage, unit.micro)
+        self._hand_on(number, unit)
 
     def _forward_reads(self, stage: Running, env: dict[Any, Any], micro: int) -> None:
         """Take what is not for every micro-batch as it was for the one before."""
         params = stage.body.params
+        env.update({params[what]: self._slice(var, micro) for what, var in stage.rows.items()})
         if stage.body.each:  # the weights as they are now
             env.update(stage.now)
             for binding in stage.body.bindings[When.BEGIN]:
@@ -154,7 +174,7 @@ class UnitWriter:
                     self.bind(relax.TupleGetItem(so_far, k), f"sum{k}")
                     for k in range(len(binding.var.ty.fields))
                 ]
-                call = typed(ir.Call(self.next_sums(call.op), [*before, *call.args]), call.ty)
+                call = typed(ir.Call(self.going_on(call.op), [*before, *call.args]), call.ty)
             stage.env[binding.var] = self.bind(call, f"{binding.var.name}_{micro}", binding.var.ty)
 
     def _update(self, stage: Running, micro: int) -> None:
@@ -173,10 +193,13 @@ class UnitWriter:
         stage = self.stages[number]
         return substitute(stage.body.results[what], stage.micro(micro))
 
-    def neighbours(self, number: int, unit: Unit, other: int) -> None:
-        """Hand what a unit made to a stage in the same function."""
-        kind = {FORWARD: ACTIVATION, BACKWARD: GRADIENT}.get(unit.phase)
-        if kind is None or other not in self.stages:
+    def _hand_on(self, number: int, unit: Unit) -> None:
+        """Hand what a unit made to the neighbour that is in the same function."""
+        if unit.phase not in (FORWARD, BACKWARD):
+            return
+        kind, ahead = (ACTIVATION, 1) if unit.phase == FORWARD else (GRADIENT, -1)
+        other = number + ahead
+        if other not in self.stages:
             return
         for what in self.stages[number].body.results:
             if what.startswith(f"{kind}:"):
@@ -202,6 +225,15 @@ class UnitWriter:
         stage = self.stages[number]
         return substitute(stage.body.results[what], stage.env)
 
+    def function(
+        self, params: Sequence[Any], result: Any, is_pure: bool, attrs: Mapping[str, Any]
+    ) -> relax.Function:
+        """Make the function of all that was written."""
+        body = relax.SeqExpr([relax.BindingBlock(self.bindings)], result)
+        relax.expr._update_type(body, result.ty)
+        nodes = ir.make_node("ir.DictAttrs", **attrs)
+        return relax.Function(list(params), body, result.ty, is_pure, nodes)
+
     def sum_of(self, first: Any, second: Any, name: str) -> Any:
         """Emit the sum of two terms."""
         return self.emit(add(first, second), name)
@@ -214,34 +246,4 @@ class UnitWriter:
         env[binding.var] = self.bind(value, f"{binding.var.name}{suffix}", binding.var.ty)
 
 
-def _rows_of(whole: Any, micro_batches: int) -> tuple[Any, int]:
-    rows = whole.ty.shape[0]
-    return int(rows) // micro_batches, micro_batches
-
-
-def going_on(fn: relax.Function, name: str) -> relax.Function:
-    """From the function that begins sums to ``(*sums, *terms) -> (*sums + terms,)``."""
-    fn = relax.utils.copy_with_new_vars(fn)
-    builder = relax.BlockBuilder()
-    sums = [relax.Var(f"sum{k}", ty) for k, ty in enumerate(fn.ret_ty.fields)]
-    with builder.function(name, [*sums, *fn.params]):
-        with builder.dataflow():
-            env: dict[Any, Any] = {}
-            for block in fn.body.blocks:
-                for b in block.bindings:
-                    env[b.var] = builder.emit(substitute(b.value, env), str(b.var.name))
-            result = substitute(fn.body.body, env)
-            fields = (
-                list(result.fields)
-                if isinstance(result, relax.Tuple)
-                else [relax.TupleGetItem(result, k) for k in range(len(sums))]
-            )
-            new = [
-                builder.emit_output(add(s, f), f"{s.name}_on")
-                for s, f in zip(sums, fields, strict=True)
-            ]
-        builder.emit_func_output(relax.Tuple(new))
-    return builder.get()[name].without_attr("global_symbol")
-
-
-__all__ = ["UnitWriter", "going_on"]
+__all__ = ["UnitWriter"]
