@@ -170,6 +170,10 @@ def scheduled(wanted: Schedule | None, mod: Any) -> dict[str, Any]:
         other = f"{wanted.stage_count} stages, the module {have.stage_count if have else 'none'}"
     elif have.micro_batches != wanted.micro_batches:
         other = f"{wanted.micro_batches} micro-batches, the step was made for {have.micro_batches}"
+    elif have.stash != wanted.stash:
+        other = f"stash={wanted.stash}, the step was made with stash={have.stash}"
+    elif wanted.cuts and have.cuts != wanted.cuts:
+        other = f"the cuts {list(wanted.cuts)}, the step was made with {list(have.cuts)}"
     else:
         return {PIPELINE_ATTR: replace(found, schedule=wanted).to_attr()}
     raise unfit(

@@ -153,8 +153,15 @@ def on_stages(
             place=f'strategy "{PIPELINE}"',
             remedy="Make the step with the schedule that the strategy asks for.",
         )
+    if wanted.stash and not own.stash:
+        raise PlanError(
+            "DIST0233",
+            "the step sums gradients over all micro-batches, the strategy asks for stash",
+            place=f'strategy "{PIPELINE}"',
+            remedy="Make the step with a schedule that says stash.",
+        )
     stage, devices = stage_mesh(mesh, axis)
-    chosen = own if own.kind == "custom" else replace(wanted, cuts=own.cuts)
+    chosen = own if own.kind == "custom" else replace(wanted, cuts=own.cuts, stash=own.stash)
     return stage, Plan((stage,), schedule=replace(chosen, devices=devices))
 
 

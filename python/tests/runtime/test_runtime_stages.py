@@ -26,12 +26,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "transform"))
 from pipeline_models import tower
 
 ACT = "tvm_distir.test_runtime_stages.act"
-TODO: list[str] = []
+ASKED: list[str] = []
+"""What the next call of the function is to do instead of copying."""
 
 
 def _act(x: Any, out: Any) -> None:
     """Copy, or fail as was asked for."""
-    what = TODO.pop() if TODO else ""
+    what = ASKED.pop() if ASKED else ""
     if what == "raise":
         raise ValueError("boom")
     if what == "sleep":
@@ -73,7 +74,7 @@ def test_a_rank_that_fails_between_two_units(what: str, says: str) -> None:
     values = draw_inputs(RunInTurn()(step))
     engine: Any = td.runtime.engine("threads")
     wanted = td.run(programs, values, engine=engine)
-    TODO.append(what)
+    ASKED.append(what)
     engine.timeout_s = 1.0 if what == "sleep" else 60.0
     start_s = time.monotonic()
     with pytest.raises(EngineError) as found:

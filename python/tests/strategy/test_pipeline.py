@@ -69,6 +69,7 @@ def test_a_plan_is_edited_and_given_back(tmp_path: Path) -> None:
         (2, "pipeline:micro_batches=2,schedule=2f2b", {"pp": 2}, "DIST0236"),
         (2, "pipeline:micro_batches=2+pipeline:micro_batches=2", {"pp": 2}, "DIST0232"),
         (2, "pipeline:micro_batches=2,chunks=2", {"pp": 2}, "DIST0236"),
+        (2, "pipeline:micro_batches=2,stash=1", {"pp": 2}, "DIST0233"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -77,6 +78,19 @@ def test_what_does_not_fit_is_refused(
     with pytest.raises(DistIRError) as refused:
         make_plan(_step(stages), text, axes)
     assert refused.value.code == code
+
+
+@pytest.mark.parametrize(
+    "change", [{"stash": True}, {"cuts": ["h_0"]}, {"micro_batches": 4}, {"stages": 4}]
+)
+def test_a_schedule_that_the_step_was_not_made_for_is_refused(change: dict[str, Any]) -> None:
+    """It would have no effect, or another one than the plan says."""
+    plan = make_plan(_step(), "pipeline:micro_batches=2+data_parallel", {"pp": 2, "dp": 2})
+    data = plan.to_dict()
+    data["schedule"] = {**data["schedule"], **change}
+    with pytest.raises(DistIRError, match="DIST0236") as refused:
+        AnnotateSharding(Plan.from_dict(data))(_step())
+    assert "train_step" in refused.value.remedy
 
 
 def test_a_step_without_stages_is_refused() -> None:

@@ -19,7 +19,7 @@ import tvm_distir as td
 from tvm_distir.analysis import check_level
 from tvm_distir.errors import DependencyError, DistIRError, ModelError
 from tvm_distir.ir import param_names
-from tvm_distir.plan import MeshSpec, Plan
+from tvm_distir.plan import MeshSpec, Plan, PlanRule
 from tvm_distir.runtime import Reference
 from tvm_distir.schedules import ORDERS, Pipeline, Schedule
 from tvm_distir.strategy import compose, make_plan
@@ -275,3 +275,18 @@ def test_levels_are_told_apart() -> None:
     placed = PropagateSharding()(AnnotateSharding(plan)(step))
     with pytest.raises(DistIRError, match="DIST0512"):
         RunInTurn()(placed)
+
+
+@pytest.mark.parametrize("read", [ExpandSchedule(), td.export])
+def test_terms_of_a_sum_that_lie_otherwise_on_one_mesh_are_refused(read: Any) -> None:
+    """One is cut along rows and one along columns, and nothing moves them."""
+    step = _staged("zero_bubble_v", 2, 2)
+    plan = make_plan(step, "data_parallel", {"dp": 2})
+    others = [
+        PlanRule(kind, name, (dim,), function=function)
+        for function, dim in (("stage0", 0), ("stage3", 1))
+        for kind, name in (("param", "first.total"), ("value", "first_part"))
+    ]
+    local = td.distribute(step, Plan(plan.meshes, (*plan.rules, *others)))
+    with pytest.raises(DistIRError, match=r"DIST0512.*Place both alike"):
+        read(local)
