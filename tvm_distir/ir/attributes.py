@@ -39,7 +39,7 @@ parameter, by the parameter's name; ``states``, the names of a weight's optimize
 ``again``, the value as which the backward part reads a weight."""
 
 PHASE_ATTR = "dist.phase"
-"""Private function of a stage: which part of the schedule its calls are (:data:`PHASES`)."""
+"""Private function of a stage: which part of the schedule its calls are."""
 
 REPEAT_ATTR = "dist.repeat"
 """Private function: how often a step runs each of its calls, once per micro-batch."""
@@ -56,10 +56,11 @@ FRONTEND_ATTR = "dist.frontend"
 
 
 FORWARD_PHASE, BACKWARD_PHASE, WEIGHT_PHASE = "forward", "backward", "weight"
+"""Phases of a stage (:data:`PHASE_ATTR`) that are units of a schedule."""
+
 ACCUMULATE_PHASE, EACH_PHASE = "accumulate", "each"
-PHASES = (FORWARD_PHASE, BACKWARD_PHASE, WEIGHT_PHASE, ACCUMULATE_PHASE, EACH_PHASE)
-"""Phases of a stage; the last but one sums over micro-batches what it is given, the last hands
-that of each on to an update of its own."""
+"""Phases that follow them: sums over micro-batches of what they are given, and what hands that of
+each on to an update of its own."""
 
 
 def param_names(fn: relax.Function) -> list[str]:

@@ -4,11 +4,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax
 
 WIDTH = 8
+
+
+def schedule_of(kind: str, stages: int, micros: int, **more: Any) -> dict[str, Any]:
+    """A schedule as plans have it; two stages per rank where they are interleaved."""
+    chunks = {"chunks": 2} if kind == "interleaved" else {}
+    return {"kind": kind, "stages": stages, "micro_batches": micros, **chunks, **more}
+
+
+def assert_close(got: Sequence[Any], wanted: Sequence[Any], atol: float = 2e-6) -> None:
+    """Outputs are equal but for the rounding of sums in another order."""
+    assert len(got) == len(wanted)
+    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=atol, err_msg=str(number))
 
 
 def tower(

@@ -34,7 +34,7 @@ from tvm_distir.transform import (
 from tvm_distir.verification import draw_inputs
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pipeline_models import tower
+from pipeline_models import assert_close, schedule_of, tower
 
 BATCH, LAYERS = 8, 8
 MESH = {"pp": 3, "dp": 2}
@@ -52,16 +52,8 @@ def _whole(tied: bool, skip: bool = False) -> tuple[list[str], list[Any], list[A
 def _staged(
     kind: str, stages: int, micros: int, tied: bool = True, skip: bool = False
 ) -> ir.IRModule:
-    schedule = {"kind": kind, "stages": stages, "micro_batches": micros}
-    if kind == "interleaved":
-        schedule["chunks"] = 2
+    schedule = schedule_of(kind, stages, micros)
     return td.train_step(tower(LAYERS, BATCH // micros, tied, skip), schedule=schedule, **OPTIONS)
-
-
-def _close(got: list[Any], wanted: list[Any]) -> None:
-    assert len(got) == len(wanted)
-    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6, err_msg=str(number))
 
 
 @pytest.mark.parametrize("micros", [1, 2, 4, 8])
@@ -70,7 +62,7 @@ def test_stages_in_turn_are_the_step_at_once(stages: int, micros: int) -> None:
     names, values, wanted = _whole(tied=True)
     turn = RunInTurn()(_staged("1f1b", stages, micros))
     assert param_names(turn["main"]) == names
-    _close(Reference(turn).run(values), wanted)
+    assert_close(Reference(turn).run(values), wanted)
 
 
 @pytest.mark.parametrize("micros", [1, 2, 4, 8])
@@ -84,7 +76,7 @@ def test_every_schedule_gives_the_weights_of_one_device(
     local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 1}))
     programs = ExpandSchedule()(local)
     check_level(programs, 5)
-    _close(td.run(programs, values, engine="virtual"), wanted)
+    assert_close(td.run(programs, values, engine="virtual"), wanted)
 
 
 @pytest.mark.parametrize("skip", [False, True])
@@ -96,7 +88,7 @@ def test_values_that_pass_stages_and_weights_of_one_stage(skip: bool) -> None:
     passed = [sum(w.startswith("activation") for w in s.params) for s in pipeline.stages]
     assert passed == ([0, 1, 2, 2] if skip else [0, 1, 1, 1])
     local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 1}))
-    _close(td.run(ExpandSchedule()(local), values, engine="virtual"), wanted)
+    assert_close(td.run(ExpandSchedule()(local), values, engine="virtual"), wanted)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +123,7 @@ def test_engines_agree(engine: str) -> None:
         pytest.skip(str(missing))
     step = _staged("1f1b", 2, 4)
     plan = make_plan(step, "pipeline:micro_batches=4+zero:stage=1", {"pp": 2, "dp": 2})
-    _close(td.run(td.distribute(step, plan), values, engine=chosen), wanted)
+    assert_close(td.run(td.distribute(step, plan), values, engine=chosen), wanted)
 
 
 def test_stashed_weights_of_one_stage_are_steps_one_after_the_other() -> None:
@@ -146,22 +138,20 @@ def test_stashed_weights_of_one_stage_are_steps_one_after_the_other() -> None:
     for micro in range(4):
         loss, *kept = one.run([values[0][micro::4], values[1][micro::4], *kept])
         losses.append(loss)
-    _close(got, [np.mean(losses, dtype="float32"), *kept])
+    assert_close(got, [np.mean(losses, dtype="float32"), *kept])
 
 
 @pytest.mark.parametrize("kind", ["1f1b", "gpipe", "zero_bubble", "interleaved"])
 def test_backward_parts_read_the_weights_that_forward_parts_read(kind: str) -> None:
     """PipeDream's stashing: programs of ranks against the same units on one device."""
-    schedule: dict[str, Any] = {"kind": kind, "stages": 2, "micro_batches": 4, "stash": True}
-    if kind == "interleaved":
-        schedule["chunks"] = 2
+    schedule = schedule_of(kind, 2, 4, stash=True)
     options = {"loss": "mse", "optimizer": "adam", "rate": 0.1}
     step = td.train_step(tower(4, 2, tied=False), schedule=schedule, **options)
     turn = RunInTurn()(step)
     values = draw_inputs(turn, seed=1)
     wanted = Reference(turn).run(values)
     local = td.distribute(step, make_plan(step, "data_parallel", {"dp": 2}))
-    _close(td.run(ExpandSchedule()(local), values, engine="virtual"), wanted)
+    assert_close(td.run(ExpandSchedule()(local), values, engine="virtual"), wanted)
     together = td.train_step(
         tower(4, 2, tied=False), schedule={**schedule, "stash": False}, **options
     )
@@ -201,7 +191,7 @@ def test_stages_on_meshes_of_their_own() -> None:
     check_level(programs, 5)
     ranks = [entry.ranks for entry in td.runtime.entries(programs)]
     assert ranks == [(0, 1, 2, 3), (10, 11)]
-    _close(td.run(programs, values, engine="virtual"), wanted)
+    assert_close(td.run(programs, values, engine="virtual"), wanted)
 
 
 def test_halves_of_the_backward_part_share_the_products() -> None:
@@ -264,7 +254,7 @@ def test_collectives_split_for_overlap_stay_in_their_units() -> None:
     local = td.distribute(step, plan, bucket_bytes=1 << 20, overlap="dgx-a100")
     assert "all_gather_start" in str(local) or "reduce_scatter_start" in str(local)
     check_level(ExpandSchedule()(local), 5)
-    _close(td.run(local, values, engine="virtual"), wanted)
+    assert_close(td.run(local, values, engine="virtual"), wanted)
 
 
 def test_levels_are_told_apart() -> None:

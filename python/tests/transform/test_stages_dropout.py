@@ -25,17 +25,15 @@ from tvm_distir.transform.gradient.primfuncs import unmarked
 from tvm_distir.verification import draw_inputs
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pipeline_models import tower
+from pipeline_models import assert_close, schedule_of, tower
 
 BATCH, LAYERS, MICROS = 8, 8, 4
 OPTIONS: dict[str, Any] = {"loss": "mse", "optimizer": "adam", "clip": 0.1}
 
 
 def _staged(kind: str, stages: int, micros: int = MICROS, **more: Any) -> ir.IRModule:
-    schedule = {"kind": kind, "stages": stages, "micro_batches": micros}
-    if kind == "interleaved":
-        schedule["chunks"] = 2
     model = tower(LAYERS, BATCH // micros, rate=0.25)
+    schedule = schedule_of(kind, stages, micros)
     return td.train_step(model, schedule=schedule, **{**OPTIONS, **more})
 
 
@@ -53,23 +51,17 @@ def _in_turn() -> list[Any]:
     return Reference(RunInTurn()(_staged("1f1b", 2))).run(_once()[1])
 
 
-def _close(got: list[Any], wanted: list[Any]) -> None:
-    assert len(got) == len(wanted)
-    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6, err_msg=str(number))
-
-
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_one_micro_batch_is_the_step_at_once(stages: int) -> None:
     names, values, wanted = _once()
     turn = RunInTurn()(_staged("1f1b", stages, 1))
     assert param_names(turn["main"]) == names
-    _close(Reference(turn).run(values), wanted)
+    assert_close(Reference(turn).run(values), wanted)
 
 
 def test_masks_do_not_depend_on_the_stages() -> None:
     for stages in (1, 3, 4):
-        _close(Reference(RunInTurn()(_staged("1f1b", stages))).run(_once()[1]), _in_turn())
+        assert_close(Reference(RunInTurn()(_staged("1f1b", stages))).run(_once()[1]), _in_turn())
 
 
 def test_every_micro_batch_draws_masks_of_its_own() -> None:
@@ -85,7 +77,7 @@ def test_every_micro_batch_draws_masks_of_its_own() -> None:
         stream = np.array(first_stream("stream:0", micro), "int64")
         (found,) = forward.run([given["x"][micro::MICROS], *weights, stream])
         losses.append(np.mean((found - given["targets"][micro::MICROS]) ** 2))
-    _close(_in_turn()[:1], [np.mean(losses)])
+    assert_close(_in_turn()[:1], [np.mean(losses)])
     same = forward.run([given["x"][::MICROS], *weights, np.array(1 << 32, "int64")])[0]
     assert not np.array_equal(same, forward.run([given["x"][::MICROS], *weights, np.int64(0)])[0])
 
@@ -116,15 +108,15 @@ def test_every_schedule_draws_the_masks_of_one_device(kind: str, others: str) ->
     plan = make_plan(step, f"{words}+{others}", mesh)
     programs = ExpandSchedule()(td.distribute(step, plan))
     check_level(programs, 5)
-    _close(td.run(programs, _once()[1], engine="virtual"), _in_turn())
+    assert_close(td.run(programs, _once()[1], engine="virtual"), _in_turn())
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_what_is_made_again_has_the_masks_it_had(recompute: str) -> None:
     step = _staged("zero_bubble", 2, recompute=recompute)
-    _close(Reference(RunInTurn()(step)).run(_once()[1]), _in_turn())
+    assert_close(Reference(RunInTurn()(step)).run(_once()[1]), _in_turn())
     plan = make_plan(step, f"pipeline:schedule=zero_bubble,micro_batches={MICROS}", {"pp": 2})
-    _close(td.run(td.distribute(step, plan), _once()[1], engine="virtual"), _in_turn())
+    assert_close(td.run(td.distribute(step, plan), _once()[1], engine="virtual"), _in_turn())
 
 
 @pytest.mark.parametrize("engine", ["virtual", "threads"])
@@ -143,7 +135,7 @@ def test_masks_where_every_micro_batch_has_an_update() -> None:
     values = draw_inputs(turn, seed=0)
     wanted = Reference(turn).run(values)
     plan = make_plan(step, "data_parallel", {"dp": 2})
-    _close(td.run(td.distribute(step, plan), values, engine="virtual"), wanted)
+    assert_close(td.run(td.distribute(step, plan), values, engine="virtual"), wanted)
     pipeline = Pipeline.of(step)
     assert pipeline is not None
     state = values[param_names(turn["main"]).index("dropout")]

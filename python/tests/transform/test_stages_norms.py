@@ -24,17 +24,15 @@ from tvm_distir.transform import ExpandSchedule, RunInTurn
 from tvm_distir.verification import draw_inputs
 
 sys.path.insert(0, str(Path(__file__).parent))
-from pipeline_models import normed_tower
+from pipeline_models import assert_close, normed_tower, schedule_of
 
 BATCH, LAYERS, MICROS = 32, 8, 4
 OPTIONS: dict[str, Any] = {"loss": "mse", "optimizer": "sgd"}
 
 
 def _staged(kind: str, stages: int, micros: int = MICROS, **more: Any) -> ir.IRModule:
-    schedule = {"kind": kind, "stages": stages, "micro_batches": micros}
-    if kind == "interleaved":
-        schedule["chunks"] = 2
     model = normed_tower(LAYERS, BATCH // micros)
+    schedule = schedule_of(kind, stages, micros)
     return td.train_step(model, schedule=schedule, **{**OPTIONS, **more})
 
 
@@ -52,10 +50,7 @@ def _in_turn() -> list[Any]:
     return Reference(RunInTurn()(_staged("1f1b", 2))).run(_once()[1])
 
 
-def _close(got: list[Any], wanted: list[Any]) -> None:
-    assert len(got) == len(wanted)
-    for number, (one, other) in enumerate(zip(got, wanted, strict=True)):
-        np.testing.assert_allclose(one, other, rtol=2e-5, atol=5e-6, err_msg=str(number))
+_near = functools.partial(assert_close, atol=5e-6)
 
 
 def _pipeline(step: ir.IRModule) -> Pipeline:
@@ -69,7 +64,7 @@ def test_one_micro_batch_is_the_step_at_once(stages: int) -> None:
     names, values, wanted = _once()
     turn = RunInTurn()(_staged("1f1b", stages, 1))
     assert param_names(turn["main"]) == names
-    _close(Reference(turn).run(values), wanted)
+    _near(Reference(turn).run(values), wanted)
 
 
 def test_statistics_go_on_and_gradients_are_summed() -> None:
@@ -91,7 +86,7 @@ def test_statistics_go_on_and_gradients_are_summed() -> None:
         else np.mean([found[name] for found in results], axis=0)
         for name in pipeline.outputs
     ]
-    _close(_in_turn(), wanted)
+    _near(_in_turn(), wanted)
 
 
 def test_stages_alike_share_a_function() -> None:
@@ -110,7 +105,7 @@ def test_every_schedule_gives_the_statistics_of_one_device(kind: str, others: st
     mesh = {"pp": 2, "tp" if others == "tensor_parallel" else "dp": 2}
     programs = ExpandSchedule()(td.distribute(step, make_plan(step, f"{words}+{others}", mesh)))
     check_level(programs, 5)
-    _close(td.run(programs, _once()[1], engine="virtual"), _in_turn())
+    _near(td.run(programs, _once()[1], engine="virtual"), _in_turn())
 
 
 def test_statistics_where_every_micro_batch_has_an_update() -> None:
@@ -118,13 +113,13 @@ def test_statistics_where_every_micro_batch_has_an_update() -> None:
     step = td.train_step(normed_tower(LAYERS, BATCH // MICROS), schedule=schedule, **OPTIONS)
     wanted = Reference(RunInTurn()(step)).run(_once()[1])
     plan = make_plan(step, "data_parallel", {"dp": 2})
-    _close(td.run(td.distribute(step, plan), _once()[1], engine="virtual"), wanted)
+    _near(td.run(td.distribute(step, plan), _once()[1], engine="virtual"), wanted)
 
 
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_what_is_made_again_reads_the_statistics_it_read(recompute: str) -> None:
     step = _staged("zero_bubble", 2, recompute=recompute)
-    _close(Reference(RunInTurn()(step)).run(_once()[1]), _in_turn())
+    _near(Reference(RunInTurn()(step)).run(_once()[1]), _in_turn())
 
 
 @pytest.mark.parametrize("engine", ["virtual", "threads"])
@@ -142,7 +137,7 @@ def test_resnet_in_stages(kind: str, stages: int) -> None:
     values = draw_inputs(turn, seed=0)
     words = f"pipeline:schedule={kind},micro_batches=2+data_parallel"
     local = td.distribute(step, make_plan(step, words, {"pp": stages, "dp": 2}))
-    _close(td.run(local, values, engine="virtual"), Reference(turn).run(values))
+    _near(td.run(local, values, engine="virtual"), Reference(turn).run(values))
 
 
 def test_resnet_of_one_micro_batch_is_the_step_at_once() -> None:
@@ -151,7 +146,7 @@ def test_resnet_of_one_micro_batch_is_the_step_at_once() -> None:
     staged = td.train_step(
         td.zoo.resnet(size="tiny", batch=8), schedule="1f1b:stages=3,micro_batches=1"
     )
-    _close(Reference(RunInTurn()(staged)).run(values), Reference(step).run(values))
+    _near(Reference(RunInTurn()(staged)).run(values), Reference(step).run(values))
 
 
 def test_orders_that_do_not_carry_statistics_are_refused() -> None:
