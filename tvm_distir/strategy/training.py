@@ -9,7 +9,6 @@ states lie as their weights do.
 from __future__ import annotations
 
 import glob
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -74,6 +73,11 @@ class _Finder:
         self.exact = {rule.name: (i, rule) for i, rule in enumerate(rules)}
         self.patterns = [(i, r) for i, r in enumerate(rules) if "*" in r.name or "?" in r.name]
 
+    @staticmethod
+    def of(rules: Sequence[PlanRule], function: str) -> _Finder:
+        """Among the rules for parameters of a function."""
+        return _Finder([r for r in rules if r.kind == "param" and r.function in (None, function)])
+
     def __call__(self, parameter: str) -> PlanRule | None:
         found = [r for r in self.patterns if match_name(r[1].name, parameter)]
         return max([*found, *self._named(parameter)], key=lambda r: r[0], default=(0, None))[1]
@@ -112,8 +116,7 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
     for name, fn in functions.items():
         updated, states = training_notes(fn, "updated"), training_notes(fn, "states")
         again = training_notes(fn, "again")
-        own = [r for r in rules if r.kind == "param" and r.function in (None, name)]
-        find = _Finder(own)
+        find = _Finder.of(rules, name)
         for parameter in param_names(fn) if updated else ():
             rule = find(parameter)
             if rule is None or parameter not in updated:
@@ -142,15 +145,15 @@ def _between_stages(mod: ir.IRModule, rules: Sequence[PlanRule]) -> list[PlanRul
         return []
     stages, found = pipeline.stages, {}
     meshes, ranks = pipeline.schedule.meshes, pipeline.schedule.rank_of
-    for here, there in itertools.permutations(range(len(stages)), 2):
-        if abs(here - there) != 1 or (meshes and meshes[ranks[here]] != meshes[ranks[there]]):
+    count = len(stages)
+    beside = [(i, j) for i in range(count) for j in (i - 1, i + 1) if 0 <= j < count]
+    for here, there in beside:
+        if meshes and meshes[ranks[here]] != meshes[ranks[there]]:
             continue
         maker, reader = mod[stages[here].function], mod[stages[there].function]
         kind = ACTIVATION if here < there else GRADIENT
         names = dict(zip(stages[there].params, param_names(reader), strict=True))
-        own = [r for r in rules if r.kind == "param"]
-        own = [r for r in own if r.function in (None, stages[there].function)]
-        find = _Finder(own)
+        find = _Finder.of(rules, stages[there].function)
         values = maker.attrs[ROLE_ATTR]["values"]
         for what, value in zip(stages[here].results, values, strict=True):
             rule = find(names[what]) if what.startswith(f"{kind}:") else None
