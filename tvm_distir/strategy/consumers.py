@@ -8,6 +8,7 @@ Names say what a weight is for; only its consumers say how it lies: ``relax.nn``
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -95,18 +96,16 @@ class Consumers:
         }
         self._readers: dict[str, dict[Any, list[tuple[Any, Any, int]]]] = {}
 
-    def callers(self, function: str) -> list[str]:
-        """Return the functions that call one."""
-        return [
-            name
-            for name, fn in self.functions.items()
-            if any(
-                isinstance(b.value, ir.Call)
-                and isinstance(b.value.op, ir.GlobalVar)
-                and str(b.value.op.name_hint) == function
-                for b in all_bindings(fn.body)
-            )
-        ]
+    @functools.cached_property
+    def callers(self) -> dict[str, list[str]]:
+        """Per function that is called, the functions that call it."""
+        found: dict[str, list[str]] = {}
+        for name, fn in self.functions.items():
+            calls = [b.value.op for b in all_bindings(fn.body) if isinstance(b.value, ir.Call)]
+            callees = [str(op.name_hint) for op in calls if isinstance(op, ir.GlobalVar)]
+            for callee in dict.fromkeys(callees):
+                found.setdefault(callee, []).append(name)
+        return found
 
     def readers(self, function: str, var: Any) -> list[tuple[Any, Any, int]]:
         """Return (bound variable, value, position) of the direct readers of a variable.

@@ -47,7 +47,7 @@ def sequence_rules(
             where = found.function if is_private(fn) else rule_name
             if is_private(fn) and found.before in list(fn.params):
                 arg = list(fn.params).index(found.before)
-                for caller in consumers.callers(found.function):
+                for caller in consumers.callers.get(found.function, ()):
                     inside = caller if is_private(consumers.functions[caller]) else rule_name
                     rules[caller, found.function, arg] = PlanRule(
                         "call", found.function, placement, mesh.name, function=inside, arg=arg
