@@ -85,12 +85,14 @@ def compose(
             "DIST0235", "no strategy is given", place="strategy", remedy='Try "data_parallel".'
         )
     stages: Plan | None = None
-    for one in [one for one in wanted if one.name == PIPELINE]:
-        axis = str(one.options.get("axis", AXIS))
-        spec, stages = on_stages(mod, spec, schedule_of(wanted, spec.axes), axis)
-        wanted = [other for other in wanted if other.name != PIPELINE]
+    asked = schedule_of(wanted, spec.axes)
+    if asked is not None:
+        axis = next(str(o.options.get("axis", AXIS)) for o in wanted if o.name == PIPELINE)
+        stages = on_stages(mod, spec, asked, axis)
+        wanted = [one for one in wanted if one.name != PIPELINE]
         if not wanted:
             return stages
+        (spec,) = stages.meshes
     apart = next((one for one in wanted if one.name == LOCAL_LAYERS), None)
     if apart is not None and (stages is not None or len(wanted) > 1):
         return _apart(mod, spec, wanted, apart, stages, system)

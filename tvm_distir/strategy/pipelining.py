@@ -16,7 +16,7 @@ from ..ir import mesh_devices
 from ..plan import MeshSpec, Plan
 from ..schedules import Pipeline, Schedule
 from .facts import MeshLike, as_mesh_spec, mesh_axis
-from .registry import StrategySpec, plan_maker
+from .registry import StrategySpec, checked, plan_maker
 
 PIPELINE = "pipeline"
 """Name of the strategy: it takes an axis away, and all others work on the mesh of one stage."""
@@ -77,16 +77,8 @@ def pipeline(
         DIST0233 the step has no stages, or others; DIST0236 the schedule is wrong.
     """
     spec = as_mesh_spec(mesh)
-    options = {
-        "axis": axis,
-        "stages": stages,
-        "micro_batches": micro_batches,
-        "schedule": schedule,
-        "chunks": chunks,
-        "stash": stash,
-    }
-    wanted = schedule_of([StrategySpec(PIPELINE, options)], spec.axes)
-    return on_stages(mod, spec, wanted, axis)[1]
+    wanted = _schedule(spec.axes, axis, stages, micro_batches, schedule, chunks, stash)
+    return on_stages(mod, spec, wanted, axis)
 
 
 def schedule_of(specs: Sequence[StrategySpec], axes: Mapping[str, int] | None) -> Schedule | None:
@@ -106,33 +98,36 @@ def schedule_of(specs: Sequence[StrategySpec], axes: Mapping[str, int] | None) -
         raise PlanError(
             "DIST0232", "two pipelines", place="strategy", remedy="Give one, with chunks=."
         )
-    options = found[0].options
-    axis, count = str(options.get("axis", AXIS)), int(options.get("stages", 0))
-    size = (axes or {}).get(axis)
-    if size is None and count != 1:
+    return _schedule(axes or {}, **checked(found[0]).options)
+
+
+def _schedule(
+    axes: Mapping[str, int],
+    axis: str = AXIS,
+    stages: int = 0,
+    micro_batches: int = 1,
+    schedule: str = "1f1b",
+    chunks: int = 1,
+    stash: bool = False,
+) -> Schedule:
+    """Schedule of the options of :func:`pipeline`, with its errors."""
+    size = axes.get(axis)
+    if size is None and stages != 1:
         mesh_axis(MeshSpec("mesh", axes or {"": 1}), axis, PIPELINE)
-    if count not in (0, size or 1):
+    if stages not in (0, size or 1):
         raise PlanError(
             "DIST0236",
-            f'stages={count}, and the mesh axis "{axis}" has {size} devices',
+            f'stages={stages}, and the mesh axis "{axis}" has {size} devices',
             place=f'strategy "{PIPELINE}"',
             remedy="Leave stages out, or change the mesh.",
         )
-    return Schedule(
-        str(options.get("schedule", "1f1b")),
-        size or 1,
-        int(options.get("micro_batches", 1)),
-        int(options.get("chunks", 1)),
-        stash=bool(options.get("stash", False)),
-    )
+    return Schedule(schedule, size or 1, micro_batches, chunks, stash=stash)
 
 
-def on_stages(
-    mod: ir.IRModule, mesh: MeshSpec, wanted: Schedule | None, axis: str
-) -> tuple[MeshSpec, Plan]:
-    """The mesh of a stage, and a plan without rules that has the schedule."""
+def on_stages(mod: ir.IRModule, mesh: MeshSpec, wanted: Schedule, axis: str) -> Plan:
+    """A plan without rules that has the mesh of a stage and the schedule."""
     made = Pipeline.of(mod)
-    if made is None or wanted is None:
+    if made is None:
         raise PlanError(
             "DIST0233",
             "the module is no training step in stages",
@@ -160,12 +155,12 @@ def on_stages(
             place=f'strategy "{PIPELINE}"',
             remedy="Make the step with a schedule that says stash.",
         )
-    stage, devices = stage_mesh(mesh, axis)
+    stage, devices = _stage_mesh(mesh, axis)
     chosen = own if own.kind == "custom" else replace(wanted, cuts=own.cuts, stash=own.stash)
-    return stage, Plan((stage,), schedule=replace(chosen, devices=devices))
+    return Plan((stage,), schedule=replace(chosen, devices=devices))
 
 
-def stage_mesh(mesh: MeshSpec, axis: str) -> tuple[MeshSpec, tuple[tuple[int, ...], ...]]:
+def _stage_mesh(mesh: MeshSpec, axis: str) -> tuple[MeshSpec, tuple[tuple[int, ...], ...]]:
     """The mesh of the first rank, without the axis, and the devices of all ranks.
 
     The devices are left out where ranks have one range of devices behind the other.
@@ -183,4 +178,4 @@ def stage_mesh(mesh: MeshSpec, axis: str) -> tuple[MeshSpec, tuple[tuple[int, ..
     return MeshSpec(mesh.name, axes or {axis: 1}, **start), () if in_order else tuple(rows)
 
 
-__all__ = ["PIPELINE", "on_stages", "pipeline", "schedule_of", "stage_mesh"]
+__all__ = ["PIPELINE", "on_stages", "pipeline", "schedule_of"]
