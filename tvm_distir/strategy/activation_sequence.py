@@ -17,20 +17,12 @@ from tvm import ir
 from ..errors import PlanError
 from ..ir import R, call_axes, dist_op_name, labels_of, mesh_key, relax_functions
 from ..ir.rewrite import all_bindings, is_redistribute, variables
-from ..plan import MeshSpec, Plan, PlanRule, data_positions
+from ..plan import MeshSpec, Plan
 from ..propagation import TiedDims, tied_dims
 from ..transform import AnnotateSharding, PropagateSharding
-from .facts import (
-    MeshLike,
-    as_mesh_spec,
-    entries,
-    flat_positions,
-    mesh_axis,
-    parameter_rule,
-    tensor_parameters,
-)
+from .facts import MeshLike, as_mesh_spec, entries
 from .registry import plan_maker
-from .sequence_dims import SEQUENCE_DIM, sequence_inputs
+from .sequence_dims import SEQUENCE_DIM, cut_inputs
 from .sequence_places import EVERYTHING, Left, PlaceValues, place_rows
 
 
@@ -78,21 +70,8 @@ def sequence(
         DIST0401 an op without a rule; what propagating the other strategies' plan raises.
     """
     spec = as_mesh_spec(mesh)
-    number = mesh_axis(spec, axis, "sequence")
-    seeds: dict[str, dict[int, int]] = {}
-    rules: list[PlanRule] = []
-    for name, fn, rule_name in entries(mod):
-        data = data_positions(fn, name)
-        parameters = tensor_parameters(name, fn, rule_name)
-        given = [p for p in parameters if p.position in data]
-        cut = sequence_inputs(given, spec, axis, dim, name, "sequence")
-        flat = flat_positions(fn)
-        seeds[name] = {flat[position]: dim for position in cut}
-        for parameter in parameters if others is None else ():
-            label = dim if parameter.position in cut else R
-            held = parameter.position not in data
-            rules.append(parameter_rule(parameter, spec, number, label, stationary=held))
-    whole = EVERYTHING if others is None else _whole(mod, others, spec, number)
+    seeds, rules = cut_inputs(mod, spec, axis, dim, "sequence")
+    whole = EVERYTHING if others is None else _whole(mod, others, spec, spec.axis_number(axis))
     values = PlaceValues(mod, spec, axis, whole)
     for tied in tied_dims(mod, seeds, spec.axes[axis]):
         values.arguments(tied)
@@ -105,7 +84,7 @@ def sequence(
             place=f"{entries(mod)[0][0]} (sequence)",
             remedy='Say which dim is the sequence, with "sequence:dim=".',
         )
-    return Plan((spec,), (*rules, *values.rules))
+    return Plan((spec,), (*(rules if others is None else ()), *values.rules))
 
 
 def _place(tied: TiedDims, values: PlaceValues) -> None:

@@ -16,20 +16,12 @@ from typing import Literal
 from tvm import ir
 
 from ..errors import Faults, PlanError
-from ..ir import R, training_notes
-from ..plan import Plan, PlanRule, data_positions, faults_of_plan
+from ..ir import training_notes
+from ..plan import Plan, faults_of_plan
 from ..propagation import TiedDims, tied_dims
-from .facts import (
-    MeshLike,
-    as_mesh_spec,
-    entries,
-    flat_positions,
-    mesh_axis,
-    parameter_rule,
-    tensor_parameters,
-)
+from .facts import MeshLike, as_mesh_spec, entries
 from .registry import plan_maker
-from .sequence_dims import SEQUENCE_DIM, Product, products, sequence_inputs
+from .sequence_dims import SEQUENCE_DIM, Product, cut_inputs, products
 from .sequence_places import PlaceValues, place_list, place_rows
 
 
@@ -78,22 +70,10 @@ def context_parallel(
         DIST0401 an op without a rule.
     """
     spec = as_mesh_spec(mesh)
-    number = mesh_axis(spec, axis, "context_parallel")
-    rules: list[PlanRule] = []
-    seeds: dict[str, dict[int, int]] = {}
-    for name, fn, rule_name in entries(mod):
-        if form == "ring" and training_notes(fn, "updated"):
+    seeds, rules = cut_inputs(mod, spec, axis, dim, "context_parallel")
+    for name, fn, _ in entries(mod) if form == "ring" else ():
+        if training_notes(fn, "updated"):
             raise _no_training(name)
-        data = data_positions(fn, name)
-        parameters = tensor_parameters(name, fn, rule_name)
-        given = [p for p in parameters if p.position in data]
-        cut = sequence_inputs(given, spec, axis, dim, name, "context_parallel")
-        flat = flat_positions(fn)
-        seeds[name] = {flat[position]: dim for position in cut}
-        for parameter in parameters:
-            label = dim if parameter.position in cut else R
-            stationary = parameter.position not in data
-            rules.append(parameter_rule(parameter, spec, number, label, stationary))
     values = PlaceValues(mod, spec, axis)
     faults = faults_of_plan("main (context_parallel)")
     for tied in tied_dims(mod, seeds, spec.axes[axis]):
@@ -114,7 +94,7 @@ def _place_heads(
     for product in products(tied):
         node = g.nodes[product.node]
         if not tied.dims(node.results[0]):
-            place_list(tied, values, product.node, product.kept_dim(count))
+            place_list(values, product, count)
         elif product.meeting:
             heads = product.shared_dims(count)
             if heads is None:
@@ -140,9 +120,7 @@ def _no_training(name: str) -> PlanError:
 
 
 def _no_heads(product: Product, count: int, axis: str) -> PlanError:
-    node = product.tied.graph.nodes[product.node]
-    shape = product.tied.graph.values[node.results[0]].shape
-    words = "x".join(map(str, shape))
+    words = "x".join(map(str, product.shape))
     return PlanError(
         "DIST0234",
         f"attention of the shape {words} has no heads that the mesh axis "

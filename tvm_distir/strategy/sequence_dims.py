@@ -13,10 +13,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import ir
+
 from ..errors import PlanError
-from ..plan import MeshSpec
+from ..ir import R
+from ..plan import MeshSpec, PlanRule, data_positions
 from ..propagation import TiedDims
-from .facts import Parameter, names_of, same_size
+from .facts import (
+    Parameter,
+    entries,
+    flat_positions,
+    mesh_axis,
+    names_of,
+    parameter_rule,
+    same_size,
+    tensor_parameters,
+)
 
 LOOK_UP = "relax.take"
 
@@ -24,26 +36,56 @@ SEQUENCE_DIM = 1
 """Of (batch, sequence), where nobody says otherwise."""
 
 
-def sequence_inputs(
-    data: Sequence[Parameter], mesh: MeshSpec, axis: str, dim: int, name: str, strategy: str
-) -> list[int]:
-    """Return the positions of the data inputs that have the sequence as a dim.
+def cut_inputs(
+    mod: ir.IRModule, mesh: MeshSpec, axis: str, dim: int, strategy: str
+) -> tuple[dict[str, dict[int, int]], list[PlanRule]]:
+    """Cut the data inputs of a module along the sequence; weights are whole and stationary.
 
     Parameters
     ----------
-    data : sequence of Parameter
-        The data inputs of an entry; the sequence is ``dim`` of the first one that has it.
+    mod : IRModule
     mesh, axis
-        What is to cut it.
+        What is to cut them.
     dim : int
-    name, strategy : str
-        Of the entry, and who asks, for messages.
+        Which of their dims is the sequence.
+    strategy : str
+        Who asks, for messages.
+
+    Returns
+    -------
+    dict
+        Per entry, the flat numbers of the parameters that are cut, with the dim.
+    list of PlanRule
+        One per parameter.
 
     Raises
     ------
+    MeshError
+        DIST0206 when the mesh has no such axis.
     PlanError
-        DIST0233 no data input has such a dim; DIST0234 it is shorter than the axis.
+        DIST0233 no data input has the dim; DIST0234 it is shorter than the axis.
     """
+    number = mesh_axis(mesh, axis, strategy)
+    seeds: dict[str, dict[int, int]] = {}
+    rules: list[PlanRule] = []
+    for name, fn, rule_name in entries(mod):
+        data = data_positions(fn, name)
+        parameters = tensor_parameters(name, fn, rule_name)
+        given = [p for p in parameters if p.position in data]
+        cut = _sequence_inputs(given, mesh, axis, dim, name, strategy)
+        flat = flat_positions(fn)
+        seeds[name] = {flat[position]: dim for position in cut}
+        for parameter in parameters:
+            label = dim if parameter.position in cut else R
+            held = parameter.position not in data
+            rules.append(parameter_rule(parameter, mesh, number, label, stationary=held))
+    return seeds, rules
+
+
+def _sequence_inputs(
+    data: Sequence[Parameter], mesh: MeshSpec, axis: str, dim: int, name: str, strategy: str
+) -> list[int]:
+    """Positions of an entry's data inputs with the sequence: ``dim`` of the first that has it."""
     place = f"{name} ({strategy})"
     able = [p for p in data if p.shape is not None and 0 <= dim < len(p.shape)]
     if not able:
@@ -149,4 +191,4 @@ def products(tied: TiedDims) -> Iterator[Product]:
             yield Product(tied, k, pairs or whole)
 
 
-__all__ = ["Product", "products", "sequence_inputs"]
+__all__ = ["Product", "cut_inputs", "products"]

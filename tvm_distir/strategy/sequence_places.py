@@ -15,7 +15,7 @@ from ..ir.rewrite import handle
 from ..plan import MeshSpec, PlanRule
 from ..propagation import TiedDims
 from .facts import entries, one_axis
-from .sequence_dims import products
+from .sequence_dims import Product, products
 
 Left = Mapping[tuple[str, str], bool]
 EVERYTHING: Left = {}
@@ -121,7 +121,7 @@ def place_rows(tied: TiedDims, values: PlaceValues, count: int) -> None:
             for value in (*node.operands, *node.results):
                 values.rows(tied, value)
         else:
-            place_list(tied, values, product.node, product.kept_dim(count))
+            place_list(values, product, count)
     for k, node in enumerate(g.nodes):
         dims = tied.dims(node.results[0]) if len(node.results) == 1 else ()
         for f in node.rule.factors if node.rule is not None and len(dims) == 2 else ():
@@ -130,10 +130,11 @@ def place_rows(tied: TiedDims, values: PlaceValues, count: int) -> None:
                 values.put(tied, k, queries, stationary=True)
 
 
-def place_list(tied: TiedDims, values: PlaceValues, node: int, kept: int | None) -> None:
+def place_list(values: PlaceValues, product: Product, count: int) -> None:
     """Cut a list of tokens, in which the sequence is no dim any more, along another dim."""
+    kept = product.kept_dim(count)
     if kept is not None:
-        values.put(tied, node, kept)
+        values.put(product.tied, product.node, kept)
 
 
 __all__ = ["EVERYTHING", "Left", "PlaceValues", "place_list", "place_rows"]
