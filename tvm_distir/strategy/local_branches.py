@@ -8,7 +8,6 @@ import glob
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from tvm import ir, relax
@@ -241,38 +240,30 @@ class _Placing:
     def _arguments(self, node: int, place: int) -> None:
         """Put the tensors that a call takes from elsewhere on a mesh."""
         g, mesh = self._g, self._places[place]
-        callee = ""
-        for number, binding in enumerate(self._calls(node)):
-            if g.node_of.get(handle(binding.var)) != node:
-                continue
-            callee = str(binding.value.op.name_hint)
-            for i, arg in enumerate(binding.value.args):
-                known = g.env.get(handle(arg), ())
-                made = g.nodes[g.producer[known[0]][0]].kind if len(known) == 1 else ""
-                if made in ("op", "call") and tensor_type(arg.ty) is not None:
-                    self._rules.append(
-                        PlanRule(
-                            "call",
-                            callee,
-                            (None,) * len(mesh.axes),
-                            mesh.name,
-                            function=self._rule_name,
-                            index=number,
-                            arg=i,
-                        )
+        calls = [
+            binding
+            for binding in g.bindings
+            if isinstance(binding.value, ir.Call) and isinstance(binding.value.op, ir.GlobalVar)
+        ]
+        own = next(i for i, b in enumerate(calls) if g.node_of.get(handle(b.var)) == node)
+        call = calls[own].value
+        callee = str(call.op.name_hint)
+        number = sum(str(b.value.op.name_hint) == callee for b in calls[:own])
+        for i, arg in enumerate(call.args):
+            known = g.env.get(handle(arg), ())
+            made = g.nodes[g.producer[known[0]][0]].kind if len(known) == 1 else ""
+            if made in ("op", "call") and tensor_type(arg.ty) is not None:
+                self._rules.append(
+                    PlanRule(
+                        "call",
+                        callee,
+                        (None,) * len(mesh.axes),
+                        mesh.name,
+                        function=self._rule_name,
+                        index=number,
+                        arg=i,
                     )
-
-    def _calls(self, node: int) -> Iterator[Any]:
-        """The calls of the function that a node calls, in order."""
-        var = next(b.value.op for b in self._g.bindings if self._is(b, node))
-        for binding in self._g.bindings:
-            call = binding.value
-            if isinstance(call, ir.Call) and isinstance(call.op, ir.GlobalVar):
-                if str(call.op.name_hint) == str(var.name_hint):
-                    yield binding
-
-    def _is(self, binding: Any, node: int) -> bool:
-        return self._g.node_of.get(handle(binding.var)) == node
+                )
 
 
 __all__ = ["LOCAL_LAYERS", "local_layers", "on_branches"]
