@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -171,6 +171,11 @@ class Function:
     ops: tuple[Op, ...]
     results: tuple[int, ...]
     values: tuple[Value, ...]
+
+    def on(self, mesh: int) -> Function:
+        """The same on another mesh, collectives included."""
+        ops = tuple(op._replace(mesh=mesh) if op.kind == "collective" else op for op in self.ops)
+        return replace(self, mesh=mesh, ops=ops)
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
-from collections.abc import Mapping
 
 from tvm import ir
 from tvm.relax.distributed import DeviceMesh
@@ -19,7 +17,7 @@ from ..plan import plain_name
 from ..schedules import ACTIVATION, GRADIENT, PART, TOTAL, Pipeline
 from ..transform.stages import NEXT_STAGE, Place, Wires
 from .callees import with_callees
-from .parts import Function, Mesh
+from .parts import Mesh
 from .program import Program
 from .stage_roles import RoleExporter
 from .staged import Edge, Stage, Staged, StageSum
@@ -90,7 +88,7 @@ class _Staging:
                     self.wires.names, self.wires.of_rank, self.wires.meshes, strict=True
                 )
             ),
-            functions={name: _on(fn, first) for name, fn in found.items()},
+            functions={name: fn.on(first[fn.mesh]) for name, fn in found.items()},
             entries=(),
             staged=staged,
         )
@@ -180,11 +178,3 @@ def _wire_bytes(
 def _local_bytes(place: Place, mesh: DeviceMesh) -> int:
     shape = [-(-n // place.parts(dim, mesh)) for dim, n in enumerate(place.shape)]
     return size_bytes(tuple(shape), place.dtype)
-
-
-def _on(fn: Function, rank_of: Mapping[int, int]) -> Function:
-    """A function whose meshes are those of ranks, the first that has each."""
-    if all(rank_of.get(op.mesh, op.mesh) == op.mesh for op in fn.ops) and fn.mesh in rank_of:
-        return fn
-    ops = tuple(op._replace(mesh=rank_of[op.mesh]) if op.collective else op for op in fn.ops)
-    return dataclasses.replace(fn, mesh=rank_of[fn.mesh], ops=ops)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,7 +68,7 @@ def with_units(
     units : dict of (int, str) to StageUnit
         By number of role and name.
     """
-    functions = {name: _on(fn, rank) for name, fn in program.functions.items()}
+    functions = {name: fn.on(rank) for name, fn in program.functions.items()}
     units: dict[tuple[int, str], StageUnit] = {}
     for number in sorted(roles):
         role = staged.roles[number]
@@ -107,14 +106,6 @@ def _compose(
         ops.append(Op(phase.name, "call", phase.function, reads, writes, callee=phase.function))
     fn = Function(mesh, tuple(inputs.values()), tuple(ops), tuple(outputs.values()), tuple(values))
     return fn, tuple(inputs), tuple(outputs)
-
-
-def _on(fn: Function, mesh: int) -> Function:
-    """A function whose collectives run on a mesh."""
-    if all(op.kind != "collective" or op.mesh == mesh for op in fn.ops):
-        return fn
-    ops = tuple(op._replace(mesh=mesh) if op.kind == "collective" else op for op in fn.ops)
-    return dataclasses.replace(fn, mesh=mesh, ops=ops)
 
 
 def once_slots(role: Role, schedule: Schedule, unit: str) -> set[int]:

@@ -96,8 +96,12 @@ def _tower(kind: str = "1f1b", rate: float = 0.0, **more: Any) -> Any:
     return td.train_step(model, "mse", "adam", schedule=schedule)
 
 
-def test_ranks_on_meshes_of_their_own() -> None:
-    """A stage on four devices of two axes, the next one on two of one axis, on another node."""
+@pytest.mark.parametrize("spare", [(), (MeshSpec("spare", {"x": 2}, start=20),)])
+def test_ranks_on_meshes_of_their_own(spare: tuple[MeshSpec, ...]) -> None:
+    """A stage on four devices of two axes, the next one on two of one axis, on another node.
+
+    Meshes of the plan that no stage is on do not count.
+    """
     step = _tower(meshes=["wide", "narrow"])
     wide, narrow = MeshSpec("wide", {"dp": 2, "tp": 2}), MeshSpec("narrow", {"dp": 2}, start=10)
     rules = [
@@ -110,10 +114,12 @@ def test_ranks_on_meshes_of_their_own() -> None:
         if rule.function == function
     ]
     given = {"kind": "1f1b", "stages": 2, "micro_batches": 4, "meshes": ["wide", "narrow"]}
-    plan = Plan((wide, narrow), tuple(rules), schedule=Schedule.known(given))
+    plan = Plan((*spare, wide, narrow), tuple(rules), schedule=Schedule.known(given))
     local = td.distribute(step, plan)
     program = td.export(local)
     assert [mesh.device_ids for mesh in program.meshes] == [(0, 1, 2, 3), (10, 11)]
+    stages = [(name, fn.mesh) for name, fn in program.functions.items() if name[:5] == "stage"]
+    assert all(mesh == int(name[5]) for name, mesh in stages)
     for blocking in (False, True):
         _same(local, blocking)
 
