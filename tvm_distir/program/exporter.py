@@ -53,10 +53,9 @@ def export(mod: ir.IRModule) -> Program:
     LoweringError
         DIST0512 where the stages of a step do not fit together.
     """
-    pipeline = Pipeline.of(mod)
+    entries, pipeline = _entry_functions(mod), Pipeline.of(mod)
     if pipeline is not None:
         return export_stages(mod, pipeline)
-    entries = _entry_functions(mod)
     names = mesh_names(mod)
     found = [
         Mesh(

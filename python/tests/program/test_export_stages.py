@@ -146,3 +146,10 @@ def test_contradictions_are_refused(change: Callable[[dict[str, Any]], Any], wor
 )
 def test_unreadable_ones_are_refused(change: Callable[[dict[str, Any]], Any]) -> None:
     _refused(change, "DIST0710")
+
+
+def test_a_step_that_is_not_lowered_is_refused() -> None:
+    model = td.zoo.gpt(size="tiny", layers=2, batch=2)
+    step = td.train_step(model, schedule="1f1b:stages=2,micro_batches=2")
+    with pytest.raises(SimulationError, match="DIST0714"):
+        td.export(step)
