@@ -10,6 +10,7 @@ from .parts import Function as Function
 from .parts import Mesh as Mesh
 from .parts import Op as Op
 from .parts import Value as Value
+from .parts import reached as reached
 from .program import Program as Program
 from .staged import Edge as Edge
 from .staged import Phase as Phase

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -176,6 +176,18 @@ class Function:
         """The same on another mesh, collectives included."""
         ops = tuple(op._replace(mesh=mesh) if op.kind == "collective" else op for op in self.ops)
         return replace(self, mesh=mesh, ops=ops)
+
+
+def reached(functions: Mapping[str, Function], roots: Iterable[str]) -> set[str]:
+    """Names of functions, and of all that they call, directly or not."""
+    found: set[str] = set()
+    todo = list(roots)
+    while todo:
+        name = todo.pop()
+        if name not in found:
+            found.add(name)
+            todo.extend(callee for op in functions[name].ops for callee in op.callees)
+    return found
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..errors import SimulationError, nearest
-from .parts import Function, Mesh
+from .parts import Function, Mesh, reached
 from .staged import BACKWARD, FORWARD, PHASES, Edge, Role, Staged
 
 Broken = Callable[..., SimulationError]
@@ -141,21 +141,9 @@ class StagedChecks:
                 own, other = role.slots[slot].bytes, fn.values[index].bytes
                 if own != other:
                     raise self.broken(place, f"slot {slot} has {own} bytes, {name} {other}")
-        for op in self._ops(name):
-            if op == "transfer":
-                raise self.broken(place, f"{name} sends or receives; edges say what moves")
-
-    def _ops(self, name: str) -> set[str]:
-        """Kinds of ops of a function and all that it calls."""
-        kinds: set[str] = set()
-        seen, todo = {name}, [name]
-        while todo:
-            fn = self.functions[todo.pop()]
-            kinds.update(op.kind for op in fn.ops)
-            for callee in {callee for op in fn.ops for callee in op.callees} - seen:
-                seen.add(callee)
-                todo.append(callee)
-        return kinds
+        called = (self.functions[one] for one in reached(self.functions, [name]))
+        if any(op.kind == "transfer" for one in called for op in one.ops):
+            raise self.broken(place, f"{name} sends or receives; edges say what moves")
 
     def _stages(self) -> None:
         staged = self.staged

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ..program import Mesh, Program, Value
+from ..program import Mesh, Program, Value, reached
 from .costs import COMPUTE, SEND, OpRow
 from .flat import Flat
 from .graph import TaskGraph
@@ -120,19 +120,10 @@ def value_bytes(values: Iterable[Value]) -> tuple[int, int]:
     return sums[0], sums[1]
 
 
-def constant_bytes(program: Program, roots: Sequence[str]) -> int:
+def constant_bytes(program: Program, roots: Iterable[str]) -> int:
     """Bytes of the constants of functions and of all that they call."""
-    found = 0
-    seen, todo = set(roots), list(roots)
-    while todo:
-        here = program.functions[todo.pop()]
-        found += sum(value.bytes for value in here.values if value.role == "constant")
-        for op in here.ops:
-            for callee in op.callees:
-                if callee not in seen:
-                    seen.add(callee)
-                    todo.append(callee)
-    return found
+    here = (program.functions[name] for name in reached(program.functions, roots))
+    return sum(value.bytes for fn in here for value in fn.values if value.role == "constant")
 
 
 def collectives(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..program import Function, Op, Program, call_order
+from ..program import Function, Op, Program, call_order, reached
 from ..system import PICOSECONDS
 from .costs import OpCosts, OpRow
 from .lanes import Branch
@@ -117,23 +117,13 @@ class Flattener:
 
     def flatten(self) -> dict[str, Flat]:
         """All functions that the entries reach, callees first."""
-        needed = self._reachable()
+        roots = [entry.function for entry in self.program.entries]
+        needed = reached(self.program.functions, roots)
         flats: dict[str, Flat] = {}
         for name in call_order(self.program.functions):
             if name in needed:
                 flats[name] = self._function(name, self.program.functions[name], flats)
         return flats
-
-    def _reachable(self) -> set[str]:
-        found: set[str] = set()
-        todo = [entry.function for entry in self.program.entries]
-        while todo:
-            name = todo.pop()
-            if name not in found:
-                found.add(name)
-                ops = self.program.functions[name].ops
-                todo.extend(callee for op in ops for callee in op.callees)
-        return found
 
     def _function(self, name: str, fn: Function, flats: dict[str, Flat]) -> Flat:
         refs = [NOTHING] * len(fn.values)

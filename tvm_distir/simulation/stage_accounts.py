@@ -94,7 +94,7 @@ class RankAccount:
             value for rank, _, value in self.staged.inputs() if rank == self.rank
         )
         roots = {p.function for k in self.stages for p in self.staged.role_of(k).phases}
-        return inputs, weights + constant_bytes(self.program, sorted(roots))
+        return inputs, weights + constant_bytes(self.program, roots)
 
     def _times(self, starts: Sequence[Ints]) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
         """Unions of when it computes, and of when it communicates."""
