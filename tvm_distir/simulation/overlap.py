@@ -40,9 +40,7 @@ def order_waits(flat: Flat, rows: Sequence[OpRow], blocking: bool) -> Ints:
         return np.zeros((0, 2), np.int64)
     computes = np.array([row.stream == COMPUTE for row in rows], bool)[flat.row]
     started = np.array([row.op.is_start for row in rows], bool)[flat.row]
-    blocks = np.array(
-        [blocking and row.op.kind == "collective" and not row.op.is_start for row in rows], bool
-    )[flat.row]
+    blocks = blocking_rows(rows, blocking)[flat.row]
     task = np.arange(count, dtype=np.int64)
     before = _last_before(computes)
     behind = (started | blocks) & (before >= 0)
@@ -53,6 +51,13 @@ def order_waits(flat: Flat, rows: Sequence[OpRow], blocking: bool) -> Ints:
             np.stack((task[behind], before[behind]), axis=1),
             np.stack((task[held], blocker[held]), axis=1),
         )
+    )
+
+
+def blocking_rows(rows: Sequence[OpRow], blocking: bool) -> npt.NDArray[np.bool_]:
+    """Which ops are collectives that stop the compute stream; ``blocking``: plain ones do."""
+    return np.array(
+        [blocking and row.op.kind == "collective" and not row.op.is_start for row in rows], bool
     )
 
 

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from .costs import OpCosts, OpRow
 from .flat import Flat, Flattener
 from .graph import TaskGraph, build_graph
 from .lanes import DeviceResult, Lane
+from .laps import Laps
 from .result import Result
 from .staged import simulate_stages
 from .timeline import Timeline, seconds
@@ -62,14 +62,7 @@ def simulate(
     DependencyError
         DIST0110 without the native library.
     """
-    clock = time.perf_counter()
-    timings_s: dict[str, float] = {}
-
-    def lap(stage: str) -> None:
-        nonlocal clock
-        now = time.perf_counter()
-        timings_s[stage], clock = now - clock, now
-
+    laps = Laps()
     if program.staged is not None:
         if not fold_devices:
             raise SimulationError(
@@ -83,10 +76,10 @@ def simulate(
     flattener = Flattener(program, costs)
     flats = flattener.flatten()
     graph = build_graph(program, flats, flattener.rows, costs, fold_devices, blocking)
-    lap("build")
+    laps.end("build")
     names = _TaskNames(program, graph, flats, flattener.rows)
     start, end = schedule(graph.tasks, engine, names)
-    lap("schedule")
+    laps.end("schedule")
     finish = int(end.max(initial=0))
     lanes: list[Lane] = []
     devices: list[DeviceResult] = []
@@ -112,9 +105,9 @@ def simulate(
         branches=tuple(flattener.branches),
         lanes=tuple(lanes),
         engine=engine,
-        timings_s=timings_s,
+        timings_s=laps.times_s,
     )
-    lap("account")
+    laps.end("account")
     return result
 
 

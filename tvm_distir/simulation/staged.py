@@ -9,14 +9,13 @@ ops; ops are only counted, and memory summed up, in arrays per rank.
 
 from __future__ import annotations
 
-import time
-
 from ..errors import SimulationError
 from ..program import Program, Staged
 from ..system import System
 from .accounts import Traffic, totals, unmodelled
 from .costs import OpCosts
 from .lanes import DeviceResult, Lane
+from .laps import Laps
 from .rank_state import RankState
 from .result import PipelineResult, Result
 from .stage_accounts import RankAccount
@@ -41,15 +40,9 @@ def simulate_stages(
     engine : str
     blocking : bool
     """
-    clock, timings_s = time.perf_counter(), dict[str, float]()
-
-    def lap(stage: str) -> None:
-        nonlocal clock
-        now = time.perf_counter()
-        timings_s[stage], clock = now - clock, now
-
+    laps = Laps()
     kinds = Kinds(program, staged, system, blocking, engine)
-    lap("build")
+    laps.end("build")
     costs = OpCosts(program, system)
     runs = StageRuns(program, staged, kinds, costs)
     runs.run()
@@ -61,7 +54,7 @@ def simulate_stages(
             place="schedule",
             remedy="Check the numbers of the system and the sizes of the program.",
         )
-    lap("schedule")
+    laps.end("schedule")
     lanes: list[Lane] = []
     devices: list[DeviceResult] = []
     moved: Traffic = {}
@@ -84,7 +77,7 @@ def simulate_stages(
         branches=tuple(dict.fromkeys(b for one in flatteners for b in one.branches)),
         lanes=tuple(lanes),
         engine=engine,
-        timings_s=timings_s,
+        timings_s=laps.times_s,
         pipeline=PipelineResult(
             schedule.kind,
             schedule.stages,
@@ -93,7 +86,7 @@ def simulate_stages(
             _bubble(program, devices, seconds(finish)),
         ),
     )
-    lap("account")
+    laps.end("account")
     return result
 
 

@@ -21,7 +21,7 @@ from ..native import Tasks, schedule
 from ..program import Op
 from .costs import COMM, COMPUTE, RECV, OpRow
 from .flat import NOTHING, Flat
-from .overlap import order_waits
+from .overlap import blocking_rows, order_waits
 
 Ints = npt.NDArray[np.int64]
 
@@ -57,10 +57,7 @@ class Summary:
         self.rows = [*rows, *_PORTS]
         self.stream = np.array([row.stream for row in self.rows], np.int64)[flat.row]
         self.duration = np.array([row.duration_ps for row in self.rows], np.int64)[flat.row]
-        blocks = [
-            blocking and row.op.kind == "collective" and not row.op.is_start for row in self.rows
-        ]
-        self.holds = (self.stream == COMPUTE) | np.array(blocks, bool)[flat.row]
+        self.holds = (self.stream == COMPUTE) | blocking_rows(self.rows, blocking)[flat.row]
         self.timed: list[int] = []
         outer = (flat.use_ref < 0) & (flat.use_ref != NOTHING)
         self.param_task, self.param = flat.use_task[outer], -1 - flat.use_ref[outer]

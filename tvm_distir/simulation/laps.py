@@ -1,0 +1,26 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""How long the simulation's own stages take."""
+
+from __future__ import annotations
+
+import time
+
+
+class Laps:
+    """A clock that stages end one after the other.
+
+    Attributes
+    ----------
+    times_s : dict of str to float
+        Wall-clock seconds by stage.
+    """
+
+    def __init__(self) -> None:
+        self.times_s: dict[str, float] = {}
+        self._last_s = time.perf_counter()
+
+    def end(self, stage: str) -> None:
+        """End a stage; the next one begins."""
+        now_s = time.perf_counter()
+        self.times_s[stage], self._last_s = now_s - self._last_s, now_s
