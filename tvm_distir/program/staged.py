@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,14 +77,14 @@ class Role:
     updates: tuple[tuple[int, int], ...]
     phases: tuple[Phase, ...]
 
-    @property
+    @functools.cached_property
     def carried(self) -> tuple[tuple[int, int], ...]:
         """The ``updates`` that the forward part of a micro-batch makes for the next one."""
         forward = self.phase(FORWARD)
         written = () if forward is None else forward.outputs
         return tuple(pair for pair in self.updates if pair[1] in written)
 
-    @property
+    @functools.cached_property
     def updated(self) -> tuple[tuple[int, int], ...]:
         """The other ``updates``."""
         return tuple(pair for pair in self.updates if pair not in self.carried)
@@ -181,10 +182,15 @@ class Staged:
         """The kind of a stage."""
         return self.roles[self.stages[stage].role]
 
-    def inputs(self) -> Iterator[tuple[int, str, Value]]:
-        """Inputs and weights of the whole step: rank, name and value of each, per rank once."""
+    def inputs(self, only: int | None = None) -> Iterator[tuple[int, str, Value]]:
+        """Inputs and weights of the whole step: rank, name and value of each, per rank once.
+
+        ``only`` those of one rank, where it is given.
+        """
         seen: set[tuple[int, str]] = set()
         for stage, rank in zip(self.stages, self.schedule.rank_of, strict=True):
+            if only not in (None, rank):
+                continue
             role = self.roles[stage.role]
             for name, slot in zip(stage.names, role.params, strict=True):
                 if (rank, name) not in seen:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -77,22 +78,21 @@ class RankAccount:
     def traffic(self, costs: OpCosts) -> Traffic:
         """Collectives of the rank, and messages that it gets."""
         found = traffic(self.program, self.rows, self.counts, self.mesh)
-        for message in self.state.received:
-            edge = message.edge
+        edges = {id(message.edge): message.edge for message in self.state.received}
+        counts = Counter(id(message.edge) for message in self.state.received)
+        for key, edge in edges.items():
             peer = self.staged.schedule.rank_of[edge.source[0]]
             ends = f"{self.program.meshes[peer].name}->{self.mesh.name}"
             _, spent = costs.edge_ps(edge, peer, self.rank)
             add_traffic(
-                found, (self.mesh.name, "send", ends, len(self.mesh.device_ids)), 1,
+                found, (self.mesh.name, "send", ends, len(self.mesh.device_ids)), counts[key],
                 (edge.bytes[1], edge.wire_bytes[1], spent),
             )  # fmt: skip
         return found
 
     def _resident(self) -> tuple[int, int]:
         """Bytes of inputs, and of weights and constants."""
-        inputs, weights = value_bytes(
-            value for rank, _, value in self.staged.inputs() if rank == self.rank
-        )
+        inputs, weights = value_bytes(value for _, _, value in self.staged.inputs(self.rank))
         roots = {p.function for k in self.stages for p in self.staged.role_of(k).phases}
         return inputs, weights + constant_bytes(self.program, roots)
 
