@@ -114,28 +114,29 @@ def _load(arguments: argparse.Namespace, schedule: Any) -> Any:
     from ..frontend import load_model
     from ..plan import data_positions
 
-    model = load_model(arguments.model, batch=arguments.batch)
-    if schedule is None:
-        return model
-    if not arguments.train:
+    if schedule is not None and not arguments.train:
         raise UsageError(
             "DIST0151",
             "stages and micro-batches are those of a training step",
             place=f"tvm-distir {arguments.command}",
             remedy="Add --train.",
         )
-    if schedule.micro_batches == 1 or model.kind == "tvmscript":
-        return model
-    main = model.mod["main"]
-    whole = arguments.batch or int(main.params[data_positions(main)[0]].ty.shape[0])
-    if whole % schedule.micro_batches:
+    parts = 1 if schedule is None else schedule.micro_batches
+    whole = arguments.batch
+    if whole is None or parts == 1:
+        model = load_model(arguments.model, batch=whole)
+        if parts == 1 or model.kind == "tvmscript":
+            return model
+        main = model.mod["main"]
+        whole = int(main.params[data_positions(main)[0]].ty.shape[0])
+    if whole % parts:
         raise UsageError(
             "DIST0152",
-            f"the batch {whole} is no multiple of the {schedule.micro_batches} micro-batches",
+            f"the batch {whole} is no multiple of the {parts} micro-batches",
             place="--batch",
             remedy="Give the whole batch, a multiple of them.",
         )
-    return load_model(arguments.model, batch=whole // schedule.micro_batches)
+    return load_model(arguments.model, batch=whole // parts)
 
 
 def training_step(
