@@ -261,3 +261,36 @@ def test_a_mask_that_is_read_is_refused():
 
     with pytest.raises(ModelError, match=r"DIST0351 main/out: it reads the mask of a dropout"):
         td.train_step(Reading, "mse")
+
+
+@pytest.mark.parametrize("schedule", [None, "gpipe:micro_batches=1"], ids=["once", "stages"])
+@pytest.mark.parametrize(("kind", "data"), [("int64", True), ("float32", True), ("float32", False)])
+def test_a_model_without_dropouts_may_have_a_parameter_of_that_name(kind, data, schedule):
+    """It is data or a weight like any other, and no state."""
+
+    def model(name):
+        types = {"x": ([8, 4], "float32"), name: ([], kind), "w": ([4, 4], "float32")}
+        params = [relax.Var(n, relax.TensorType(*ty)) for n, ty in types.items()]
+        builder = relax.BlockBuilder()
+        with builder.function("main", params):
+            with builder.dataflow():
+                factor = relax.op.astype(params[1], "float32") if kind == "int64" else params[1]
+                product = builder.emit(relax.op.matmul(params[0], params[2]))
+                out = builder.emit_output(relax.op.multiply(product, builder.emit(factor)), "out")
+            builder.emit_func_output(out)
+        mod = builder.get()
+        mod["main"] = mod["main"].with_attr("num_input", 1 + data)
+        return mod
+
+    texts = [
+        td.train_step(model(n), "mse", schedule=schedule).script() for n in ("dropout", "dropped")
+    ]
+    assert texts[0].replace("dropout", "dropped") == texts[1]
+
+
+def test_a_model_with_dropouts_has_its_first_parameter_for_data():
+    """Where nothing says which are: not the state, which is of an integer type."""
+    main = Small["main"].without_attr("num_input")
+    mod = ir.IRModule({"main": main.with_attr("dist.param_names", ["h0", "u", "v"])})
+    step = td.train_step(mod, "mse")
+    assert list(step["main"].attrs["dist.inputs"]) == ["h0", "targets"]

@@ -187,6 +187,11 @@ def test_masters_take_the_update_and_weights_are_rounded():
         assert found[f"{name}.m"].dtype == found[f"{name}.v"].dtype == np.float32
 
 
+def test_stages_that_train_nothing_are_refused_as_a_step_at_once_is():
+    with pytest.raises(ModelError, match=r"DIST0351.*no weight is trained"):
+        td.train_step(Net, "mse", frozen=["*"], schedule="gpipe:stages=2,micro_batches=2")
+
+
 def test_frozen_weights_stay_and_have_no_states():
     step = td.train_step(Net, "mse", "adam", frozen=["b"])
     whole = run(td.train_step(Net, "mse", "adam"), step=3)[1]

@@ -17,12 +17,12 @@ from tvm.script import relax as R
 import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.errors import DistIRError, InfeasibleError
-from tvm_distir.ir import param_names
 from tvm_distir.ir.rewrite import all_bindings, variables
 from tvm_distir.plan import data_positions
 from tvm_distir.runtime import Reference
 from tvm_distir.transform.gradient.automatic import Chain
 from tvm_distir.transform.gradient.functions import Functions
+from tvm_distir.transform.gradient.parameters import Parameters
 from tvm_distir.transform.gradient.recipe import recipe_of
 from tvm_distir.transform.gradient.recompute import (
     Auto,
@@ -214,8 +214,9 @@ def test_the_chain_of_a_model_says_what_simulation_says():
         rate_input=False, frozen=(), recompute="auto", system=A100,
     )  # fmt: skip
     copied = relax.utils.copy_with_new_vars(main)
-    names, data = param_names(main), data_positions(main)
-    writer = StepWriter(copied, names, data, recipe, Functions(model))
+    functions = Functions(model)
+    params = Parameters(copied, data_positions(main), 0, recipe, functions)
+    writer = StepWriter(params, recipe, functions)
     links, gaps = Chain(writer, writer.run(), Auto()).links()
     for policy in [option.policy for option in links[0].options]:
         chosen = tuple(o for link in links for o in link.options if o.policy == policy)

@@ -34,6 +34,11 @@ def is_differentiable(ty: Any) -> bool:
     """Whether a value of a type has a gradient: floats, or a tuple that holds some."""
     if isinstance(ty, relax.TupleType):
         return any(is_differentiable(field) for field in ty.fields)
+    return is_float(ty)
+
+
+def is_float(ty: Any) -> bool:
+    """Whether a type is a tensor of floats."""
     tensor = tensor_type(ty)
     return tensor is not None and "float" in str(tensor.dtype)
 

@@ -46,6 +46,8 @@ class Part:
     last : bool
     mesh : str
         Name of the mesh that it is to lie on; empty where there is one.
+    dropout : Var or None
+        The state of dropouts, of the whole model.
     """
 
     stage: Stage
@@ -57,6 +59,7 @@ class Part:
     layered: frozenset[str]
     last: bool
     mesh: str = ""
+    dropout: Any = None
 
     @property
     def alike(self) -> tuple[Any, ...]:
@@ -154,8 +157,7 @@ class RoleParams:
         self.data_count = len(self.ports.vars)
         weights = [self._like(var) for var in (*stage.weights, *part.unread)]
         own = dict(zip((*stage.weights, *part.unread), weights, strict=True))
-        found = (mine for var, mine in own.items() if part.names[var] == dropouts.DROPOUT)
-        self.dropout: Any = next(found, None)
+        self.dropout = own.get(part.dropout)
         self.args = [*self.activations, *data, *weights[: len(stage.weights)]]
         self.weights: dict[Any, Weight] = {}
         self.totals: dict[Any, Any] = {}

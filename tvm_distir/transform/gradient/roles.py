@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir, relax
-from tvm.relax.op import add, astype, divide, multiply, zeros
+from tvm.relax.op import add, divide, multiply, zeros
 
 from ...ir import (
     ACCUMULATE_PHASE,
@@ -28,8 +28,7 @@ from ...plan import NONE, plain_name
 from ...schedules import ACTIVATION, GRADIENT, PART, TOTAL
 from .dropouts import DROPOUT
 from .functions import tuple_of, without_unread
-from .optimizers import RATE, STEP, cast
-from .reverse import is_differentiable
+from .optimizers import cast
 from .role_params import SQUARES, Part, Ports, RoleParams, summed
 from .role_tools import Tools
 from .scaling import Scaling
@@ -104,7 +103,7 @@ class PartWriter:
     def _body(self) -> None:
         stage, builder = self.part.stage, self.builder
         asked = [True] * len(self.params.activations) + [False] * len(stage.data)
-        asked += [v in self.part.trained and is_differentiable(v.ty) for v in stage.weights]
+        asked += [v in self.part.trained for v in stage.weights]
         if stage.statistics:
             self.pairs.leading[str(stage.function.name_hint)] = len(stage.outputs)
         pair = self.pairs.pair_with(str(stage.function.name_hint), tuple(asked), NONE)
@@ -217,17 +216,10 @@ class PartWriter:
         self._update(updates, totals, squares)
 
     def _update(self, updates: Updates, totals: Mapping[Any, Any], squares: Any) -> None:
-        builder, optimizer = self.builder, self.recipe.optimizer
-        shared = self.scaling.shared(builder, squares)
-        counters: list[tuple[str, Any]] = []
-        if self.params.step is not None:
-            count = builder.emit(add(self.params.step, relax.const(1, "int64")))
-            shared.update(optimizer.begin(builder, builder.emit(astype(count, "float32"))))
-            counters.append((STEP, self.scaling.counted(builder, count, self.params.step)))
-        if self.params.dropout is not None:
-            counters.append((DROPOUT, add(self.params.dropout, relax.const(1, "int64"))))
-        if self.params.rate is not None:
-            shared[RATE] = self.params.rate
+        builder, params = self.builder, self.params
+        shared, counters = self.scaling.shared(builder, squares, params.step, params.rate)
+        if params.dropout is not None:
+            counters.append((DROPOUT, add(params.dropout, relax.const(1, "int64"))))
         new = updates.write(self._groups(totals), shared)
         counters += self.scaling.updated(builder)
         names = [w.name for w in self.weights.values()]

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What gradients are multiplied with: the scale of the loss taken out, and the norm clipped.
+"""What updates share: the factor of gradients (loss scale taken out, norm clipped), step, rate.
 
 A dynamic scale halves when a gradient overflows, and that step changes no weight; it doubles after
 :data:`GROW_EVERY` steps without overflow (Micikevicius et al. 2018, section 3.2).
@@ -12,9 +12,10 @@ import math
 from typing import Any
 
 from tvm import relax
-from tvm.relax.op import add, divide, less, minimum, multiply, sqrt, where
+from tvm.relax.op import add, astype, divide, less, minimum, multiply, sqrt, where
 
 from ...ir.rewrite import scalar
+from .optimizers import RATE, STEP, Shared
 from .recipe import Recipe
 
 FACTOR, FINITE = "factor", "finite"
@@ -70,16 +71,23 @@ class Scaling:
             return scale if dtype == "float32" else relax.op.astype(scale, dtype)
         return None if self.recipe.scale == 1.0 else scalar(self.recipe.scale, dtype)
 
-    def shared(self, builder: relax.BlockBuilder, squares: Any) -> dict[str, Any]:
-        """Emit what updates share.
+    def shared(
+        self, builder: relax.BlockBuilder, squares: Any, step: Any, rate: Any
+    ) -> tuple[Shared, list[tuple[str, Any]]]:
+        """Emit what updates share; return it, and new counters, not emitted yet, with their names.
 
         Parameters
         ----------
         builder : BlockBuilder
         squares : Var or None
             The sum of the squares of all gradients as they come, float32 ().
+        step : Var or None
+            The steps before, int64 ().
+        rate : Var or None
+            The learning rate, float32 ().
         """
         found: dict[str, Any] = {}
+        counters: list[tuple[str, Any]] = []
         factor = self._unscale(builder)
         if self.recipe.clip:
             norm = builder.emit(sqrt(squares))
@@ -93,18 +101,21 @@ class Scaling:
         if self.recipe.dynamic:
             self._finite = builder.emit(less(squares, _f32(math.inf)), FINITE)
             found[FINITE] = self._finite
-        return found
+        if step is not None:
+            count = builder.emit(add(step, relax.const(1, "int64")))
+            wide = builder.emit(astype(count, "float32"))
+            found.update(self.recipe.optimizer.begin(builder, wide))
+            counts = self._finite is not None
+            new = where(self._finite, builder.emit(count), step) if counts else count
+            counters.append((STEP, new))
+        if rate is not None:
+            found[RATE] = rate
+        return found, counters
 
     def _unscale(self, builder: relax.BlockBuilder) -> Any:
         if self.recipe.dynamic:
             return builder.emit(divide(_f32(1.0), self.params[0][1]))
         return None if self.recipe.scale == 1.0 else _f32(1.0 / self.recipe.scale)
-
-    def counted(self, builder: relax.BlockBuilder, new: Any, old: Any) -> Any:
-        """The new value where the step counts, otherwise the old one."""
-        if self._finite is None:
-            return new
-        return where(self._finite, builder.emit(new), old)
 
     def updated(self, builder: relax.BlockBuilder) -> list[tuple[str, Any]]:
         """New states, not emitted yet, with their names."""

@@ -13,18 +13,16 @@ from tvm import ir, relax
 from ...errors import ModelError
 from ...ir import PIPELINE_ATTR, is_private, known_shape, tensor_type
 from ...ir.rewrite import substitute
-from ...plan import Recomputation, plain_name
+from ...plan import Recomputation
 from ...schedules import Pipeline, Schedule, StageNote, SumNote
-from .batch_norms import in_training, is_batch_norm, running_statistics
+from .batch_norms import in_training, is_batch_norm
 from .cutting import Flat
-from .dropouts import DROPOUT, STREAM
 from .functions import Functions, written
-from .objective import Objective
 from .optimizers import RATE, STEP
 from .pairs import Pairs, pure_bindings
+from .parameters import Parameters, check_names
 from .recipe import Recipe
 from .recompute import Auto, Times
-from .reverse import is_differentiable
 from .role_params import SQUARES, Part
 from .role_tools import Tools
 from .roles import LOSS, PartWriter
@@ -40,12 +38,8 @@ class StagedStep:
 
     Parameters
     ----------
-    forward : Function
-        ``main``, with variables of its own.
-    names : sequence of str
-        Of its parameters.
-    data : sequence of int
-        Which of them are data.
+    params : Parameters
+        Of the forward function.
     recipe : Recipe
     functions : Functions
         Of the model; those of the step are added.
@@ -53,28 +47,10 @@ class StagedStep:
     """
 
     def __init__(
-        self,
-        forward: relax.Function,
-        names: Sequence[str],
-        data: Sequence[int],
-        recipe: Recipe,
-        functions: Functions,
-        schedule: Schedule,
+        self, params: Parameters, recipe: Recipe, functions: Functions, schedule: Schedule
     ) -> None:
-        self.forward, self.recipe, self.functions = forward, recipe, functions
+        self.params, self.recipe, self.functions = params, recipe, functions
         self.schedule, self.known = schedule, frozenset(functions.of)
-        self.running = running_statistics(forward)
-        pairs = list(zip(names, forward.params, strict=True))
-        self.stream: Any = pairs.pop()[1] if names[-2:] == [DROPOUT, STREAM] else None
-        self.objective = Objective(recipe.losses, forward, functions.of, functions.variables)
-        self.data = [p for i, p in enumerate(pairs) if i in data and p[0] != DROPOUT]
-        self.data += self.objective.inputs
-        self.others = [p for i, p in enumerate(pairs) if i not in data or p[0] == DROPOUT]
-        floats = [
-            (n, v) for n, v in self.others if is_differentiable(v.ty) and v not in self.running
-        ]
-        recipe.check_frozen([n for n, _ in floats])
-        self.trained = [(n, v) for n, v in floats if recipe.trains(n)]
 
     def run(self, attrs: Any) -> ir.IRModule:
         """Return the module of all stages, with the attribute ``dist.pipeline``.
@@ -126,8 +102,9 @@ class StagedStep:
 
     def _flat(self) -> Flat:
         """The bindings of the model and of its loss."""
-        bindings = pure_bindings(self.forward, "main")
-        params = [*self.forward.params, *(var for _, var in self.objective.inputs)]
+        forward, objective = self.params.forward, self.params.objective
+        bindings = pure_bindings(forward, "main")
+        params = [*forward.params, *(var for _, var in objective.inputs)]
 
         new: dict[Any, Any] = {}
 
@@ -139,16 +116,16 @@ class StagedStep:
                 value = in_training(value) if normed else value
                 env[b.var] = value if is_name else builder.emit(value, str(b.var.name))
                 for k in (3, 4) if normed else ():
-                    if value.args[k] in self.running:
+                    if value.args[k] in self.params.running:
                         statistic = relax.TupleGetItem(env[b.var], k - 2)
                         new[value.args[k]] = builder.emit(statistic, f"{value.args[k].name}_new")
-            output = substitute(self.forward.body.body, env)
-            return builder.emit(self.objective.write(builder, output), LOSS)
+            output = substitute(forward.body.body, env)
+            return builder.emit(objective.write(builder, output), LOSS)
 
         emitted, loss = written(params, write)
-        weights = frozenset(v for _, v in self.others)
+        weights = frozenset(v for _, v in self.params.others)
         statistics = {value: param for param, value in new.items()}
-        return Flat(tuple(params), weights, tuple(emitted), loss, self.stream, statistics)
+        return Flat(tuple(params), weights, tuple(emitted), loss, self.params.stream, statistics)
 
     def _called(self, flat: Flat) -> frozenset[str]:
         """Private functions that the model calls more than once."""
@@ -167,8 +144,8 @@ class StagedStep:
 
     def _parts(self, stages: Sequence[Stage], called: frozenset[str]) -> list[Part]:
         held = Counter(var for stage in stages for var in stage.weights)
-        names = {v: n for n, v in (*self.data, *self.others)}
-        for var in self.running:
+        names = {v: n for n, v in (*self.params.data, *self.params.others)}
+        for var in self.params.running:
             if held[var] > 1:
                 raise ModelError(
                     "DIST0354",
@@ -176,9 +153,9 @@ class StagedStep:
                     place="schedule",
                     remedy="Cut elsewhere (cuts), or give each batch norm statistics of its own.",
                 )
-        trained = frozenset(v for _, v in self.trained)
+        trained = frozenset(v for _, v in self.params.trained)
         shared = frozenset(v for v in trained if held[v] > 1)
-        unread = tuple(v for _, v in self.trained if not held[v])
+        unread = tuple(v for _, v in self.params.trained if not held[v])
         parts, seen = [], set[Any]()
         meshes, ranks = self.schedule.meshes, self.schedule.rank_of
         for number, stage in enumerate(stages):
@@ -196,6 +173,7 @@ class StagedStep:
                     called,
                     number + 1 == len(stages),
                     meshes[ranks[number]] if meshes else "",
+                    self.params.dropout,
                 )
             )
         return parts
@@ -226,7 +204,7 @@ class StagedStep:
                     return new + note[len(old) :]
             return note
 
-        known = {n: set(slots(v.ty)) for n, v in self.trained}
+        known = {n: set(slots(v.ty)) for n, v in self.params.trained}
         known = {n: known.get(n, set()) for n in called}
         return StageNote(
             function,
@@ -235,23 +213,16 @@ class StagedStep:
         )
 
     def _pipeline(self, parts: Sequence[Part], notes: Sequence[StageNote]) -> Pipeline:
-        states = [
-            f"{n}.{slot}" for n, v in self.trained for slot in self.recipe.optimizer.states(v.ty)
-        ]
+        params, slots = self.params, self.recipe.optimizer.states
+        states = [f"{n}.{slot}" for n, v in params.trained for slot in slots(v.ty)]
         scaling = Scaling(self.recipe)
         counters = [STEP] if self.recipe.optimizer.counts else []
         counters += [name for name, _ in scaling.params]
-        data = [n for n, _ in self.data] + ([RATE] if self.recipe.rate_input else [])
-        inputs = [*data, *(n for n, _ in self.others), *states, *counters]
-        twice = [n for n, k in Counter(map(plain_name, inputs)).items() if k > 1]
-        if twice:
-            raise ModelError(
-                "DIST0351",
-                f'a parameter is called "{twice[0]}", as one that the step adds',
-                place="train_step",
-                remedy="Rename it.",
-            )
-        shared = [name for name, var in self.trained if any(var in p.shared for p in parts)]
+        data = [n for n, _ in params.data] + ([RATE] if self.recipe.rate_input else [])
+        inputs = [*data, *(n for n, _ in params.others), *states, *counters]
+        check_names(inputs)
+        held = {n: [k for k, p in enumerate(parts) if v in p.shared] for n, v in params.trained}
+        shared = [name for name, holders in held.items() if holders]
         if self.schedule.stash and (shared or scaling.looks_at_gradients):
             what = (
                 f'"{shared[0]}" is a weight of several stages' if shared else "a norm is asked for"
@@ -262,16 +233,12 @@ class StagedStep:
                 place="schedule/stash",
                 remedy="Leave stash out, or untie the weight and clip nothing.",
             )
-        sums = [
-            SumNote(name, tuple(k for k, part in enumerate(parts) if var in part.shared))
-            for name, var in self.trained
-            if any(var in part.shared for part in parts)
-        ]
+        sums = [SumNote(name, tuple(held[name])) for name in shared]
         if scaling.looks_at_gradients:
             sums.append(SumNote(SQUARES, tuple(range(len(parts)))))
-        trained = {n for n, _ in self.trained}
-        carried = [n for n, v in self.others if v in self.running]
-        updated = [n for n, _ in self.others if n in trained or n == DROPOUT or n in carried]
+        new = {*(v for _, v in params.trained), *params.running, params.dropout}
+        updated = [n for n, v in params.others if v in new]
+        carried = [n for n, v in params.others if v in params.running]
         return Pipeline(
             self.schedule,
             tuple(inputs),
@@ -285,7 +252,9 @@ class StagedStep:
 
     def _sliced(self) -> list[str]:
         """Data that have the batch as their first dim: that of the first one with dims."""
-        shapes = {n: known_shape(v.ty) for n, v in self.data if tensor_type(v.ty) is not None}
+        shapes = {
+            n: known_shape(v.ty) for n, v in self.params.data if tensor_type(v.ty) is not None
+        }
         batch = next((shape[0] for shape in shapes.values() if shape), None)
         return [n for n, shape in shapes.items() if shape and _same(shape[0], batch)]
 

@@ -20,6 +20,7 @@ from .dropouts import with_streams
 from .fixed import warn_of_constants
 from .functions import Functions
 from .objective import TARGETS, unfit
+from .parameters import Parameters
 from .recipe import check_functions, recipe_of
 from .recompute import Auto
 from .staged import StagedStep
@@ -138,21 +139,22 @@ def train_step(
     found = functions.of.get("main")
     if not isinstance(found, relax.Function):
         raise unfit("there is no function main")
-    names = param_names(found)
-    if plain_name(TARGETS) in map(plain_name, names):
+    if plain_name(TARGETS) in map(plain_name, param_names(found)):
         raise unfit(f'a parameter is called "{TARGETS}": the model is a training step already')
-    forward = relax.utils.copy_with_new_vars(found)
     check_functions(
         recipe, [str(gv.name_hint) for gv, fn in relax_functions(given) if is_private(fn)]
     )
     warn_of_constants(given)
-    data = data_positions(found)
+    data, streams = data_positions(given["main"]), len(found.params) - len(given["main"].params)
+
+    def params() -> Parameters:
+        forward = relax.utils.copy_with_new_vars(found)
+        return Parameters(forward, data, streams, recipe, functions)
+
     if stages is not None:
-        staged = StagedStep(forward, names, data, recipe, functions, stages)
-        return staged.run(given.attrs)
+        return StagedStep(params(), recipe, functions, stages).run(given.attrs)
     if isinstance(recipe.recompute, Auto):
-        copied = relax.utils.copy_with_new_vars(found)
-        trial = StepWriter(copied, names, data, recipe, Functions(mod))
+        trial = StepWriter(params(), recipe, Functions(mod))
         recipe = replace(recipe, recompute=decided(trial, recipe.recompute))
-    step = StepWriter(forward, names, data, recipe, functions)
+    step = StepWriter(params(), recipe, functions)
     return functions.module({"main": step.run()}, given.attrs)

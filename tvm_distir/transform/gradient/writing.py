@@ -4,27 +4,25 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from tvm import relax
-from tvm.relax.op import add, astype
+from tvm.relax.op import add
 
 from ...ir import (
     INPUTS_ATTR,
     NUM_INPUT_ATTR,
     PARAM_NAMES_ATTR,
     TRAINING_ATTR,
-    tensor_type,
 )
 from ...plan import Recomputation, plain_name
-from .batch_norms import in_training, is_batch_norm, running_statistics
+from .batch_norms import in_training, is_batch_norm
 from .dropouts import DROPOUT, SEEDS
 from .functions import Functions, without_unread
-from .objective import Objective, unfit
 from .optimizers import RATE, STEP
 from .pairs import Pairs, pure_bindings
+from .parameters import Parameters, check_names
 from .recipe import Recipe
 from .recompute import Auto, Times
 from .reread import Reread
@@ -38,36 +36,27 @@ STEPS = 1000
 
 
 class StepWriter:
-    """Writes the step of one forward function."""
+    """Writes the step of one forward function.
 
-    def __init__(
-        self,
-        forward: relax.Function,
-        names: Sequence[str],
-        data: Sequence[int],
-        recipe: Recipe,
-        functions: Functions,
-    ) -> None:
-        self.forward, self.recipe, self.functions = forward, recipe, functions
-        self.bindings = pure_bindings(forward, "main")
+    Parameters
+    ----------
+    params : Parameters
+        Of the forward function.
+    recipe : Recipe
+    functions : Functions
+        Of the model; those of the step are added.
+    """
+
+    def __init__(self, params: Parameters, recipe: Recipe, functions: Functions) -> None:
+        self.params, self.recipe, self.functions = params, recipe, functions
+        self.bindings = pure_bindings(params.forward, "main")
         self.builder = relax.BlockBuilder()
-        pairs = list(zip(names, forward.params, strict=True))
-        self.data = [p for i, p in enumerate(pairs) if i in data and p[0] != DROPOUT]
-        self.others = [p for i, p in enumerate(pairs) if i not in data or p[0] == DROPOUT]
-        self.objective = Objective(recipe.losses, forward, functions.of, functions.variables)
-        self.inputs = [*self.data, *self.objective.inputs]
+        self.inputs = list(params.data)
         scalar_type = relax.TensorType([], "float32")
         self.rate = relax.Var(RATE, scalar_type) if recipe.rate_input else None
         if self.rate is not None:
             self.inputs.append((RATE, self.rate))
-        self.running = running_statistics(forward)
-        weights = [(n, v) for n, v in self.others if _is_float(v.ty) and v not in self.running]
-        recipe.check_frozen([name for name, _ in weights])
-        self.weights = [
-            self._with_states(Weight(name, var)) for name, var in weights if recipe.trains(name)
-        ]
-        if not self.weights:
-            raise unfit("no weight is trained")
+        self.weights = [self._with_states(Weight(name, var)) for name, var in params.trained]
         self.scaling = Scaling(recipe)
         self.counters = list(self.scaling.params)
         self.step: Any = None
@@ -97,13 +86,11 @@ class StepWriter:
         """Return the step; the functions that it calls are added to those of the model."""
         named = [
             *self.inputs,
-            *self.others,
+            *self.params.others,
             *((n, s) for w in self.weights for n, s in zip(w.names, w.states, strict=True)),
             *self.counters,
         ]
-        twice = [n for n, count in Counter(plain_name(n) for n, _ in named).items() if count > 1]
-        if twice:
-            raise unfit(f'a parameter is called "{twice[0]}", as one that the step adds')
+        check_names(name for name, _ in named)
         builder = self.builder
         with builder.function("main", [var for _, var in named]):
             with builder.dataflow():
@@ -113,8 +100,8 @@ class StepWriter:
         bound = {str(b.var.name) for block in fn.body.blocks for b in block.bindings}
         inputs = [name for name, _ in self.inputs]
         states = {w.name: list(w.names) for w in self.weights if w.names}
-        drawn = {DROPOUT: SEEDS, STEP: STEPS}
-        counters = {name: most for name, most in drawn.items() if name in self.updated}
+        drawn = ((DROPOUT, self.params.dropout, SEEDS), (STEP, self.step, STEPS))
+        counters = {name: most for name, var, most in drawn if var is not None}
         attrs = {
             PARAM_NAMES_ATTR: [name for name, _ in named],
             INPUTS_ATTR: inputs,
@@ -138,8 +125,8 @@ class StepWriter:
         tape = self.tape
         for binding in self.bindings:
             self._forward(tape, binding)
-        output = tape.replaced(self.forward.body.body)
-        loss = tape.output(self.objective.write(tape, output), "loss")
+        output = tape.replaced(self.params.forward.body.body)
+        loss = tape.output(self.params.objective.write(tape, output), "loss")
         reread = Reread(self.builder, wanted, tape.bindings) if self.recipe.reread else None
         gradients = reverse(
             self.builder,
@@ -162,28 +149,23 @@ class StepWriter:
         normed = is_batch_norm(value)
         var = tape.add(binding.var, in_training(value) if normed else value)
         for number, statistic in ((1, value.args[3]), (2, value.args[4])) if normed else ():
-            if statistic in self.running:
+            if statistic in self.params.running:
                 self.statistics[statistic] = relax.TupleGetItem(var, number)
 
     def _updates(self, tape: Tape, gradients: Sequence[Any]) -> list[Any]:
         """New weights in the order of the parameters, then new states, then the counters."""
-        builder, optimizer = self.builder, self.recipe.optimizer
-        updates = Updates(builder, optimizer, self.functions)
+        builder = self.builder
+        updates = Updates(builder, self.recipe.optimizer, self.functions)
         rows = grouped(builder, tape.calls.values(), self.weights, gradients)
         squares = updates.squares(rows) if self.scaling.looks_at_gradients else None
-        shared = self.scaling.shared(builder, squares)
-        counters: list[tuple[str, Any]] = []
-        if self.step is not None:
-            count = builder.emit(add(self.step, relax.const(1, "int64")))
-            shared.update(optimizer.begin(builder, builder.emit(astype(count, "float32"))))
-            counters.append((STEP, self.scaling.counted(builder, count, self.step)))
-        if self.rate is not None:
-            shared[RATE] = self.rate
+        shared, counters = self.scaling.shared(builder, squares, self.step, self.rate)
         new = updates.write(rows, shared)
-        new.update({n: add(v, relax.const(1, "int64")) for n, v in self.others if n == DROPOUT})
-        new.update({n: self.statistics[v] for n, v in self.others if v in self.statistics})
+        if self.params.dropout is not None:
+            new[DROPOUT] = add(self.params.dropout, relax.const(1, "int64"))
+        others = self.params.others
+        new.update({n: self.statistics[v] for n, v in others if v in self.statistics})
         counters += self.scaling.updated(builder)
-        out = [self._named(name, new[name]) for name, _ in self.others if name in new]
+        out = [self._named(name, new[name]) for name, _ in others if name in new]
         out += [self._named(name, new[name]) for w in self.weights for name in w.names]
         return [*out, *(self._named(name, value) for name, value in counters)]
 
@@ -191,8 +173,3 @@ class StepWriter:
         var = self.builder.emit_output(value, plain_name(name) + UPDATED_SUFFIX)
         self.updated[name] = str(var.name)
         return var
-
-
-def _is_float(ty: Any) -> bool:
-    tensor = tensor_type(ty)
-    return tensor is not None and "float" in str(tensor.dtype)
