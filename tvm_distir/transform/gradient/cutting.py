@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,11 @@ import numpy.typing as npt
 from tvm import ir, relax
 
 from ...errors import ModelError, PropagationError, nearest
-from ...ir import known_shape, tensor_type
 from ...ir.rewrite import variables
-from ...ops import size_bytes, work_of
+from ...ops import work_of
 from .functions import Functions
-from .reverse import is_differentiable
+from .recompute import kept_bytes
+from .reverse import is_float
 
 SLACK = 1.05
 """How much dearer than need be the dearest stage may be, where less passes between stages."""
@@ -48,6 +49,7 @@ class Flat:
     stream: Any = None
     statistics: Mapping[Any, Any] = field(default_factory=dict)
 
+    @cached_property
     def anywhere(self) -> set[Any]:
         """Variables that follow from data and constants alone: each stage makes its own."""
         found: set[Any] = set()
@@ -57,12 +59,13 @@ class Flat:
                 found.add(binding.var)
         return found
 
+    @cached_property
     def live(self) -> list[list[Any]]:
         """Per binding the variables that those behind it read, it included, but for parameters.
 
-        What :meth:`anywhere` has is left out.
+        What :attr:`anywhere` has is left out.
         """
-        bound = {b.var for b in self.bindings} - self.anywhere()
+        bound = {b.var for b in self.bindings} - self.anywhere
         now: dict[Any, None] = {}
         found: list[list[Any]] = []
         for binding in reversed(self.bindings):
@@ -74,7 +77,7 @@ class Flat:
 
 
 def cut(flat: Flat, functions: Functions, stages: int, names: Sequence[str]) -> list[int]:
-    """Return the stage of each binding.
+    """Return the number of the last binding of each stage.
 
     Parameters
     ----------
@@ -91,22 +94,9 @@ def cut(flat: Flat, functions: Functions, stages: int, names: Sequence[str]) -> 
     ModelError
         DIST0354 there are fewer values to cut at than asked for, or a named one is none.
     """
-    live = flat.live()
-    good = [bool(alive) and all(map(_passes, alive)) for alive in live]
-    if names:
-        ends = _named(flat, good, names)
-    else:
-        ends = _even(flat, functions, stages, live, good)
-    found, stage = [], 0
-    for number in range(len(flat.bindings)):
-        found.append(stage)
-        if stage < len(ends) and number == ends[stage]:
-            stage += 1
-    return found
-
-
-def _passes(var: Any) -> bool:
-    return tensor_type(var.ty) is not None and is_differentiable(var.ty)
+    good = [bool(alive) and all(is_float(v.ty) for v in alive) for alive in flat.live]
+    ends = _named(flat, good, names) if names else _even(flat, functions, stages, good)
+    return [*ends, len(flat.bindings) - 1]
 
 
 def _named(flat: Flat, good: Sequence[bool], names: Sequence[str]) -> list[int]:
@@ -132,9 +122,7 @@ def _named(flat: Flat, good: Sequence[bool], names: Sequence[str]) -> list[int]:
     return ends
 
 
-def _even(
-    flat: Flat, functions: Functions, stages: int, live: list[list[Any]], good: Sequence[bool]
-) -> list[int]:
+def _even(flat: Flat, functions: Functions, stages: int, good: Sequence[bool]) -> list[int]:
     """Last binding of each stage but the last."""
     work = _Work(functions)
     costs = [work.of(b.value) for b in flat.bindings]
@@ -152,7 +140,7 @@ def _even(
     between = start[None, :] - start[:, None]
     between[np.tril_indices(len(edges))] = np.inf
     bound = max(_fewest(between, stages, np.maximum)[0], 1.0)
-    sent = [0.0, *(float(sum(map(_size, live[i]))) for i in places), 0.0]
+    sent = [0.0, *(float(kept_bytes(flat.live[i])) for i in places), 0.0]
     least = min([n for n in sent if n], default=1.0)
     balanced = (between / bound) ** 2 + np.array(sent)[None, :] / least
     allowed = np.where(between <= bound * SLACK, balanced, np.inf)
@@ -174,12 +162,6 @@ def _fewest(cost: npt.NDArray[np.float64], parts: int, joined: Any) -> tuple[flo
         at = int(arrived[at])
         ends.append(at)
     return float(best[-1]), ends[::-1]
-
-
-def _size(var: Any) -> int:
-    shape = known_shape(var.ty) or ()
-    sizes = tuple(n if isinstance(n, int) else 1 for n in shape)
-    return size_bytes(sizes, str(var.ty.dtype))
 
 
 class _Work:

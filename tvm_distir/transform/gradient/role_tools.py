@@ -10,6 +10,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ...ir import ACCUMULATE_PHASE, PHASE_ATTR, REPEAT_ATTR
+from ...schedules import Schedule
 from .functions import Functions, private_function, tuple_of, written
 from .halves import Splitter
 from .optimizers import cast
@@ -28,14 +29,7 @@ class Tools:
     functions : Functions
         Gets the functions of the phases.
     pairs : Pairs
-    micro_batches : int
-    splits : bool
-        Whether gradients of weights are a phase of their own.
-    stash : bool
-        Whether every micro-batch has an update of its own.
-
-    Attributes
-    ----------
+    schedule : Schedule
     known : frozenset of str
         Names of the model's own functions.
     """
@@ -45,14 +39,11 @@ class Tools:
         recipe: Recipe,
         functions: Functions,
         pairs: Pairs,
-        micro_batches: int,
-        splits: bool,
-        stash: bool,
+        schedule: Schedule,
         known: frozenset[str],
     ) -> None:
         self.recipe, self.functions, self.pairs = recipe, functions, pairs
-        self.micro_batches, self.splits, self.known = micro_batches, splits, known
-        self.stash = stash
+        self.schedule, self.known = schedule, known
         self.splitter = Splitter(functions)
         self._updates: dict[Any, ir.GlobalVar] = {}
 
@@ -63,7 +54,7 @@ class Tools:
     def mark(self, gv: ir.GlobalVar, phase: str) -> None:
         """Note the phase on a function."""
         fn = self.functions.of[str(gv.name_hint)]
-        fn = fn.with_attr(PHASE_ATTR, phase).with_attr(REPEAT_ATTR, self.micro_batches)
+        fn = fn.with_attr(PHASE_ATTR, phase).with_attr(REPEAT_ATTR, self.schedule.micro_batches)
         self.functions.of[str(gv.name_hint)] = fn
 
     def accumulated(

@@ -122,7 +122,7 @@ class PartWriter:
                 gradients[stage.weights[at]] = part
         if loss is not None:  # what the forward part gives comes first
             (total,) = self.tools.accumulated(self.builder, self.title, [loss])
-            count = scalar(1.0 / self.tools.micro_batches, str(total.ty.dtype))
+            count = scalar(1.0 / self.tools.schedule.micro_batches, str(total.ty.dtype))
             self._out(multiply(total, count), LOSS, LOSS)
         for one in given:
             self._out(*one)
@@ -153,7 +153,7 @@ class PartWriter:
         first = [grad] if saved is None else [grad, saved]
         args = [*first, *(self.params.args[i] for i in pair.needed)]
         order = list(range(len(pair.given)))
-        if not self.tools.splits:
+        if not self.tools.schedule.splits_backward:
             self.tools.mark(pair.backward, BACKWARD_PHASE)
             return self._fields(pair.backward, args, "backward", order)
         early = [k for k in order if pair.given[k] < len(self.params.activations)]
@@ -174,7 +174,8 @@ class PartWriter:
 
     def _seed(self, loss: Any) -> Any:
         """Gradient of one micro-batch's loss: the whole one is the mean of all."""
-        dtype, count = str(loss.ty.dtype), 1 if self.tools.stash else self.tools.micro_batches
+        dtype, schedule = str(loss.ty.dtype), self.tools.schedule
+        count = 1 if schedule.stash else schedule.micro_batches
         if not self.recipe.dynamic:
             return self.builder.emit(
                 multiply(scalar(self.recipe.scale / count, dtype), _one(dtype))
@@ -185,7 +186,7 @@ class PartWriter:
     def _end(self, gradients: dict[Any, Any]) -> None:
         """What is done once: sums over micro-batches and stages, then new weights."""
         builder, part = self.builder, self.part
-        phase = EACH_PHASE if self.tools.stash else ACCUMULATE_PHASE
+        phase = EACH_PHASE if self.tools.schedule.stash else ACCUMULATE_PHASE
         terms = list(gradients.values())
         sums = self.tools.accumulated(builder, self.title, terms, phase) if terms else []
         totals = dict(zip(gradients, sums, strict=True))

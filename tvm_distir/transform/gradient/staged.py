@@ -65,16 +65,7 @@ class StagedStep:
         stages = cut_model(flat, self.functions, self.schedule.stage_count, self.schedule.cuts)
         parts = self._parts(stages, called)
         pairs = Pairs(self.functions, self._policies(), Times(self.functions, self.recipe.system))
-        schedule = self.schedule
-        tools = Tools(
-            self.recipe,
-            self.functions,
-            pairs,
-            schedule.micro_batches,
-            schedule.splits_backward,
-            schedule.stash,
-            self.known,
-        )
+        tools = Tools(self.recipe, self.functions, pairs, self.schedule, self.known)
         made: dict[Any, tuple[str, PartWriter]] = {}
         entries: dict[str, relax.Function] = {}
         notes = []
@@ -200,12 +191,11 @@ class StagedStep:
             if colon and name in called:
                 return f"{kind}:{called[name]}"
             for old, new in called.items():
-                if note.startswith(f"{old}.") and note[len(old) + 1 :] in known[old]:
+                if note.startswith(f"{old}.") and note[len(old) + 1 :] in known.get(old, ()):
                     return new + note[len(old) :]
             return note
 
-        known = {n: set(slots(v.ty)) for n, v in self.params.trained}
-        known = {n: known.get(n, set()) for n in called}
+        known = {n: slots(v.ty) for n, v in self.params.trained}
         return StageNote(
             function,
             tuple(map(translated, writer.params.ports.notes)),

@@ -86,21 +86,15 @@ def cut_model(flat: Flat, functions: Functions, stages: int, names: Sequence[str
     ModelError
         DIST0354 see :func:`.cutting.cut`.
     """
-    stage_of = cut(flat, functions, stages, names)
-    live, anywhere = flat.live(), flat.anywhere()
-    ends = [max(i for i, s in enumerate(stage_of) if s == k) for k in range(stages)]
-    outputs = [tuple(live[end]) for end in ends[:-1]] + [(flat.loss,)]
-    # the order in which one stage gives is that in which the next one takes
     made: dict[int, list[ir.GlobalVar]] = {}
-    found = []
-    for k in range(stages):
-        own = [
-            b
-            for b, s in zip(flat.bindings, stage_of, strict=True)
-            if s == k and b.var not in anywhere
-        ]
-        given = outputs[k - 1] if k else ()
-        found.append(_stage(k, flat, own, given, outputs[k], anywhere, functions, made))
+    found: list[Stage] = []
+    first, given = 0, tuple[Any, ...]()
+    for end in cut(flat, functions, stages, names):
+        own = [b for b in flat.bindings[first : end + 1] if b.var not in flat.anywhere]
+        outputs = tuple(flat.live[end]) or (flat.loss,)
+        found.append(_stage(len(found), flat, own, given, outputs, functions, made))
+        # the order in which one stage gives is that in which the next one takes
+        first, given = end + 1, outputs
     return found
 
 
@@ -110,11 +104,10 @@ def _stage(
     own: list[Any],
     given: tuple[Any, ...],
     outputs: tuple[Any, ...],
-    anywhere: set[Any],
     functions: Functions,
     shared: dict[int, list[ir.GlobalVar]],
 ) -> Stage:
-    bindings = [*_needed(flat, own, anywhere), *own]
+    bindings = [*_needed(flat, own), *own]
     first_stream, bindings = from_first_stream(bindings, flat.stream)
     inside = {b.var for b in bindings}
     read = dict.fromkeys(
@@ -132,9 +125,9 @@ def _stage(
     return Stage(gv, given, data, weights, outputs, tuple(statistics), _layers(own), first_stream)
 
 
-def _needed(flat: Flat, own: Sequence[Any], anywhere: set[Any]) -> list[Any]:
+def _needed(flat: Flat, own: Sequence[Any]) -> list[Any]:
     """Bindings of what follows from data and constants that some bindings read, in order."""
-    values = {b.var: b for b in flat.bindings if b.var in anywhere}
+    values = {b.var: b for b in flat.bindings if b.var in flat.anywhere}
     wanted: set[Any] = set()
     waiting = [v for b in own for v in variables(b.value)]
     while waiting:
