@@ -17,7 +17,7 @@ from ...errors import ModelError, PropagationError, nearest
 from ...ir.rewrite import variables
 from ...ops import work_of
 from .functions import Functions
-from .recompute import kept_bytes
+from .recompute import Times, kept_bytes
 from .reverse import is_float
 
 SLACK = 1.05
@@ -168,7 +168,7 @@ class _Work:
     """FLOPs of values, those of a called function with all that it calls."""
 
     def __init__(self, functions: Functions) -> None:
-        self.functions = functions
+        self.functions, self.kernels = functions, Times(functions, None).kernels
         self._of: dict[str, int] = {}
 
     def of(self, value: Any) -> int:
@@ -177,7 +177,7 @@ class _Work:
             return 0
         if not isinstance(value.op, ir.GlobalVar):
             try:
-                return work_of(value).flops
+                return work_of(value, self.kernels, value.ty).flops
             except PropagationError:  # an op without a rule: it counts as one operation
                 return 1
         name = str(value.op.name_hint)
