@@ -12,9 +12,14 @@ from .parts import Op as Op
 from .parts import Value as Value
 from .parts import reached as reached
 from .program import Program as Program
+from .staged import BEGIN as BEGIN
+from .staged import END as END
 from .staged import Edge as Edge
 from .staged import Phase as Phase
 from .staged import Role as Role
 from .staged import Stage as Stage
 from .staged import Staged as Staged
 from .staged import StageSum as StageSum
+from .unit_phases import UPDATE as UPDATE
+from .unit_phases import once_slots as once_slots
+from .unit_phases import unit_phases as unit_phases

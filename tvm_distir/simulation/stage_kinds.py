@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..program import Program, Staged
+from ..program import Program, Staged, once_slots
 from ..system import System
 from .costs import OpCosts
 from .flat import Flattener
-from .stage_units import StageUnit, arriving, once_slots, with_units
+from .stage_units import StageUnit, arriving, with_units
 from .summary import Summary
 
 Ints = npt.NDArray[np.int64]

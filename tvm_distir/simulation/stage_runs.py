@@ -10,12 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SimulationError
-from ..program import Edge, Program, Staged
+from ..program import BEGIN, END, UPDATE, Edge, Program, Staged
 from ..schedules import BACKWARD, FORWARD, RUN, SEND, WEIGHT, Step, Unit, programs
 from .costs import OpCosts
 from .rank_state import Message, RankState, Runs
 from .stage_kinds import Kinds
-from .stage_units import BEGIN, END, UPDATE
 
 Ints = npt.NDArray[np.int64]
 
