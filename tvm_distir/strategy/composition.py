@@ -12,7 +12,16 @@ from tvm import ir
 
 from ..errors import PlanError
 from ..ir import R
-from ..plan import DEFAULT_MESH, MeshSpec, OpenLabels, Plan, PlanRule, labels_text, policies_of
+from ..plan import (
+    DEFAULT_MESH,
+    MeshSpec,
+    OpenLabels,
+    Plan,
+    PlanRule,
+    faults_of_plan,
+    labels_text,
+    policies_of,
+)
 from ..system import System
 from .facts import MeshLike, as_mesh_spec
 from .local_branches import LOCAL_LAYERS, on_branches
@@ -74,7 +83,7 @@ def compose(
     ------
     PlanError
         DIST0230, DIST0231, DIST0235 as :func:`parse`; DIST0232 two strategies contradict each
-        other; what the strategies raise.
+        other; what the strategies raise, of all strategies at once.
     """
     spec = as_mesh_spec(mesh)
     wanted: list[StrategySpec] = []
@@ -142,20 +151,25 @@ def _plans(
     Where those that come after all others cut what another one leaves whole, they have their way.
     """
     plans: dict[int, tuple[str, Plan]] = {}
+    faults = faults_of_plan("strategy")
     for looks in (None, BEFORE, OTHERS):
         for i, one in enumerate(wanted):
             info = find_strategy(one.name)
             if info.looks_at != looks:
                 continue
+            if looks:
+                faults.raise_all()  # what it looks at is not all there
             options = dict(one.options)
             if looks and plans:
                 options[looks] = merge([plans[k] for k in sorted(plans)])
             if system is not None and info.asks_system:
                 options[SYSTEM] = system
-            made = info.function(mod, mesh, **options)
-            if looks == OTHERS:
-                plans = {k: (name, _giving_way(plan, made)) for k, (name, plan) in plans.items()}
-            plans[i] = one.name, made
+            with faults.gathered():
+                made = info.function(mod, mesh, **options)
+                if looks == OTHERS:
+                    plans = {k: (n, _giving_way(plan, made)) for k, (n, plan) in plans.items()}
+                plans[i] = one.name, made
+    faults.raise_all()
     return [plans[i] for i in sorted(plans)]
 
 
@@ -203,13 +217,14 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
     Raises
     ------
     PlanError
-        DIST0232 when two plans fill one axis of a target with different labels, or have
-        different meshes.
+        DIST0232 when two plans fill one axis of a target with different labels (told once for
+        each two plans and axis, of all of these), or have different meshes.
     """
     name, first = plans[0]
     rules: dict[tuple[Any, ...], PlanRule] = {}
     owners: dict[tuple[Any, ...], list[str]] = {}
     said: dict[tuple[Any, ...], list[PlanRule]] = {}
+    conflicts: dict[tuple[int, str, str], PlanError] = {}
     for title, plan in plans:
         if plan.meshes != first.meshes:
             raise PlanError(
@@ -228,7 +243,10 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
                 if label is None:
                     continue
                 if labels[axis] not in (None, label):
-                    raise _conflict(plan.mesh(rule.mesh), rule, old, axis, filled[axis], title)
+                    among = axis, filled[axis], title
+                    if among not in conflicts:
+                        conflicts[among] = _conflict(plan.mesh(rule.mesh), rule, old, *among)
+                    continue
                 labels[axis] = label
                 filled[axis] = filled[axis] or title
             said.setdefault(target, []).append(rule)
@@ -238,6 +256,10 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
                 rules[target] = replace(
                     old, placement=found[0], stationary=stationary, moving=moving
                 )
+    faults = faults_of_plan("strategy")
+    for conflict in conflicts.values():
+        faults.add(conflict)
+    faults.raise_all()
     ring = tuple(axis for _, plan in plans for axis in plan.ring)
     return Plan(first.meshes, tuple(rules.values()), ring=ring)
 

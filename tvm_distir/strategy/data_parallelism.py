@@ -8,7 +8,7 @@ from tvm import ir
 
 from ..errors import PlanError
 from ..ir import R
-from ..plan import MeshSpec, Plan, data_positions
+from ..plan import MeshSpec, Plan, data_positions, faults_of_plan
 from .facts import (
     MeshLike,
     Parameter,
@@ -51,19 +51,24 @@ def data_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "dp") -> Plan:
     MeshError
         DIST0206 when the mesh has no such axis.
     PlanError
-        DIST0233 no data input with a batch; DIST0234 the batch is not divisible by the axis.
+        DIST0233 no data input with a batch; DIST0234 the batch is not divisible by the axis;
+        of all entries at once.
     """
     spec = as_mesh_spec(mesh)
     number = mesh_axis(spec, axis, "data_parallel")
-    rules = []
+    rules, faults = [], faults_of_plan('strategy "data_parallel"')
     for name, fn, rule_name in entries(mod):
         parameters = tensor_parameters(name, fn, rule_name)
         data = data_positions(fn, name)
-        batched = batched_inputs([p for p in parameters if p.position in data], spec, axis, name)
+        batched: list[int] = []
+        with faults.gathered():
+            given = [p for p in parameters if p.position in data]
+            batched = batched_inputs(given, spec, axis, name)
         for parameter in parameters:
             is_data = parameter.position in data
             label = BATCH_DIM if parameter.position in batched else R
             rules.append(parameter_rule(parameter, spec, number, label, stationary=not is_data))
+    faults.raise_all()
     return Plan((spec,), tuple(rules))
 
 

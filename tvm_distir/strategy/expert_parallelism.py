@@ -16,7 +16,7 @@ from tvm import ir, relax
 from ..errors import PlanError
 from ..ir import R, value_types
 from ..ops import rule_of
-from ..plan import MeshSpec, Plan, data_positions
+from ..plan import MeshSpec, Plan, data_positions, faults_of_plan
 from .consumers import Consumers, Use
 from .data_parallelism import BATCH_DIM, batched_inputs
 from .facts import (
@@ -64,28 +64,33 @@ def expert_parallel(mod: ir.IRModule, mesh: MeshLike, axis: str = "ep", data: bo
         DIST0206 when the mesh has no such axis.
     PlanError
         DIST0233 no stacked experts, or no batch; DIST0234 experts or batch are not divisible
-        by the axis.
+        by the axis; of all weights and entries at once.
     """
     spec = as_mesh_spec(mesh)
     number = mesh_axis(spec, axis, "expert_parallel")
     consumers = Consumers(mod)
-    rules, found = [], 0
+    rules, found, faults = [], 0, faults_of_plan('strategy "expert_parallel"')
     for name, fn, rule_name in entries(mod):
         parameters = tensor_parameters(name, fn, rule_name)
         inputs = data_positions(fn, name)
         given = [p for p in parameters if p.position in inputs]
-        batched = batched_inputs(given, spec, axis, name) if data else []
+        batched: list[int] = []
+        if data:
+            with faults.gathered():
+                batched = batched_inputs(given, spec, axis, name)
         for parameter in parameters:
             is_data = parameter.position in inputs
             label = BATCH_DIM if parameter.position in batched else R
             if not is_data:
                 dim = expert_dim(mod, consumers, parameter, fn.params[parameter.position])
                 if dim is not None:
-                    _check_experts(parameter, dim, spec, axis)
                     label, found = dim, found + 1
+                    with faults.gathered():
+                        _check_experts(parameter, dim, spec, axis)
             rules.append(parameter_rule(parameter, spec, number, label, stationary=not is_data))
     if not found:
-        raise _no_experts(mod)
+        faults.add(_no_experts(mod))
+    faults.raise_all()
     return Plan((spec,), tuple(rules))
 
 

@@ -78,6 +78,7 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     consumers = Consumers(mod)
     rules: list[PlanRule] = []
     incomplete: list[PlanError] = []
+    faults = faults_of_plan('strategy "megatron"')
     for name, fn, rule_name in entries(mod):
         data, arriving = data_positions(fn, name), boundary_positions(fn)
         parameters = tensor_parameters(name, fn, rule_name)
@@ -91,7 +92,6 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
             _check_complete(list(known.values()), [p for p in parameters if p.position not in data])
         except PlanError as error:
             incomplete.append(error)
-        faults = faults_of_plan(f"{name} (megatron)")
         for parameter in parameters:
             weight, label = known.get(parameter.position), R
             if sequence and parameter.position in arriving and parameter.ndim == 3:
@@ -101,10 +101,11 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
                     label = _label(weight, spec, axis, consumers)
             stationary = parameter.position not in data
             rules.append(parameter_rule(parameter, spec, number, label, stationary))
-        faults.raise_all()
         if sequence:
             rows = [w for w in known.values() if w.role == "row" and not w.is_bias]
-            rules.extend(sequence_rules(rows, consumers, rule_name, spec, axis))
+            with faults.gathered():
+                rules.extend(sequence_rules(rows, consumers, rule_name, spec, axis))
+    faults.raise_all()
     if incomplete and (Pipeline.of(mod) is None or len(incomplete) == len(entries(mod))):
         raise incomplete[0]  # a stage may have none of these weights, not all of them
     return Plan((spec,), tuple(dict.fromkeys(rules)))

@@ -17,7 +17,7 @@ from tvm import ir
 
 from ..errors import PlanError
 from ..ir import R
-from ..plan import MeshSpec, PlanRule, data_positions
+from ..plan import MeshSpec, PlanRule, data_positions, faults_of_plan
 from ..propagation import TiedDims
 from .facts import (
     Parameter,
@@ -68,17 +68,21 @@ def cut_inputs(
     number = mesh_axis(mesh, axis, strategy)
     seeds: dict[str, dict[int, int]] = {}
     rules: list[PlanRule] = []
+    faults = faults_of_plan(f'strategy "{strategy}"')
     for name, fn, rule_name in entries(mod):
         data = data_positions(fn, name)
         parameters = tensor_parameters(name, fn, rule_name)
         given = [p for p in parameters if p.position in data]
-        cut = _sequence_inputs(given, mesh, axis, dim, name, strategy)
+        cut: list[int] = []
+        with faults.gathered():
+            cut = _sequence_inputs(given, mesh, axis, dim, name, strategy)
         flat = flat_positions(fn)
         seeds[name] = {flat[position]: dim for position in cut}
         for parameter in parameters:
             label = dim if parameter.position in cut else R
             held = parameter.position not in data
             rules.append(parameter_rule(parameter, mesh, number, label, stationary=held))
+    faults.raise_all()
     return seeds, rules
 
 

@@ -16,7 +16,7 @@ from tvm import ir, relax
 
 from ..errors import PlanError
 from ..ir import R
-from ..plan import MeshSpec, Plan, PlanRule, data_positions
+from ..plan import MeshSpec, Plan, PlanRule, data_positions, faults_of_plan
 from .data_parallelism import BATCH_DIM, batched_inputs
 from .facts import (
     MeshLike,
@@ -104,12 +104,14 @@ def stored_in_parts(
             remedy="1 stores optimizer states in parts, 2 gradients too, 3 weights too.",
         )
     rules: list[PlanRule] = []
-    parts = 0
+    parts, faults = 0, faults_of_plan(f'strategy "{strategy}"')
     for name, fn, rule_name in entries(mod):
         parameters = tensor_parameters(name, fn, rule_name)
         inputs = data_positions(fn, name)
         given = [p for p in parameters if p.position in inputs]
-        batched = batched_inputs(given, spec, axis, name)
+        batched: list[int] = []
+        with faults.gathered():
+            batched = batched_inputs(given, spec, axis, name)
         for parameter in given:
             label = BATCH_DIM if parameter.position in batched else R
             rules.append(parameter_rule(parameter, spec, number, label, stationary=False))
@@ -119,7 +121,8 @@ def stored_in_parts(
         parts += sum(r.placement[number] != R for r in stored)
         rules += stored
     if not parts:
-        raise _nothing(entries(mod)[0][0], stage, strategy)
+        faults.add(_nothing(entries(mod)[0][0], stage, strategy))
+    faults.raise_all()
     return Plan((spec,), tuple(rules))
 
 

@@ -99,6 +99,21 @@ def test_a_batch_that_does_not_divide() -> None:
     assert "4 or 8" in info.value.remedy
 
 
+def test_what_does_not_divide_is_told_of_all_entries_and_strategies_at_once() -> None:
+    sizes, functions = {"a": "6", "b": "5", "c": "8"}, {}
+    for name, size in sizes.items():
+        functions.update(module({"num_input": 1}, name, x=size, w="8").functions.items())
+    several, places = ir.IRModule(functions), ["a/x", "b/x"]
+    for text in ("data_parallel", "zero:stage=3"):
+        with pytest.raises(PlanError) as info:
+            strategy.compose(several, {"dp": 4}, text)
+        assert info.value.code == "DIST0234"
+        assert [v.place for v in info.value.violations] == places, text
+    with pytest.raises(PlanError) as info:
+        strategy.compose(several, {"dp": 4, "cp": 7}, "data_parallel+context_parallel:dim=0")
+    assert [v.place for v in info.value.violations] == places * 2
+
+
 @pytest.mark.parametrize(
     "mod",
     [

@@ -136,3 +136,16 @@ def test_errors(
 ) -> None:
     with pytest.raises(error, match=message):
         strategy.make_plan(load(spec), text, axes)
+
+
+def test_batch_and_experts_that_do_not_divide_are_told_at_once() -> None:
+    mod = products("matmul", "transposed")
+    with pytest.raises(PlanError) as info:
+        strategy.expert_parallel(mod, {"ep": 3})
+    assert info.value.code == "DIST0234"
+    found = [(v.place, v.what.split(" 4 is")[0]) for v in info.value.violations]
+    assert found == [
+        ("main/x", "the batch"),
+        ("main/w0", "the number of experts"),
+        ("main/w1", "the number of experts"),
+    ]

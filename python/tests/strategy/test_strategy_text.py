@@ -118,6 +118,14 @@ def test_two_strategies_on_one_axis_contradict(columns: object) -> None:
         strategy.compose(Linear, MESH, "data_parallel:axis=tp+columns")
     assert info.value.code == "DIST0232"
     assert '"data_parallel" wants "R", "columns" wants "S[1]"' in info.value.what
+    with pytest.raises(PlanError) as info:
+        both = "data_parallel:axis=tp+columns+data_parallel:axis=dp+columns:axis=dp"
+        strategy.compose(Linear, MESH, both)
+    assert [(v.code, v.place) for v in info.value.violations] == [("DIST0232", 'param "w"')] * 2
+    assert [
+        'axis "tp"' in info.value.violations[0].what,
+        'axis "dp"' in info.value.violations[1].what,
+    ]
     agreeing = strategy.compose(Linear, MESH, "columns+columns")
     assert agreeing.rules[0].placement == (WHOLE, 1)
 
