@@ -17,6 +17,7 @@ from .frontend import from_tvmscript as from_tvmscript
 from .frontend import load_model as load_model
 from .frontend import zoo as zoo
 from .ir import device_mesh as device_mesh
+from .ir.rewrite import bind_dims as bind_dims
 from .plan import Plan as Plan
 from .program import Program as Program
 from .program import export as export

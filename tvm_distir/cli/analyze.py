@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
 def command_line(arguments: argparse.Namespace) -> str:
     """The command that gives the same analysis again, without its output files."""
     words = ["tvm-distir", arguments.command, arguments.model]
-    for option in ("plan", "strategy", "mesh", "batch", "train", *TRAINING, "system"):
+    for option in ("plan", "strategy", "mesh", "batch", "dim", "train", *TRAINING, "system"):
         value, flag = getattr(arguments, option, None), f"--{option.replace('_', '-')}"
         if value is True:
             words.append(flag)

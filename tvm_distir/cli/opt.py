@@ -10,9 +10,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from .listing import HelpPasses, LateHelp, get_to_work, pass_names
+from .options import add_dim_option
 from .outputs import Outputs
 from .stages import Stopwatch, load_plan, load_system
 from .terminal import put, say
+from .values import parse_dims
 
 
 def add_parser(commands: Any) -> None:
@@ -39,6 +41,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--system", metavar="S", help="a system's name, or a .json file: whose times decide"
     )
+    add_dim_option(parser)
     parser.add_argument("-o", dest="output", metavar="out.py", help="write here, not to stdout")
     parser.add_argument(
         "--print-after-all", action="store_true", help="print the module after each pass to stderr"
@@ -60,6 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..frontend import check_model
     from ..transform import levels_after, parse_passes
 
+    dims = parse_dims(arguments.dim)
     specs = parse_passes(arguments.passes, "-p")
     levels = levels_after(specs, "-p")
     check_model(arguments.input)
@@ -76,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         if system is not None:
             given["system"] = system
         steps = [spec.make(**given) for spec in specs]
-        mod = from_tvmscript(arguments.input)
+        mod = from_tvmscript(arguments.input, dims=dims)
     for spec, step, level in zip(specs, steps, levels, strict=True):
         before, name = mod, spec.name
         with watch.stage(name):

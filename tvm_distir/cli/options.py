@@ -1,16 +1,14 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Options that several commands share, and how their values are read."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
 import argparse
-import math
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..errors import MAX_DEVICES, MAX_INT, DistIRError, MeshError, UsageError, parse_int, shortened
+from ..errors import DistIRError, UsageError
 from .listing import (
     HelpStrategies,
     LateHelp,
@@ -19,9 +17,7 @@ from .listing import (
     strategy_names,
     system_help,
 )
-
-_AXIS = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_REMEDY = "Write axes and sizes, major first: --mesh dp=2,tp=4."
+from .values import MESH_REMEDY, parse_batch, parse_dims, parse_mesh
 
 
 @contextmanager
@@ -36,102 +32,14 @@ def asked_by(option: str, *codes: str) -> Iterator[None]:
         raise UsageError(error.code, error.what, place=place, remedy=error.remedy) from error
 
 
-def parse_mesh(text: str) -> dict[str, int]:
-    """Read ``dp=2,tp=4``.
-
-    Returns
-    -------
-    axes : dict of str to int
-        Sizes by axis name, major first.
-
-    Raises
-    ------
-    UsageError
-        DIST0152 where the text does not have the form ``name=size,...`` or names an axis twice.
-    MeshError
-        DIST0201 for no axis, or a size that is not a positive integer.
-    """
-    if not text.strip():
-        raise MeshError("DIST0201", "the mesh has no axis", place="--mesh", remedy=_REMEDY)
-    axes: dict[str, int] = {}
-    for part in text.split(","):
-        name, equals, size = (word.strip() for word in part.partition("="))
-        if not equals or not _AXIS.fullmatch(name):
-            raise UsageError(
-                "DIST0152",
-                f'"{shortened(part)}" is not an axis and its size',
-                place="--mesh",
-                remedy=_REMEDY,
-            )
-        if name in axes:
-            raise UsageError(
-                "DIST0152",
-                f'the axis "{name}" stands twice',
-                place="--mesh",
-                remedy="Give each axis its own name.",
-            )
-        count = parse_int(size, 1)
-        if count is None:
-            raise MeshError(
-                "DIST0201",
-                f'axis "{name}" has size "{shortened(size)}", which is not a positive integer '
-                f"of at most {MAX_INT}",
-                place="--mesh",
-                remedy=_REMEDY,
-            )
-        axes[name] = count
-    if math.prod(axes.values()) > MAX_DEVICES:
-        raise MeshError(
-            "DIST0201",
-            f"a mesh of {' x '.join(map(str, axes.values()))} devices is too large",
-            place="--mesh",
-            remedy=f"A mesh has at most {MAX_DEVICES:,} devices.",
-        )
-    return axes
-
-
-def parse_batch(text: str | None) -> int | None:
-    """Read the value of ``--batch``: a positive integer."""
-    if text is None:
-        return None
-    batch = parse_int(text, 1)
-    if batch is None:
-        raise UsageError(
-            "DIST0152",
-            f'"{shortened(text)}" is not a positive integer of at most {MAX_INT}',
-            place="--batch",
-            remedy="Give the whole batch, over all devices, e.g. --batch 8.",
-        )
-    return batch
-
-
-def parse_number(text: str, option: str) -> float:
-    """Read a finite number (UsageError DIST0152)."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise UsageError(
-            "DIST0152",
-            f'"{shortened(text)}" is not a number',
-            place=option,
-            remedy=f"Give one, e.g. {option} 1.0.",
-        )
-    return number
-
-
-def parse_seed(text: str) -> int:
-    """Read the value of ``--seed``: an integer from 0 to 2^32 - 1."""
-    seed = parse_int(text, 0, 2**32 - 1)
-    if seed is None:
-        raise UsageError(
-            "DIST0152",
-            f'"{shortened(text)}" is not an integer from 0 to 4294967295',
-            place="--seed",
-            remedy="Give one, e.g. --seed 0.",
-        )
-    return seed
+def add_dim_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--dim``."""
+    parser.add_argument(
+        "--dim",
+        action="append",
+        metavar="NAME=SIZE",
+        help="the size of a symbolic dim, as seq=1024; may be given again",
+    )
 
 
 def add_model_options(parser: argparse.ArgumentParser, system_required: bool = False) -> None:
@@ -160,6 +68,7 @@ def add_model_options(parser: argparse.ArgumentParser, system_required: bool = F
     parser.add_argument(
         "--batch", metavar="N", help="set the batch dimension of the model to N (whole batch)"
     )
+    add_dim_option(parser)
     parser.add_argument(
         "--system",
         action=LateHelp,
@@ -256,6 +165,7 @@ def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
             remedy="Give exactly one of them.",
         )
     arguments.batch = parse_batch(arguments.batch)
+    arguments.dims = parse_dims(arguments.dim)
     _check_training(arguments)
     with asked_by("--mesh", "DIST0201"):
         axes = None if arguments.mesh is None else parse_mesh(arguments.mesh)
@@ -264,7 +174,7 @@ def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
             "DIST0151",
             "--strategy needs a mesh",
             place=f"tvm-distir {arguments.command}",
-            remedy=_REMEDY,
+            remedy=MESH_REMEDY,
         )
     from ..frontend import check_model
 

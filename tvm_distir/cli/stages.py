@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..errors import UsageError
-from .options import asked_by, parse_number
+from .options import asked_by
+from .values import parse_number
 
 
 class Stopwatch:
@@ -136,7 +137,7 @@ def _load(arguments: argparse.Namespace, schedule: Any) -> Any:
             place="--batch",
             remedy="Give the whole batch, a multiple of them.",
         )
-    return load_model(arguments.model, batch=whole // parts)
+    return load_model(arguments.model, batch=whole // parts, dims=arguments.dims)
 
 
 def training_step(

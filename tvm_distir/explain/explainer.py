@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 
 from tvm import ir
@@ -17,6 +18,7 @@ from ..ir import (
     mesh_shape,
     placement_text,
 )
+from ..ir.rewrite import open_dims
 from ..ops import nominal
 from ..plan import Plan
 from ..propagation import Costs, costs_for, propagate
@@ -31,6 +33,9 @@ from .picture import picture
 from .reasons import Reasons
 from .subject import Subject
 from .traffic import conversions, moves_of, price_bytes, traffic_of
+
+_IMMEDIATE = re.compile(r"T\.int64\((-?\d+)\)")
+"""How TVM prints a number in an extent."""
 
 
 def explain(
@@ -90,6 +95,7 @@ class _Explainer:
         self.subject, self.prices = subject, prices
         self.reasons, self.limits = Reasons(subject), Limits(subject)
         self.alternatives = PlacementTrials(subject, self.limits, costs)
+        self.open_dims = tuple(dict.fromkeys(dim.name for dim in open_dims(subject.index.mod)))
 
     def run(self) -> Explanation:
         """Everything, in the order it is printed."""
@@ -97,6 +103,7 @@ class _Explainer:
         local = local_shape(s.value.shape, s.form, mesh_shape(s.mesh))
         local_bytes = math.prod(nominal(n) for n in local) * s.value.item_bytes
         traffic = traffic_of(s.decision)
+        unknown = self.open_dims
         axes = tuple(self.reasons.of(i) for i in range(len(s.axes)))
         title = f"{s.target.specialisation}/{s.target.name}"
         names = mesh_names(s.index.mod)
@@ -105,21 +112,24 @@ class _Explainer:
             function=s.target.function,
             made_by=self._made_by(),
             shape=tuple(str(n) for n in s.value.shape),
-            local_shape=tuple(str(n) for n in local),
+            local_shape=tuple(_IMMEDIATE.sub(r"\1", str(n)) for n in local),
             mesh=names[s.value.mesh],
             mesh_axes=tuple((s.axis_name(i), s.ranks(i)) for i in range(len(s.axes))),
             placement=placement_text(s.form),
-            size_bytes=s.value.size_bytes,
-            bytes_per_device=local_bytes,
+            open_dims=unknown,
+            size_bytes=None if unknown else s.value.size_bytes,
+            bytes_per_device=None if unknown else local_bytes,
             axes=axes,
             dims=tuple(self.limits.dim(d) for d in range(len(s.value.shape))),
             users=tuple(self._users()),
             moves=tuple(self._moves()),
-            alternatives=tuple(self.alternatives.each(traffic, axes)) if self.prices else (),
+            alternatives=()
+            if unknown or not self.prices
+            else tuple(self.alternatives.each(traffic, axes)),
             specialisations=tuple(self._specialisations()),
-            price=price_bytes(traffic, s.decision),
-            cost=cost_bytes(s.decision),
-            wire_bytes=traffic.total_wire_bytes,
+            price=None if unknown else price_bytes(traffic, s.decision),
+            cost=None if unknown else cost_bytes(s.decision),
+            wire_bytes=None if unknown else traffic.total_wire_bytes,
             picture=picture(s.value.shape, s.form, s.mesh),
         )
 
@@ -152,7 +162,10 @@ class _Explainer:
             yield Move(
                 placement_text(have),
                 text,
-                tuple(ExplainedCollective(name, axis, 1, sent) for (name, axis), sent in steps),
+                tuple(
+                    ExplainedCollective(name, axis, 1, None if self.open_dims else sent)
+                    for (name, axis), sent in steps
+                ),
                 tuple(dict.fromkeys(user for user, form in users if form == text)),
             )
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..ir.rewrite import dims_remedy
 from .findings import AxisReason, ChainStep, Dim, ExplainedCollective, Move, OtherPlacement
 
 SCHEMA_VERSION = 1
@@ -32,7 +33,10 @@ class Explanation:
     mesh_axes : tuple of (str, int)
     placement : str
         One label per mesh axis, ``P`` for a partial sum.
-    size_bytes, bytes_per_device : int
+    open_dims : tuple of str
+        Dims of the module's inputs whose sizes are not known. With any there are no bytes and no
+        prices: these are None, and there are no alternatives.
+    size_bytes, bytes_per_device : int or None
     axes : tuple of AxisReason
     dims : tuple of Dim
     users : tuple of (str, str)
@@ -41,9 +45,9 @@ class Explanation:
     alternatives : tuple of OtherPlacement
     specialisations : tuple of (str, str)
         All specialisations of a private function, and the value's placement in each.
-    price, cost : float
+    price, cost : float or None
         Of the whole decision, in bytes on the wire, as in :class:`OtherPlacement`.
-    wire_bytes : int
+    wire_bytes : int or None
         What a device sends in one execution of the whole module.
     picture : str
     """
@@ -56,17 +60,18 @@ class Explanation:
     mesh: str
     mesh_axes: tuple[tuple[str, int], ...]
     placement: str
-    size_bytes: int
-    bytes_per_device: int
+    open_dims: tuple[str, ...]
+    size_bytes: int | None
+    bytes_per_device: int | None
     axes: tuple[AxisReason, ...]
     dims: tuple[Dim, ...]
     users: tuple[tuple[str, str], ...]
     moves: tuple[Move, ...]
     alternatives: tuple[OtherPlacement, ...]
     specialisations: tuple[tuple[str, str], ...]
-    price: float
-    cost: float
-    wire_bytes: int
+    price: float | None
+    cost: float | None
+    wire_bytes: int | None
     picture: str
 
     def to_dict(self) -> dict[str, Any]:
@@ -117,9 +122,8 @@ def _lines(e: Explanation) -> Iterator[str]:
     axes = ", ".join(f"{name}={size}" for name, size in e.mesh_axes)
     yield f"{e.name}: {e.made_by}, shape {_shape(e.shape)}"
     yield f"  placement {e.placement} on {e.mesh} ({axes})"
-    yield (
-        f"  {_shape(e.local_shape)} per device: {e.bytes_per_device:,} of {e.size_bytes:,} bytes"
-    )
+    held = f"{e.bytes_per_device:,} of {e.size_bytes:,} bytes" if e.size_bytes is not None else ""
+    yield f"  {_shape(e.local_shape)} per device: {held or 'its bytes are not known'}"
     if len(e.specialisations) > 1:
         each = "; ".join(f"{name}: {placement}" for name, placement in e.specialisations)
         yield f"  specialisations of {e.function}: {each}"
@@ -147,6 +151,12 @@ def _lines(e: Explanation) -> Iterator[str]:
         yield ""
         yield "Limits"
         yield from _indent(limits)
+    if e.open_dims:
+        sizes = ", ".join(f'"{name}"' for name in e.open_dims)
+        yield ""
+        yield "What is not known"
+        yield f"  the sizes {sizes}: bytes, prices and what is cheapest depend on them"
+        yield f"  {dims_remedy(list(e.open_dims))}"
     if e.alternatives:
         yield ""
         yield "Other placements, as annotations: differences for the whole module, per device"
@@ -197,7 +207,8 @@ def _dim(name: str, dim: int | None) -> str:
 
 
 def _collective(c: ExplainedCollective) -> str:
-    return f"{c.kind} along {c.axis}, {c.wire_bytes:,} bytes"
+    sent = "" if c.wire_bytes is None else f", {c.wire_bytes:,} bytes"
+    return f"{c.kind} along {c.axis}{sent}"
 
 
 def _alternatives(alternatives: Sequence[OtherPlacement]) -> Iterator[str]:

@@ -113,14 +113,14 @@ class ExplainedCollective:
     axis : str
         The mesh axis it runs along.
     count : int
-    wire_bytes : int
-        Sent per device, by ring formulae.
+    wire_bytes : int or None
+        Sent per device, by ring formulae. None: a size is not known.
     """
 
     kind: str
     axis: str
     count: int
-    wire_bytes: int
+    wire_bytes: int | None
 
 
 @dataclass(frozen=True)

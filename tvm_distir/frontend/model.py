@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
-from ..errors import MAX_INT, ModelError, parse_int, shortened
+from ..errors import ModelError
 from . import zoo
 from .spec import ZOO, model_file
 from .tvmscript import from_tvmscript
@@ -46,44 +46,51 @@ class Model:
     read_weights: Callable[[], Weights] = field(default=dict)
 
 
-def load_model(spec: str, batch: int | None = None) -> Model:
+def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | None = None) -> Model:
     """Read the model that a MODEL string names.
 
     Parameters
     ----------
     spec : str
-        ``m.onnx`` or ``m.onnx?seq=128,...`` (sizes of symbolic dims), ``m.py`` or
-        ``m.py::Name``, ``zoo:NAME`` or ``zoo:NAME?key=value,...``.
+        ``m.onnx``, ``m.py`` or ``m.py::Name``, ``zoo:NAME`` or ``zoo:NAME?key=value,...``.
     batch : int, optional
         New batch, for ONNX files and the zoo.
+    dims : mapping of str to int, optional
+        Sizes of symbolic dims, for files.
 
     Raises
     ------
     ModelError
-        DIST0302 a string of no known kind, DIST0304 a kind whose extra is missing, DIST0314 a
-        TVMScript module with a batch; and what the frontends raise.
+        DIST0302 a string of no known kind, DIST0304 a kind whose extra is missing, DIST0313 a
+        size for what has no such dim, DIST0314 a TVMScript module with a batch; and what the
+        frontends raise.
     """
     path = model_file(spec)
     if path is None:
         name, keys = _split_keys(spec.removeprefix(ZOO), spec)
         if batch is not None:
             keys["batch"] = str(batch)
+        for dim, size in (dims or {}).items():
+            raise ModelError(
+                "DIST0313",
+                f'models of the zoo have no dim "{dim}" whose size is open',
+                place=spec,
+                remedy=f"Give sizes as keys: {ZOO}{name}?{dim}={size}; see `td.zoo.{name}`.",
+            )
         return Model(zoo.build(name, keys), name, "zoo")
     suffix = Path(path).suffix.lower()
     if suffix == ".onnx":
-        file, keys = _split_keys(spec, spec)
-        dims = {key: _size(key, value, spec) for key, value in keys.items()}
-        mod = from_onnx(file, batch=batch, dims=dims)
-        return Model(mod, Path(file).stem, "onnx", lambda: load_weights(file, filled=False))
+        mod = from_onnx(path, batch=batch, dims=dims)
+        return Model(mod, Path(path).stem, "onnx", lambda: load_weights(path, filled=False))
     if suffix == ".py":
         if batch is not None:
             raise ModelError(
                 "DIST0314",
                 "the batch of a TVMScript module is written in it",
                 place=spec,
-                remedy="Leave --batch out.",
+                remedy="Leave --batch out; a symbolic dim gets its size by --dim NAME=N.",
             )
-        return Model(from_tvmscript(spec), Path(path).stem, "tvmscript")
+        return Model(from_tvmscript(spec, dims=dims), Path(path).stem, "tvmscript")
     if suffix == ".pt2":
         raise ModelError(
             "DIST0304",
@@ -114,7 +121,7 @@ def from_onnx(
     batch : int, optional
         New size of dim 0 of every data input; constants that pin the old one are rewritten.
     dims : mapping of str to int, optional
-        Sizes for the symbolic dims of the inputs.
+        Sizes for the symbolic dims of the inputs, by name; ``INPUT.INDEX`` for one without.
 
     Returns
     -------
@@ -165,15 +172,3 @@ def _split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:
             raise ModelError("DIST0302", what, place=spec, remedy="Write NAME?key=value,key=value.")
         keys[key] = value
     return name, keys
-
-
-def _size(key: str, value: str, spec: str) -> int:
-    size = parse_int(value, 1)
-    if size is None:
-        raise ModelError(
-            "DIST0302",
-            f"{shortened(key)}={shortened(value)} is no size",
-            place=shortened(spec),
-            remedy=f"Give a positive integer of at most {MAX_INT}.",
-        )
-    return size

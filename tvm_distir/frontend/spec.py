@@ -19,12 +19,12 @@ def model_file(spec: str) -> str | None:
 
     Examples
     --------
-    >>> model_file("m.onnx?seq=128"), model_file("m.py::Name"), model_file("zoo:gpt")
+    >>> model_file("m.onnx"), model_file("m.py::Name"), model_file("zoo:gpt")
     ('m.onnx', 'm.py', None)
     """
     if spec.startswith(ZOO):
         return None
-    return spec.partition("?")[0].partition("::")[0]
+    return spec.partition("::")[0]
 
 
 def check_file(path: str | Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tvm import ir
 from tvm.script.parser.core.error import ParserError
 
 from ..errors import ModelError, nearest
+from ..ir.rewrite import bind_dims
 from .quiet import drop_half_built
 from .spec import check_file
 
@@ -27,7 +29,9 @@ _MODULE_DECORATORS = ("ir_module",)
 _LINE = re.compile(r"<str>:(\d+)")
 
 
-def from_tvmscript(path_or_text: str | Path) -> ir.IRModule:
+def from_tvmscript(
+    path_or_text: str | Path, *, dims: Mapping[str, int] | None = None
+) -> ir.IRModule:
     """Read the module of a TVMScript file or text.
 
     Parameters
@@ -37,10 +41,13 @@ def from_tvmscript(path_or_text: str | Path) -> ir.IRModule:
         itself (recognised by its line breaks). The file may hold imports from ``tvm.script``
         (under any alias), assignments of literals, TVM's ``metadata`` and classes decorated
         with ``I.ir_module``, at any IR level.
+    dims : mapping of str to int, optional
+        Sizes of symbolic dims, as `tvm_distir.bind_dims` takes them.
 
     Raises
     ------
     ModelError
+        DIST0313 a size of no dim;
         DIST0301 no file, DIST0320 no Python, DIST0321 a statement not allowed, DIST0322 no
         module or an unclear one, DIST0323 TVM's parser refuses it; each with the line.
     """
@@ -57,7 +64,7 @@ def from_tvmscript(path_or_text: str | Path) -> ir.IRModule:
         ) from error
     names, classes = _read_statements(tree, place)
     chosen = _choose(classes, wanted, place)
-    return _parse(text, chosen, names, place)
+    return bind_dims(_parse(text, chosen, names, place), dims or {})
 
 
 def _source(path_or_text: str | Path) -> tuple[str, str, str | None]:

@@ -52,7 +52,7 @@ def content(folder: Path) -> dict[str, bytes]:
         f"analyze mlp.onnx {ANALYZE} --report link.onnx",
         f"analyze mlp.onnx {ANALYZE} --report hard.onnx",
         f"analyze link.onnx {ANALYZE} --trace mlp.onnx",
-        f"analyze mlp.onnx?n=8 {ANALYZE} --trace mlp.onnx",
+        f"analyze mlp.onnx --dim n=8 {ANALYZE} --trace mlp.onnx",
         f"analyze mlp.py::Module {ANALYZE} --trace mlp.py",
         f"analyze mlp.py {PLANNED} --trace plan.json",
         "analyze mlp.py --plan out/plan.json --system dgx-a100 -o out",

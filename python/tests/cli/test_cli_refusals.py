@@ -117,7 +117,7 @@ def test_what_a_terminal_gets(
     "command",
     [
         f"analyze missing.onnx {ANALYZE}",
-        f"analyze missing.onnx?n=8 {ANALYZE} --train",
+        f"analyze missing.onnx --dim n=8 {ANALYZE} --train",
         f"analyze missing.py::Module {ANALYZE}",
         f"verify missing.onnx {PLACES} --engine virtual",
         f"deploy missing.onnx {PLACES} -o new",

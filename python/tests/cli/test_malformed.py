@@ -143,9 +143,9 @@ CASES = [
     ("zoo of 100,000 layers", 1, "DIST0332", f"{ZOO}?layers=100000 {STRATEGY} --mesh dp=2"),
     (
         "size of a dim of 5,000 digits",
-        1,
-        "DIST0302",
-        f"analyze mlp.onnx?n={'1' * 5000} --system dgx-a100 {STRATEGY} --mesh dp=2",
+        2,
+        "DIST0152",
+        f"analyze mlp.onnx --dim n={'1' * 5000} --system dgx-a100 {STRATEGY} --mesh dp=2",
     ),
     # Systems, programs, engines.
     (

@@ -18,6 +18,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 
 from ...errors import ModelError
 from ...ir import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
+from ...ir.rewrite import check_sizes
 from ..quiet import drop_half_built, muted_stderr
 from .batch import node_place
 from .evaluate import reason
@@ -62,7 +63,7 @@ def from_onnx(
     batch : int, optional
         New size of dim 0 of every data input; constants that pin the old one are rewritten.
     dims : mapping of str to int, optional
-        Sizes for the symbolic dims of the inputs.
+        Sizes for the symbolic dims of the inputs, by name; ``INPUT.INDEX`` for one without.
 
     Raises
     ------
@@ -75,7 +76,8 @@ def from_onnx(
         path = str(Path(source).resolve())
         model, place, folder = read_model(source), str(source), str(Path(source).parent)
     check_complete(model, place)
-    _check_numbers(batch, dims or {}, place)
+    _check_batch(batch, place)
+    check_sizes(dims or {}, place)
     if model.ir_version < OLDEST_IR:
         raise ModelError(
             "DIST0310",
@@ -96,15 +98,14 @@ def from_onnx(
     return _fold_constants(mod.with_attr(FRONTEND_ATTR, about), place)
 
 
-def _check_numbers(batch: int | None, dims: Mapping[str, int], place: str) -> None:
-    for name, size in [("batch", batch), *dims.items()]:
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise ModelError(
-                "DIST0314" if name == "batch" else "DIST0313",
-                f"{name}={size!r} is no size",
-                place=place,
-                remedy="Give a positive integer.",
-            )
+def _check_batch(batch: int | None, place: str) -> None:
+    if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int) or batch < 1):
+        raise ModelError(
+            "DIST0314",
+            f"batch={batch!r} is no size",
+            place=place,
+            remedy="Give a positive integer.",
+        )
 
 
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]

@@ -16,6 +16,11 @@ from .calls import tensor_args as tensor_args
 from .calls import typed as typed
 from .collector import collector_paused as collector_paused
 from .constants import scalar as scalar
+from .dims import bind_dims as bind_dims
+from .dims import check_sizes as check_sizes
+from .dims import dims_remedy as dims_remedy
+from .dims import open_dims as open_dims
+from .dims import unknown_dim as unknown_dim
 from .functions import callees_first as callees_first
 from .functions import callees_of as callees_of
 from .functions import callers_closure as callers_closure

@@ -12,7 +12,7 @@ from tvm.relax.distributed import DTensorType
 
 from ...errors import LoweringError
 from ...ir import Labels, P, R, known_shape, labels_of, mesh_key, ops, placement_text, static_shape
-from ...ir.rewrite import handle, make_call, substitute
+from ...ir.rewrite import dims_remedy, handle, make_call, open_dims, substitute
 from ...ops import axes_of, sums
 from ...redistribution import Planner, Step
 from .values import WRAP, LegalizedValues, TransferTags
@@ -216,8 +216,10 @@ class Moves:
     def _static(self, source: Any, var: Any, value: Any) -> tuple[int, ...]:
         shape = known_shape(source.ty)
         if shape is None:
-            what = f"the shape {static_shape(source.ty)} is not constant"
-            raise self.values.fault("DIST0502", what, var, value, "Bind its sizes.")
+            dims = ", ".join(str(n) for n in static_shape(source.ty) or ("?",))
+            remedy = dims_remedy([dim.name for dim in open_dims(self.values.builder.get())])
+            what = f"the shape ({dims}) is not constant"
+            raise self.values.fault("DIST0502", what, var, value, remedy)
         return shape
 
     @staticmethod

@@ -22,7 +22,7 @@ from ...ir import (
     placement_text,
     static_shape,
 )
-from ...ir.rewrite import has_dtensor, retyped
+from ...ir.rewrite import dims_remedy, has_dtensor, open_dims, retyped
 from ...native import Member, Reading, make_ports, mentioned, read_module
 from ..branches import restore_branches
 from ..declaration import Rewrite, module_pass
@@ -78,6 +78,18 @@ def _mixed(members: Sequence[Member], context: Context) -> list[str]:
     return [name for name, numbers in where.items() if len(numbers) > 1]
 
 
+def _refuse_open_dims(mod: ir.IRModule, lowered: set[str]) -> None:
+    """Refuse (DIST0502) functions whose parameters have dims of no known size."""
+    dims = [dim for dim in open_dims(mod) if dim.place.partition("/")[0] in lowered]
+    if dims:
+        raise LoweringError(
+            "DIST0502",
+            f'the size "{dims[0].name}" of dim {dims[0].dim} is not known',
+            place=dims[0].place,
+            remedy=dims_remedy([dim.name for dim in dims]),
+        )
+
+
 def lower(mod: ir.IRModule) -> ir.IRModule:
     """Apply :func:`LowerDistIR`."""
     members = read_module(mod)
@@ -90,6 +102,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
             place="LowerDistIR",
             remedy="Run PropagateSharding and LegalizeRedistribute first.",
         )
+    _refuse_open_dims(mod, {member.name for member in members if has_dtensor(member.fn)})
     context = _context(mod)
     mixed = _mixed(members, context)
     for name in mixed:
