@@ -125,7 +125,7 @@ def _load(arguments: argparse.Namespace, schedule: Any) -> Any:
     parts = 1 if schedule is None else schedule.micro_batches
     whole = arguments.batch
     if whole is None or parts == 1:
-        model = load_model(arguments.model, batch=whole)
+        model = load_model(arguments.model, batch=whole, dims=arguments.dims)
         if parts == 1 or model.kind == "tvmscript":
             return model
         main = model.mod["main"]
