@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "ffi/array.h"
+#include "solver/arguments.h"
 
 namespace tvm_distir {
 namespace {
@@ -21,12 +22,6 @@ using tvm::ffi::Shape;
 using tvm::ffi::TensorView;
 
 constexpr int64_t kMostBits = 62;
-
-Ints Listed(const Int64View& view) {
-  Ints values;
-  for (int64_t i = 0; i < view.size(); ++i) values.push_back(view[i]);
-  return values;
-}
 
 }  // namespace
 

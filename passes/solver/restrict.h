@@ -20,7 +20,6 @@ struct Restricted {
   bool feasible = true;         // false: the states left of some variables exclude each other
 };
 
-// `states`: what is left of each variable, ascending. Variables keep their numbers.
 // A labelling of least cost, in the states of the problem.
 struct Optimum {
   bool narrow = false;    // false: elimination would join a bucket of more than `limit` entries
@@ -31,6 +30,7 @@ struct Optimum {
 Optimum Optimise(Tables* tables, const Problem& problem, const std::vector<Ints>& states,
                  int64_t limit);
 
+// `states`: what is left of each variable, ascending. Variables keep their numbers.
 Restricted Restrict(Tables* tables, const Problem& problem, const std::vector<Ints>& states);
 
 }  // namespace tvm_distir
