@@ -1,0 +1,55 @@
+// Licensed under the Apache License, Version 2.0; see LICENSE.
+// SPDX-License-Identifier: Apache-2.0
+//
+// Units of work on ranks, and messages between them.
+//
+// A rank runs templates in order, each for a micro-batch; a template is a list of steps. What units
+// hand to each other lies in cells: of a slot of a stage there is one per micro-batch, and one more
+// for what is there once. A rank goes on until the message it needs next has not been sent yet.
+
+#ifndef TVM_DISTIR_PASSES_SIMULATE_UNITS_H_
+#define TVM_DISTIR_PASSES_SIMULATE_UNITS_H_
+
+#include <cstdint>
+
+#include "simulate/functions.h"
+
+namespace tvm_distir {
+namespace simulate {
+
+// What a step does. A place is a cell and a stride: the cell of micro-batch i is cell + stride * i.
+enum StepKind : int64_t {
+  kRun = 0,   // kind, first cell of the stage
+  kCopy = 1,  // from cell, stride, to cell, stride
+  kSend = 2,  // edge, cell, stride
+  kRecv = 3,  // edge, cell, stride
+};
+
+constexpr int64_t kStepColumns = 5;
+
+struct Units {
+  // Per kind its function, and the places of its parameters and results behind the stage's first.
+  Ints kind_function, kind_places;
+  // Steps; per template where its steps begin, and end.
+  Ints steps, template_begin;
+  // Per rank where its programs begin, and end; rows of template and micro-batch.
+  Ints program_begin, programs;
+  // Rows of receiving rank and duration.
+  Ints edges;
+  int64_t cells, micros;  // micros: cells of a slot
+};
+
+struct Ran {
+  Ints times;     // of the ports of each run, ranks in turn
+  Ints finish;    // per rank, when its streams are free: compute, communication, host, sends
+  Ints sent;      // per edge and micro-batch the start of its message, or -1
+  Ints position;  // per rank, how many of its programs it ended
+};
+
+// Runs all ranks as early as possible.
+Ran RunUnits(Functions* functions, const Units& units);
+
+}  // namespace simulate
+}  // namespace tvm_distir
+
+#endif  // TVM_DISTIR_PASSES_SIMULATE_UNITS_H_

@@ -1,0 +1,176 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Max-plus maps: by hand, and random functions and pipelines against their flat task graphs.
+
+``scripts/prove_simulation.py`` runs 2,000 functions and 300 pipelines.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from random_maps import Functions
+from random_pipelines import Pipeline, starts_of
+from simulation_proof import differing_functions, differing_pipelines
+
+from tvm_distir.errors import InternalError, SimulationError
+from tvm_distir.native import (
+    AFTER,
+    COMM_PORT,
+    FREE,
+    HOLDS,
+    LATEST,
+    NEVER,
+    SETTLED,
+    SYNC,
+    FunctionTable,
+    load_library,
+    maps_of,
+)
+
+ENGINES = ("native", "reference")
+
+
+def one(params, values, ops, results=()):
+    made = Functions()
+    made.add(params, values, ops, list(results))
+    return made.table
+
+
+def starts(table, engine, function=0, times=(0, 0, 0)):
+    maps = maps_of(table, engine)
+    row = [*times, *([NEVER] * len(maps.ports(function)))]
+    return maps.expand(function, np.array([row], np.int64))[0].tolist()
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_compute_and_communication_run_beside_each_other(engine):
+    ops = [
+        (0, 0, 5, 0, -1, [], [0]),
+        (COMM_PORT, 0, 10, 0, -1, [0], [1]),
+        (0, 0, 3, 0, -1, [0], []),
+        (0, 0, 1, 0, -1, [1], []),
+    ]
+    assert starts(one(0, 2, ops), engine) == [0, 5, 5, 15]
+    assert starts(one(0, 2, ops), engine, times=(2, 9, 0)) == [2, 9, 7, 19]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("flags", "wanted"), [(0, [0, 0, 5]), (AFTER, [0, 5, 5]), (HOLDS, [0, 5, 15])]
+)
+def test_order_of_communication(engine, flags, wanted):
+    ops = [
+        (0, 0, 5, 0, -1, [], []),
+        (COMM_PORT, flags, 10, 0, -1, [], []),
+        (0, 0, 1, 0, -1, [], []),
+    ]
+    assert starts(one(0, 0, ops), engine) == wanted
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_host_issues_one_op_after_the_other(engine):
+    """Short ops wait for their launch (4); a long one hides that of those behind it."""
+    ops = [(0, 0, duration, 4, -1, [], []) for duration in (1, 1, 20, 1, 1)]
+    assert starts(one(0, 0, ops), engine) == [4, 8, 12, 32, 33]
+    ops[2] = (0, SYNC, 20, 4, -1, [], [])
+    assert starts(one(0, 0, ops), engine) == [4, 8, 12, 36, 40]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_call_is_its_ops(engine):
+    made = Functions()
+    layer = [(0, 0, 2, 0, -1, [0], [1]), (COMM_PORT, 0, 3, 0, -1, [1], [2])]
+    made.add(1, 3, layer, [2])
+    calls = [(0, 0, 0, 0, 0, [k], [k + 1]) for k in range(3)]
+    made.add(1, 4, calls, [3])
+    maps = maps_of(made.table, engine)
+    maps.open(1, [FREE])
+    assert maps.tasks(1) == 6
+    assert maps.ports(1) == [0]
+    assert maps.expand(1, np.array([[0, 0, 0, 7]], np.int64)).tolist() == [[7, 9, 12, 14, 17, 19]]
+    assert maps.matrix(1)[:, 3].tolist() == [12, 15, NEVER, 15]
+
+
+def test_operands_that_compute_has_waited_for_are_no_ports():
+    """A compute op waits for what the stream has waited for; a collective need not."""
+    table = one(2, 2, [(0, 0, 1, 0, -1, [0], []), (COMM_PORT, 0, 1, 0, -1, [1], [])])
+    for classes, ports in (
+        ([SETTLED, SETTLED], [1]), ([FREE, SETTLED], [0, 1]), ([SETTLED, 0], []),
+    ):  # fmt: skip
+        maps = maps_of(table)
+        maps.open(0, classes)
+        assert maps.ports(0) == ports
+    assert maps.apart(0) == [False, True]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_times_that_do_not_fit(engine):
+    made = Functions()
+    made.add(0, 0, [(0, 0, LATEST // 2, 0, -1, [], [])], [])
+    made.add(0, 0, [(0, 0, 0, 0, 0, [], [])] * 3, [])
+    with pytest.raises(SimulationError, match="DIST0721"):
+        maps_of(made.table, engine).busy(
+            np.array([1]), np.zeros(3, np.int64), *[np.zeros(0, np.int64)] * 2
+        )
+
+
+def test_wrong_tables_are_refused():
+    good = [0, 0, 3, 0, -1, 0, 0]
+    for at, value, what in ((0, 2, "a stream"), (2, -1, "a duration"), (4, 0, "a callee")):
+        row = [*good]
+        row[at] = value
+        with pytest.raises(ValueError, match=what):
+            maps_of(FunctionTable([0, 0, 1, 0], row))
+    with pytest.raises(ValueError, match="more are needed"):
+        maps_of(FunctionTable([0, 0, 2, 0], good))
+    with pytest.raises(ValueError, match="an operand"):
+        maps_of(FunctionTable([0, 0, 1, 0], [*good[:5], 1, 0], [0]))
+    with pytest.raises(ValueError, match="results"):
+        load_library()["simulation"](*[np.array(x, np.int64) for x in ([0, 0, 0, 1], *[[]] * 4)])
+    with pytest.raises(InternalError):
+        maps_of(FunctionTable(), "none")
+
+
+def test_random_functions():
+    assert differing_functions(range(60)) == (60, [])
+
+
+def test_random_pipelines():
+    assert differing_pipelines(range(20)) == (20, [])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_time_in_which_ranks_are_busy(seed):
+    pipeline = Pipeline(random.Random(seed), seed % 2 == 1)
+    found = []
+    for engine in ENGINES:
+        maps = maps_of(pipeline.functions.table, engine)
+        units = pipeline.units(maps)
+        ran = maps.run(units)
+        _, steps, begin = units.runs()
+        functions = units.kind_function[units.steps[steps, 1]]
+        ports = np.array([3 + len(maps.ports(f)) for f in functions.tolist()])
+        at = np.concatenate(([0], np.cumsum(ports)))[begin]
+        sent = np.array([[5, 9], [7, 30], [40, 40]], np.int64).ravel()
+        found.append(
+            [
+                maps.busy(functions[a:b], ran.times[c:d], np.zeros(0, np.int64), sent)
+                for a, b, c, d in zip(begin, begin[1:], at, at[1:])
+            ]
+        )
+        assert starts_of(maps, units)
+    assert found[0] == found[1]
+    assert all(both <= min(compute, comm) for compute, comm, both in found[0])
+
+
+def test_ranks_that_wait_for_each_other():
+    pipeline = Pipeline(random.Random(3), False)
+    for engine in ENGINES:
+        maps = maps_of(pipeline.functions.table, engine)
+        units = pipeline.units(maps)
+        first = units.programs[: units.program_begin[1]]
+        first[:] = first[::-1].copy()
+        assert maps.run(units).position[0] < units.program_begin[1]

@@ -1,0 +1,103 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Units of work on ranks, and messages between them, as arrays.
+
+What units hand to each other lies in *cells*: of a slot of a stage there is one per micro-batch, in
+order, and behind them one for what is there once. A *place* is a cell and a stride: for
+micro-batch i the cell ``cell + stride * i``. Cells begin with what is there all along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+RUN, COPY, SEND, RECV = range(4)
+"""Steps: run a kind of unit, its places counted from a cell; copy a place to another; send a
+message from a place; take one into a place, for which a rank waits until it was sent."""
+
+RANK_STREAMS = 4
+"""Streams of a rank: compute, communication, host, sends."""
+
+
+@dataclass(frozen=True)
+class Units:
+    """What ranks run.
+
+    Attributes
+    ----------
+    kind_function : int64 array (kinds,)
+        Function of each kind of unit.
+    kind_places : int64 array
+        Per kind the places of its function's parameters, then of its results.
+    steps : int64 array (steps, 5)
+        Kind of step, and: number of the kind of unit, first cell; place, place; edge, place.
+    template_begin : int64 array (templates + 1,)
+        Template t is ``steps[template_begin[t] : template_begin[t + 1]]``.
+    program_begin : int64 array (ranks + 1,)
+        Rank r runs ``programs[program_begin[r] : program_begin[r + 1]]`` in turn.
+    programs : int64 array (n, 2)
+        Template, and micro-batch.
+    edges : int64 array (edges, 2)
+        Rank that takes the messages, and their duration.
+    cells : int
+    micros : int
+        Cells of a slot: micro-batches and 1.
+    """
+
+    kind_function: Ints
+    kind_places: Ints
+    steps: Ints
+    template_begin: Ints
+    program_begin: Ints
+    programs: Ints
+    edges: Ints
+    cells: int
+    micros: int
+
+    def runs(self) -> tuple[Ints, Ints, Ints]:
+        """All runs, those of each rank in turn: template, number in its template, kind; 1-based.
+
+        Returns
+        -------
+        program, step : int64 arrays (runs,)
+            Row of ``programs``, row of ``steps``.
+        begin : int64 array (ranks + 1,)
+            Where the runs of each rank begin, and end.
+        """
+        is_run = self.steps[:, 0] == RUN
+        before = np.concatenate(([0], np.cumsum(is_run)))
+        first, last = before[self.template_begin[:-1]], before[self.template_begin[1:]]
+        counts = (last - first)[self.programs[:, 0]]
+        ends = np.cumsum(counts)
+        program = np.repeat(np.arange(counts.size), counts)
+        within = np.arange(program.size) - np.repeat(ends - counts, counts)
+        step = np.flatnonzero(is_run)[first[self.programs[program, 0]] + within]
+        begin = np.concatenate(([0], ends))[self.program_begin]
+        return program, step, begin
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of it.
+
+    Attributes
+    ----------
+    times : int64 array
+        Of the ports of each run, those of each rank in turn.
+    finish : int64 array (ranks, 4)
+        When its streams are free: compute, communication, host, sends.
+    sent : int64 array (edges, micros)
+        Start of each message, -1 where there is none.
+    position : int64 array (ranks,)
+        How many of its programs each rank ended; fewer where ranks wait for each other.
+    """
+
+    times: Ints
+    finish: Ints
+    sent: Ints
+    position: Ints
