@@ -23,6 +23,7 @@ from .program import Program as Program
 from .program import export as export
 from .runtime import ShardedArray as ShardedArray
 from .runtime import run as run
+from .search import label as label
 from .simulation import simulate as simulate
 from .system import System as System
 from .transform import distribute as distribute

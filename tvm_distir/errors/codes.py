@@ -43,6 +43,7 @@ CODES: dict[str, str] = {
     "DIST0234": "a size of the model is not divisible as a strategy needs it",
     "DIST0235": "a strategy text cannot be read",
     "DIST0236": "a schedule of stages and micro-batches is wrong",
+    "DIST0237": "search: labels are decided on one mesh, and there are several",
     # 03xx: frontends
     "DIST0301": "a model file is missing or cannot be read",
     "DIST0302": "a MODEL string is of no known kind",
@@ -144,6 +145,7 @@ CODES: dict[str, str] = {
     # 08xx: infeasible
     "DIST0801": "no placement found keeps little enough on each device",
     "DIST0802": "a training step does not fit, whatever is made again",
+    "DIST0803": "search: what is asked for excludes everything",
     # 09xx: our bugs
     "DIST0901": "an internal error: a bug of the plugin",
     "DIST0902": "a result of ours is not a finite number",

@@ -14,6 +14,7 @@ from .factor import Factor as Factor
 from .factor import Rule as Rule
 from .factor import Work as Work
 from .inference import register_inference as register_inference
+from .kernels import VIEWS as VIEWS
 from .kernels import Kernel as Kernel
 from .kernels import kernel_of as kernel_of
 from .lookup import rule_of as rule_of

@@ -9,9 +9,13 @@ from .explore import Footprint as Footprint
 from .explore import Labels as Labels
 from .explore import Pin as Pin
 from .explore import Trial as Trial
+from .instances import Instances as Instances
 from .module import PlacedModule as PlacedModule
+from .reach import Reach as Reach
+from .reach import Reacher as Reacher
 from .solve import Costs as Costs
 from .tied import TiedDims as TiedDims
 from .tied import tied_dims as tied_dims
+from .unify import Unifier as Unifier
 from .weights import costs_for as costs_for
 from .weights import main_dtype as main_dtype

@@ -10,6 +10,7 @@ import tvm
 from tvm import ir
 
 from ..plan import Plan
+from ..propagation import Decision
 from ..system import System
 from .registry import passes_for
 from .spec import PassSpec
@@ -21,16 +22,21 @@ def pipeline(
     system: System | str | None = None,
     bucket_bytes: int | None = None,
     overlap: System | str | None = None,
+    decision: Decision | None = None,
 ) -> tvm.transform.Sequential:
     """The named pipeline: annotate, propagate, legalize, optimize, lower; ``RingAttention`` for a
     plan with rings.
 
     After it, where asked for, ``BucketReductions`` and ``BucketGathers``, and
-    ``SplitCollectives`` with ``ScheduleCollectives``; see :func:`distribute`.
+    ``SplitCollectives`` with ``ScheduleCollectives``; see :func:`distribute`. With a ``decision``
+    about a module at level 2 the passes begin with the one that writes it.
     """
     wanted: list[tuple[str, dict[str, Any]]] = [
         (name, {**given, "system": system}) for name, given in passes_for(plan)
     ]
+    if decision is not None:
+        wanted = [(name, given) for name, given in wanted if name != "annotate"]
+        wanted[0] = (wanted[0][0], {**wanted[0][1], "decision": decision})
     if bucket_bytes is not None:
         wanted += [(name, {"bucket_bytes": bucket_bytes}) for name in ("bucket", "bucket-gathers")]
     if overlap is not None:

@@ -13,8 +13,10 @@ from .cost import Conversions as Conversions
 from .cost import Costs as Costs
 from .cost import conversion_kind as conversion_kind
 from .cost import sent_inside as sent_inside
+from .exact import Solution as Solution
 from .exact import Starts as Starts
 from .exact import minimise as minimise
+from .ilp import integer_optimum as integer_optimum
 from .kept import give_back as give_back
 from .kept import take as take
 from .problem import AxisProblem as AxisProblem

@@ -89,7 +89,13 @@ def _structure(problem: Problem) -> Hashable:
 
 
 def minimise(
-    tables: Tables, problem: Problem, limit: int, place: str, starts: Starts | None = None
+    tables: Tables,
+    problem: Problem,
+    limit: int,
+    place: str,
+    starts: Starts | None = None,
+    gap: float = 0.0,
+    constant: int = 0,
 ) -> Solution:
     """Minimise a problem.
 
@@ -103,6 +109,10 @@ def minimise(
         For messages.
     starts : Starts, optional
         Of problems like this one.
+    gap : float
+        A labelling will do whose cost is proved to be at most this share above the least.
+    constant : int
+        What is added to all costs, of which ``gap`` is a share too.
 
     Raises
     ------
@@ -119,7 +129,8 @@ def minimise(
     at = {v: i for i, v in enumerate(kept)}
     factors = {tuple([at[v] for v in scope]): t for scope, t in done.factors.items()}
     core = paired(tables, Problem([problem.domains[v] for v in kept], factors))
-    found = _Core(tables, core, limit, place, starts or Starts()).solve()
+    enough = (gap, constant + done.constant)
+    found = _Core(tables, core, limit, place, starts or Starts(), enough).solve()
     for v, value in zip(kept, found.values):
         values[v] = value
     return Solution(tables.decode(done, values), found.gap, found.feasible and done.feasible)
@@ -151,10 +162,16 @@ class _Core:
     """A problem of pairs that is too wide to be eliminated as it is."""
 
     def __init__(
-        self, tables: Tables, problem: Problem, limit: int, place: str, starts: Starts
+        self,
+        tables: Tables,
+        problem: Problem,
+        limit: int,
+        place: str,
+        starts: Starts,
+        enough: tuple[float, int] = (0.0, 0),
     ) -> None:
         self.tables, self.problem, self.limit, self.place = tables, problem, limit, place
-        self.starts = starts
+        self.starts, self.enough = starts, enough
 
     def solve(self) -> Solution:
         """Raise the bound and drop states until the rest can be eliminated."""
@@ -170,8 +187,8 @@ class _Core:
             bound, best = dual.round()
             if bound > most:
                 return self._nothing()
-            if bound >= best:
-                return self._kept(dual, Solution(dual.labels(), 0, True))
+            if bound >= best or self._near(bound, best):
+                return self._kept(dual, Solution(dual.labels(), max(0, best - bound), True))
             if first and best < INFINITE:  # finer units, now that costs are known to be small
                 first, labels = False, dual.labels()
                 dual = self.tables.dual(self.problem, best)
@@ -192,6 +209,11 @@ class _Core:
         states = dual.prune()
         found = self._eliminated(states, self.limit)
         return self._kept(dual, found or self._integer(dual, states, bound))
+
+    def _near(self, bound: int, best: int) -> bool:
+        """Whether a labelling is near enough to the least cost."""
+        share, constant = self.enough
+        return best < INFINITE and best - bound <= share * (best + constant)
 
     def _kept(self, dual: Dual, found: Solution) -> Solution:
         self.starts.keep(self.problem, found.values, dual)

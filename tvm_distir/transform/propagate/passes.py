@@ -22,6 +22,7 @@ def PropagateSharding(
     costs: Costs | None = None,
     memory_bytes: int | None = None,
     system: System | str | None = None,
+    decision: Decision | None = None,
 ) -> Rewrite:
     """Give every tensor a mesh and a placement, private functions included.
 
@@ -42,6 +43,9 @@ def PropagateSharding(
 
     system : System or str, optional
         Where no costs are given: they are in proportion to the times of this system.
+    decision : Decision, optional
+        What was decided elsewhere about this very module, of which no branch is left to lift; it
+        is written, and nothing is decided.
 
     Raises
     ------
@@ -52,6 +56,8 @@ def PropagateSharding(
     """
 
     def run(mod: ir.IRModule) -> ir.IRModule:
+        if decision is not None:
+            return sink_conversions(ModuleRewriter(mod, decision).run())
         mod = lift_branches(mod)
         return sink_conversions(
             ModuleRewriter(mod, propagate(mod, costs, memory_bytes, system)).run()

@@ -1,0 +1,264 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Joint labelling of one mesh: exact, bounded, executed, within memory."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tvm.script import ir as I
+from tvm.script import relax as R
+
+import tvm_distir as td
+from tvm_distir.errors import InfeasibleError, PlanError
+from tvm_distir.native import INFINITE, Problem
+from tvm_distir.plan import MeshSpec, Plan
+from tvm_distir.propagation.solve import integer_optimum
+from tvm_distir.search import label
+from tvm_distir.search.labelling import Labeller
+
+ROOT = Path(td.__file__).parent
+A100 = td.System.load("dgx-a100")
+
+
+def _quick() -> td.System:
+    """An A100 without latencies, on which small models are worth distributing."""
+    data = json.loads((ROOT / "system" / "data" / "dgx-a100.json").read_text())
+    data["name"] = "quick"
+    data["device"]["launch_floor_us"] = 1e-6
+    for net in ("intra_node", "inter_node"):
+        data[net]["latency_us"] = data[net]["setup_us"] = 0.0
+    return td.System.from_dict(data)
+
+
+QUICK = _quick()
+
+
+@I.ir_module
+class Chain:
+    """Two products, a bias, a value that two readers want, a function that is called twice."""
+
+    @R.function(private=True)
+    def block(x: R.Tensor((8, 16), "float32"), w: R.Tensor((16, 16), "float32")):
+        with R.dataflow():
+            h = R.matmul(x, w)
+            y = R.add(h, x)
+            R.output(y)
+        return y
+
+    @R.function
+    def main(
+        x: R.Tensor((8, 16), "float32"),
+        v: R.Tensor((16, 16), "float32"),
+        w: R.Tensor((16, 16), "float32"),
+    ):
+        cls = Chain
+        with R.dataflow():
+            a = cls.block(x, v)
+            b = cls.block(a, w)
+            out = R.sum(b, axis=[1])
+            R.output(out)
+        return out
+
+
+@I.ir_module
+class Pair:
+    """A product and its transpose's, summed up."""
+
+    @R.function
+    def main(x: R.Tensor((8, 6), "float32"), w: R.Tensor((6, 4), "float32")):
+        with R.dataflow():
+            h = R.matmul(x, w)
+            s = R.sum(h, axis=[1])
+            R.output(s)
+        return s
+
+
+def _net(mod, mesh, system):
+    """The problem of ``main``, and its constant."""
+    spec = MeshSpec("mesh0", mesh)
+    labeller = Labeller(td.transform.AnnotateSharding(Plan((spec,)))(mod), spec, system)
+    net = labeller.net("main")
+    return labeller.tables, Problem(net.domains, net.factors), net.constant
+
+
+@pytest.mark.parametrize("system", [A100, QUICK], ids=["a100", "quick"])
+@pytest.mark.parametrize("mesh", [{"a": 2}, {"a": 2, "b": 2}, {"a": 2, "b": 3}], ids=str)
+def test_a_label_is_the_least_of_all_labellings(mesh, system):
+    """All assignments of a small net, table by table."""
+    tables, problem, constant = _net(Pair, mesh, system)
+    total = np.zeros(tuple(problem.domains), np.int64)
+    for scope, number in problem.factors.items():
+        table = tables.array(number)
+        shape = [problem.domains[v] if v in scope else 1 for v in range(total.ndim)]
+        total = np.minimum(total + table.reshape(shape), INFINITE)
+    found = label(Pair, mesh, system)
+    assert found.price_ps == constant + int(total.min())
+    assert (found.status, found.gap) == ("exact", 0.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh"),
+    [("gpt", {"a": 4}), ("moe", {"a": 4}), ("resnet", {"a": 2, "b": 2}), ("gpt", {"a": 2, "b": 2})],
+    ids=str,
+)
+def test_an_integer_program_finds_the_same(model, mesh):
+    """HiGHS on the same tables."""
+    mod = getattr(td.zoo, model)(size="tiny")
+    tables, problem, constant = _net(mod, mesh, QUICK)
+    optimum = integer_optimum(tables, problem)
+    total, forbidden = tables.evaluate(problem, optimum.values)
+    found = label(mod, mesh, QUICK)
+    assert not forbidden and found.price_ps == constant + total
+    assert found.status == "exact"
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh", "gap"),
+    [
+        ("gpt", {"a": 2, "b": 2}, 0.0),
+        ("llama", {"a": 4, "b": 2}, 0.01),
+        ("moe", {"a": 2, "b": 2}, 0.02),
+        ("gpt", {"a": 2, "b": 2, "c": 2}, 0.05),
+    ],
+    ids=str,
+)
+def test_what_is_found_runs_and_is_equal_to_one_device(model, mesh, gap):
+    """A step on a system on which it pays to cut: so collectives run."""
+    mod = td.train_step(getattr(td.zoo, model)(size="tiny", batch=8), optimizer="adam")
+    found = label(mod, mesh, QUICK, gap=gap)
+    report = td.verify(mod, Plan((found.mesh,)), engine="virtual", dist=found.distribute())
+    assert report.equal
+    assert report.collectives
+
+
+@pytest.mark.parametrize(
+    ("model", "mesh"),
+    [
+        ("gpt:size=gpt3-6.7b,layers=2,batch=16", {"dp": 2, "tp": 4}),
+        ("llama:size=8b,layers=2,batch=16", {"dp": 4, "tp": 4}),
+        ("vit:batch=32", {"dp": 2, "tp": 4}),
+        ("bert:batch=32", {"dp": 8}),
+        ("resnet:batch=32", {"dp": 4, "tp": 2}),
+    ],
+)
+def test_the_price_is_what_simulation_says(model, mesh):
+    """Collectives one after the other with the work: within 5 %."""
+    mod = td.load_model("zoo:" + model.replace(":", "?", 1)).mod
+    found = label(mod, mesh, A100, gap=0.001)
+    simulated = td.simulate(found.program(), A100, blocking=True).time_s
+    assert found.price_s == pytest.approx(simulated, rel=0.05)
+
+
+def test_a_plan_says_what_was_found():
+    mod = td.zoo.gpt(size="tiny", batch=8)
+    found = label(mod, {"a": 2, "b": 2}, QUICK)
+    plan = found.plan()
+    assert Plan.from_dict(plan.to_dict()) == plan
+    again = td.simulate(td.export(td.distribute(mod, plan, system=QUICK)), QUICK, blocking=True)
+    assert again.time_s == pytest.approx(found.price_s, rel=0.1)
+    assert td.verify(mod, plan, engine="virtual").equal
+
+
+def test_rules_that_are_given_hold():
+    spec = MeshSpec("mesh0", {"a": 2, "b": 2})
+    rules = [{"param": "x", "placement": "S[0], R", "stationary": True}]
+    rules += [{"param": "v", "placement": "R, S[1]", "stationary": True}]
+    fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 2, "b": 2}, "rules": rules})
+    found = label(Chain, spec, QUICK, fixed=fixed)
+    free = label(Chain, spec, QUICK)
+    placed = {rule.name: rule.placement for rule in found.plan().rules if rule.kind == "param"}
+    assert placed["x"] == (0, -1) and placed["v"] == (-1, 1)
+    assert free.price_ps <= found.price_ps
+    local = found.distribute()
+    shapes = {one["name"]: one["placement"] for one in local["main"].attrs["dist.io"]["inputs"]}
+    assert str(shapes["v"]) == "R, S[1]"
+    assert td.verify(Chain, fixed, engine="virtual", dist=local).equal
+
+
+def test_equal_functions_may_be_done_in_different_ways():
+    """A rule for one call's weight: the other call is free, and both are called rightly."""
+    rules = [{"param": "v", "placement": "S[0]", "stationary": True}]
+    rules += [{"param": "w", "placement": "S[1]", "stationary": True}]
+    fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 2}, "rules": rules})
+    found = label(Chain, {"a": 2}, QUICK, fixed=fixed)
+    kids = found.decision.entries["main"].kids.values()
+    assert len({kid.number for kid in kids}) == 2
+    assert td.verify(Chain, fixed, engine="virtual", dist=found.distribute()).equal
+
+
+def test_rules_that_exclude_everything_are_refused():
+    """The product over 16 elements cannot have both operands stationary on other dims."""
+    rules = [{"param": "x", "placement": "S[0]", "stationary": True}]
+    rules += [{"param": "w", "placement": "S[0]", "stationary": True}]
+    fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 2}, "rules": rules})
+    with pytest.raises(InfeasibleError, match="DIST0803"):
+        label(Pair, {"a": 2}, QUICK, fixed=fixed)
+
+
+def test_several_meshes_are_refused():
+    meshes = (MeshSpec("one", {"a": 2}), MeshSpec("two", {"a": 2}, start=2))
+    with pytest.raises(PlanError, match="DIST0237"):
+        label(Chain, {"a": 2}, QUICK, fixed=Plan(meshes))
+
+
+def test_no_sweep_bounds_more_than_the_optimum():
+    """A gap that is allowed never makes a bound that is too high."""
+    mod = td.train_step(td.zoo.llama(size="tiny", batch=8), optimizer="adam")
+    exact = label(mod, {"a": 2, "b": 2}, QUICK)
+    for gap in (0.5, 0.1, 0.02):
+        found = label(mod, {"a": 2, "b": 2}, QUICK, gap=gap)
+        assert found.bound_ps <= exact.price_ps <= found.price_ps
+        assert found.gap <= gap
+
+
+class TestMemory:
+    """A limit on what devices keep."""
+
+    mod = td.train_step(td.zoo.gpt(size="tiny", batch=8), optimizer="adam")
+    mesh = MeshSpec("mesh0", {"a": 4})
+
+    def test_a_limit_holds_and_costs(self):
+        free = label(self.mod, self.mesh, A100)
+        assert free.peak_bytes > 0
+        last = free.price_ps
+        for share in (0.9, 0.8, 0.7):
+            limit = int(share * free.peak_bytes)
+            found = label(self.mod, self.mesh, A100, memory_bytes=limit)
+            assert found.peak_bytes <= limit
+            assert last <= found.price_ps and found.bound_ps <= found.price_ps
+            last = found.price_ps
+        plan = Plan((found.mesh,))
+        assert td.verify(self.mod, plan, engine="virtual", dist=found.distribute()).equal
+
+    def test_what_cannot_fit_is_proved(self):
+        with pytest.raises(InfeasibleError, match=r"DIST0801 .*at least 0\.\d+ GiB are needed"):
+            label(self.mod, self.mesh, A100, memory_bytes=1000)
+
+    def test_the_least_that_is_named_is_about_enough(self):
+        """A limit of twice the least that is proved is met."""
+        with pytest.raises(InfeasibleError) as caught:
+            label(self.mod, self.mesh, A100, memory_bytes=1)
+        least = float(caught.value.what.split("at least ")[1].split(" GiB")[0]) * 2**30
+        limit = int(2 * least)
+        assert label(self.mod, self.mesh, A100, memory_bytes=limit).peak_bytes <= limit
+
+
+def test_changes_of_form_cost_what_the_planner_charges():
+    """All pairs at once against one after the other."""
+    planner = td.redistribution.Planner(A100)
+    mesh, shape = (2, 2), (8, 12)
+    forms = [x for x in itertools.product([0, 1, -1, -2], repeat=2)]
+    found = td.redistribution.price_matrix(
+        planner.means.costs, shape, "float32", mesh, range(4), forms
+    )
+    for i, before in enumerate(forms):
+        for j, after in enumerate(forms):
+            if any(y == -2 and x != -2 for x, y in zip(before, after)):
+                continue  # what becomes partial, the planner is never asked for
+            cost = planner.plan(shape, before, after, mesh).cost
+            assert found.cost[i, j] == cost, (before, after)

@@ -1,0 +1,135 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What was found, as propagation's decision and as a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ..ir import P
+from ..plan import MeshSpec, Plan, PlanRule
+from ..propagation import Decision, Instance, Instances, PlacedModule, Reach
+from ..propagation.graph import Graph
+from ..propagation.solve import Alternative, Conversions, Costs
+from .net import Net
+
+
+def decision_of(
+    module: PlacedModule,
+    reach: Mapping[str, Reach],
+    found: Mapping[str, tuple[Net, Sequence[int]]],
+    price_ps: int,
+    bound_ps: int,
+) -> Decision:
+    """Propagation's form of a labelling.
+
+    Parameters
+    ----------
+    module : PlacedModule
+    reach : mapping of str to Reach
+    found : mapping of str to (Net, sequence of int)
+        Per public function, its net and the values of its variables.
+    price_ps, bound_ps : int
+    """
+    reader = _Reader(module, Instances(module.axes, reach))
+    entries = {
+        name: reader.instance(module.graphs[module.entries[name]], net, values)
+        for name, (net, values) in found.items()
+    }
+    conversions = Conversions(Costs())
+    return Decision(
+        module.axes, entries, price_ps, bound_ps, conversions, reader.instances.value_bytes
+    )
+
+
+class _Reader:
+    """Reads instances off the values of variables."""
+
+    def __init__(self, module: PlacedModule, instances: Instances) -> None:
+        self.module, self.instances = module, instances
+
+    def instance(self, g: Graph, net: Net, values: Sequence[int]) -> Instance:
+        """The instance of a function, and those that it calls."""
+        kids: dict[int, Instance] = {}
+        states: list[tuple[Alternative, ...]] = []
+        count = len(self.module.axes)
+        for k, node in enumerate(g.nodes):
+            if k in net.spliced:
+                inner, first = net.spliced[k]
+                own = values[first : first + len(inner.domains)]
+                callee = self.module.graphs[node.callee]
+                kids[k] = kid = self.instance(callee, inner, own)
+                states.append(self._called(callee, kid, count))
+                continue
+            choices, variable = net.ends[k]
+            if not choices.items:
+                whole = Alternative((-1,) * len(node.operands), (-1,) * len(node.results), None)
+                states.append((whole,) * count)
+                continue
+            states.append(choices.items[values[variable] if variable >= 0 else 0].axes)
+        choice = {a: tuple([axes[a] for axes in states]) for a in range(count)}
+        return self.instances.of(g, choice, kids)
+
+    def _called(self, callee: Graph, kid: Instance, count: int) -> tuple[Alternative, ...]:
+        """What a call needs and gives: what the callee's boundary says."""
+        found = []
+        for a in range(count):
+            choice = kid.choice[a]
+            needs = tuple([choice[p].gives[0] for p in callee.params])
+            gives = tuple([choice[r].needs[0] for r in callee.rets])
+            found.append(Alternative(needs, gives, None))
+        return tuple(found)
+
+
+def plan_of(decision: Decision, mesh: MeshSpec) -> Plan:
+    """Rules that say what a decision says, as far as rules can."""
+    rules: list[PlanRule] = []
+    seen: dict[str, list[Instance]] = {}
+    waiting = list(decision.entries.values())
+    met: set[int] = set()
+    while waiting:
+        inst = waiting.pop(0)
+        if inst.number in met:
+            continue
+        met.add(inst.number)
+        seen.setdefault(inst.graph.name, []).append(inst)
+        waiting += inst.kids.values()
+    for name, instances in seen.items():
+        function = None if name == "main" else name
+        rules += _params(decision, instances, mesh, function)
+        rules += _values(decision, instances, mesh, function)
+    return Plan((mesh,), tuple(rules))
+
+
+def _params(
+    decision: Decision, instances: Sequence[Instance], mesh: MeshSpec, function: str | None
+) -> list[PlanRule]:
+    """Placements of the parameters of a public function."""
+    g = instances[0].graph
+    if not g.public:
+        return []
+    found = []
+    for k in g.params:
+        v = g.nodes[k].results[0]
+        form = decision.value_form(instances[0], v)
+        found.append(PlanRule("param", g.values[v].name, form, mesh.name, function=function))
+    return found
+
+
+def _values(
+    decision: Decision, instances: Sequence[Instance], mesh: MeshSpec, function: str | None
+) -> list[PlanRule]:
+    """Placements of the results of calls that all instances have the same way."""
+    g = instances[0].graph
+    names = [value.name for value in g.values]
+    found = []
+    for k, node in enumerate(g.nodes):
+        if node.kind != "op" or len(node.results) != 1:
+            continue
+        v = node.results[0]
+        forms = {decision.value_form(inst, v) for inst in instances}
+        form = next(iter(forms))
+        if len(forms) > 1 or P in form or not g.values[v].shape or names.count(names[v]) > 1:
+            continue
+        found.append(PlanRule("value", names[v], form, mesh.name, function=function))
+    return found

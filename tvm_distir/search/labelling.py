@@ -1,0 +1,213 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""One mesh: every value's form and every call's cut along all axes at once, with a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tvm import ir
+
+from ..errors import InfeasibleError, PlanError
+from ..ir import lift_branches, mesh_devices, mesh_shape, meshes, param_names, training_notes
+from ..ir.rewrite import collector_paused
+from ..native import Problem, Tables
+from ..plan import MeshSpec, Plan
+from ..program import Program, export
+from ..propagation import Decision, PlacedModule, Reacher, Unifier
+from ..propagation.graph import Graph
+from ..propagation.solve import Solution, minimise
+from ..system import PICOSECONDS, System
+from ..transform import AnnotateSharding, pipeline
+from .decisions import decision_of, plan_of
+from .memory import Bounded, within
+from .net import Net, Shared
+from .nets import Nets
+from .prices import MeshPrices
+
+WIDTH = 1 << 22
+"""Entries of a bucket that elimination may join."""
+
+
+@dataclass(frozen=True)
+class Labelling:
+    """A labelled module.
+
+    Attributes
+    ----------
+    annotated : IRModule
+        At level 2, with the mesh.
+    mesh : MeshSpec
+    system : System
+    price_ps : int
+        Of one run: work, and all communication, one after the other.
+    bound_ps : int
+        No labelling of the module on this mesh is cheaper.
+    decision : Decision
+    peak_bytes : int
+        Most that a device keeps: parameters, and the values alive at the worst moment, new forms
+        of parameters in the place of the old ones.
+    """
+
+    annotated: ir.IRModule
+    mesh: MeshSpec
+    system: System
+    price_ps: int
+    bound_ps: int
+    decision: Decision
+    peak_bytes: int
+
+    @property
+    def price_s(self) -> float:
+        """The price in seconds."""
+        return self.price_ps / PICOSECONDS
+
+    @property
+    def gap(self) -> float:
+        """How far the price may be above the least, as a share of it; 0 when that is proved."""
+        return (self.price_ps - self.bound_ps) / self.price_ps if self.price_ps else 0.0
+
+    @property
+    def status(self) -> str:
+        """``exact`` where the price is the least, else ``gap``."""
+        return "exact" if self.price_ps <= self.bound_ps else "gap"
+
+    def distribute(self) -> ir.IRModule:
+        """The module on the devices: level 5, as ``td.distribute`` gives it."""
+        plan = Plan((self.mesh,))
+        return pipeline(plan, system=self.system, decision=self.decision)(self.annotated)
+
+    def program(self) -> Program:
+        """What simulation reads."""
+        return export(self.distribute())
+
+    def plan(self) -> Plan:
+        """The decision as data: placements of parameters, and of the values that calls give.
+
+        Where calls of one function are done in different ways, a plan cannot say so: its values
+        are left to propagation.
+        """
+        return plan_of(self.decision, self.mesh)
+
+
+def label(
+    mod: ir.IRModule,
+    mesh: MeshSpec | Mapping[str, int],
+    system: System | str,
+    *,
+    fixed: Plan | None = None,
+    gap: float = 0.0,
+    memory_bytes: int | None = None,
+) -> Labelling:
+    """Label a module on one mesh: the cheapest forms of all values, along all axes at once.
+
+    Parameters
+    ----------
+    mod : IRModule
+        Level 1 or 2, inference or a training step.
+    mesh : MeshSpec, or mapping of str to int
+        Its axes.
+    system : System or str
+        Whose times are the prices.
+    fixed : Plan, optional
+        Rules that hold; the rest is free.
+    gap : float
+        Stop once the price is proved to be at most this share above the least.
+    memory_bytes : int, optional
+        What a device may keep at most, as :attr:`Labelling.peak_bytes` counts it.
+
+    Raises
+    ------
+    InfeasibleError
+        DIST0801 where nothing fits into the memory.
+    InfeasibleError
+        DIST0803 where the rules allow nothing.
+    PlanError
+        DIST0237 where the rules or the module have another mesh.
+    """
+    spec = mesh if isinstance(mesh, MeshSpec) else MeshSpec("mesh0", dict(mesh))
+    known = System.known(system)
+    assert known is not None
+    plan = fixed or Plan((spec,))
+    with collector_paused():
+        annotated = lift_branches(AnnotateSharding(plan)(mod))
+        if len(meshes(annotated)) != 1:
+            raise PlanError(
+                "DIST0237",
+                f"{len(meshes(annotated))} meshes; labels are decided on one",
+                place="label",
+                remedy="Cut the model into stages, and label each.",
+            )
+        return Labeller(annotated, plan.meshes[0], known).run(gap, memory_bytes)
+
+
+class Labeller:
+    """Labels one annotated module.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At level 2, no branch left.
+    mesh : MeshSpec
+    system : System
+    """
+
+    def __init__(self, mod: ir.IRModule, mesh: MeshSpec, system: System) -> None:
+        self.mod, self.mesh, self.system = mod, mesh, system
+        self.module = PlacedModule.of(mod)
+        self.reach = Reacher(self.module, Unifier(self.module, {}, True).run()).run()
+        device_mesh = meshes(mod)[0]
+        devices = [int(d) for d in mesh_devices(device_mesh).reshape(-1)]
+        self.prices = MeshPrices(system, mesh_shape(device_mesh), devices)
+        self.tables = Tables()
+
+    def run(self, gap: float, memory_bytes: int | None) -> Labelling:
+        """Label every public function; arguments as for :func:`label`."""
+        price, bound, peak, found = 0, 0, 0, {}
+        for name in self.module.entries:
+            net = self.net(name)
+            labelled = self._solve(net, name, gap, memory_bytes)
+            price += labelled.price
+            bound += labelled.bound
+            peak = max(peak, labelled.peak_bytes)
+            found[name] = (net, labelled.values)
+        decision = decision_of(self.module, self.reach, found, price, bound)
+        return Labelling(self.mod, self.mesh, self.system, price, bound, decision, peak)
+
+    def net(self, name: str) -> Net:
+        """The problem of a public function."""
+        key = self.module.entries[name]
+        updates = self._updates(self.module.graphs[key])
+        shared = Shared(self.module, self.reach, self.prices, self.tables, updates)
+        return Nets(shared).of(key)
+
+    def _solve(self, net: Net, name: str, gap: float, memory_bytes: int | None) -> Bounded:
+        tables = self.tables
+
+        def solve(problem: Problem, constant: int) -> Solution:
+            found = minimise(tables, problem, WIDTH, name, gap=gap, constant=constant)
+            _, forbidden = tables.evaluate(problem, found.values)
+            if not net.feasible or not found.feasible or forbidden:
+                raise InfeasibleError(
+                    "DIST0803",
+                    "the rules that are to hold allow no placement of all values",
+                    place=name,
+                    remedy='Leave some of them out, or say "stationary": false.',
+                )
+            return found
+
+        return within(tables, net, solve, memory_bytes, name)
+
+    def _updates(self, g: Graph) -> dict[int, int]:
+        """Results of a training step that are new forms of parameters: result to parameter."""
+        notes = training_notes(g.fn, "updated")
+        if not notes:
+            return {}
+        numbers = {name: i for i, name in enumerate(param_names(g.fn))}
+        at = {g.values[v].name: i for i, v in enumerate(g.result_values) if v >= 0}
+        return {
+            at[str(value)]: numbers[name]
+            for name, value in notes.items()
+            if str(value) in at and name in numbers
+        }

@@ -1,0 +1,240 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A bound on what devices keep, by prices of memory at the moments where most is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import InfeasibleError
+from ..native import INFINITE, Factors, Problem, Tables
+from ..propagation.solve import Solution
+from .net import Holding, Net
+
+ROUNDS = 24
+"""Prices of memory tried."""
+CLOSE = 1.03
+"""Prices are no longer told apart when one is so much dearer."""
+DEAREST = 256
+"""A price at which what the fastest labelling keeps costs so many times its time is the last."""
+
+UNLIMITED = 1 << 62
+
+Solve = Callable[[Problem, int], Solution]
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """A labelling within a limit.
+
+    Attributes
+    ----------
+    values : sequence of int
+    price, bound : int
+        Without the price of memory; no labelling within the limit is cheaper than the bound.
+    peak_bytes : int
+    """
+
+    values: Sequence[int]
+    price: int
+    bound: int
+    peak_bytes: int
+
+
+class Keeper:
+    """What a labelled function keeps over time, callees included.
+
+    Parameters
+    ----------
+    net : Net
+    """
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        self.holdings = list(_all(net, 0, 0))
+        self.end = net.begins[-1]
+
+    def profile(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Bytes that a device keeps while each node runs, the largest part of each."""
+        change = np.zeros(self.end + 1, np.int64)
+        for scope, size, first, last in self.holdings:
+            kept = int(size[tuple([values[u] for u in scope])])
+            if kept:
+                change[first] += kept
+                change[last + 1] -= kept
+        return np.cumsum(change)[:-1]
+
+    def priced(
+        self, tables: Tables, weights: Mapping[int, float], work: bool = True
+    ) -> tuple[Factors, int]:
+        """Tables and constant of the net with memory priced.
+
+        Parameters
+        ----------
+        tables : Tables
+        weights : mapping of int to float
+            Price per byte at moments.
+        work : bool
+            Whether time counts too.
+        """
+        net = self.net
+        factors: Factors = dict(net.factors)
+        if not work:
+            factors = {scope: _allowed(tables, table) for scope, table in net.factors.items()}
+        constant = net.constant if work else 0
+        moments = np.array(sorted(weights))
+        sums = np.concatenate(([0.0], np.cumsum([weights[t] for t in moments.tolist()])))
+        known: dict[tuple[int, float], tuple[int, int]] = {}
+        for scope, size, first, last in self.holdings:
+            low, high = np.searchsorted(moments, [first, last + 1])
+            weight = float(sums[high] - sums[low])
+            if not weight:
+                continue
+            key = (id(size), weight)
+            if key not in known:
+                known[key] = tables.intern(np.rint(weight * size).astype(np.int64))
+            number, least = known[key]
+            constant += least
+            if not scope:
+                continue
+            if len(scope) == 2 and scope[0] > scope[1]:
+                scope = (scope[1], scope[0])
+                number, _ = tables.intern(tables.array(number).T.copy())
+            old = factors.get(scope)
+            if old is not None:
+                number, least = tables.add(old, number)
+                constant += least
+            factors[scope] = number
+        return factors, constant
+
+
+def _all(net: Net, variables: int, moments: int) -> Iterator[Holding]:
+    """Holdings of a net and all that it calls, in the caller's variables and moments."""
+    for scope, size, first, last in net.holdings:
+        yield Holding(tuple([variables + u for u in scope]), size, moments + first, moments + last)
+    for k, (inner, start) in net.spliced.items():
+        yield from _all(inner, variables + start, moments + net.begins[k])
+
+
+def _allowed(tables: Tables, number: int) -> int:
+    """A table that says what may be, and costs nothing."""
+    return tables.intern(np.where(tables.array(number) < INFINITE, 0, INFINITE))[0]
+
+
+def within(tables: Tables, net: Net, solve: Solve, limit: int | None, place: str) -> Bounded:
+    """The cheapest labelling found that keeps at most ``limit`` bytes, and a bound.
+
+    Memory at the moments where most is kept gets a price, which is raised until the limit holds
+    and lowered as far as it does (Lagrange's relaxation: H. Everett, Operations Research 11(3),
+    1963).
+
+    Parameters
+    ----------
+    tables : Tables
+    net : Net
+    solve : callable
+        Minimises a problem, given the constant that is added.
+    limit : int or None
+        None: any.
+    place : str
+        For messages.
+
+    Raises
+    ------
+    InfeasibleError
+        DIST0801 where nothing fits; it says the least that is needed where that is proved.
+    """
+    return _Search(tables, net, solve, UNLIMITED if limit is None else limit, place).run()
+
+
+class _Search:
+    """The prices of memory tried one after the other."""
+
+    def __init__(self, tables: Tables, net: Net, solve: Solve, limit: int, place: str) -> None:
+        self.tables, self.net, self.solve = tables, net, solve
+        self.limit, self.place = limit, place
+        self.keeper = Keeper(net)
+        self.best: Bounded | None = None
+        self.bound = 0
+
+    def run(self) -> Bounded:
+        values, _ = self._at({})
+        price, peak, moment = self._judged(values)
+        if peak <= self.limit:
+            return Bounded(values, price, min(price, self.bound), peak)
+        moments, low, high, most = [moment], 0.0, 0.0, peak
+        weight = 0.05 * price / peak
+        for _ in range(ROUNDS):
+            values, _ = self._at(dict.fromkeys(moments, weight))
+            _, peak, moment = self._judged(values)
+            if peak <= self.limit:
+                high = weight
+            elif moment not in moments:
+                moments.append(moment)
+                continue
+            elif weight * most > DEAREST * price:
+                self._refuse(moment)
+            else:
+                low = weight
+            if not high:
+                weight *= 4
+            elif low and high / low < CLOSE:
+                break
+            else:
+                weight = (low * high) ** 0.5 if low else high / 4
+        if self.best is None:
+            self._refuse(moment)
+        assert self.best is not None
+        found = self.best
+        return Bounded(found.values, found.price, min(self.bound, found.price), found.peak_bytes)
+
+    def _at(self, weights: Mapping[int, float]) -> tuple[Sequence[int], int]:
+        """The labelling at prices of memory; what it proves raises the bound."""
+        factors, constant = self.keeper.priced(self.tables, weights)
+        problem = Problem(self.net.domains, factors)
+        found = self.solve(problem, constant)
+        total, _ = self.tables.evaluate(problem, found.values)
+        spent = sum(weights.values()) * self.limit
+        self.bound = max(self.bound, int(constant + total - found.gap - spent))
+        return found.values, constant + total
+
+    def _judged(self, values: Sequence[int]) -> tuple[int, int, int]:
+        """Price without memory, the most that is kept, and when; the best that fits is noted."""
+        total, _ = self.tables.evaluate(Problem(self.net.domains, self.net.factors), values)
+        price, profile = self.net.constant + total, self.keeper.profile(values)
+        moment = int(profile.argmax())
+        peak = int(profile[moment])
+        if peak <= self.limit and (self.best is None or price < self.best.price):
+            self.best = Bounded(values, price, 0, peak)
+        return price, peak, moment
+
+    def _refuse(self, moment: int) -> None:
+        """Say the least that is needed at a moment.
+
+        Raises
+        ------
+        InfeasibleError
+            DIST0801.
+        """
+        factors, constant = self.keeper.priced(self.tables, {moment: 1.0}, work=False)
+        problem = Problem(self.net.domains, factors)
+        found = self.solve(problem, constant)
+        total, _ = self.tables.evaluate(problem, found.values)
+        least = constant + total - found.gap
+        known = f"at least {_gib(least)} are needed at one moment"
+        if least <= self.limit:
+            known = "no labelling that was found fits"
+        raise InfeasibleError(
+            "DIST0801",
+            f"{known}, and {_gib(self.limit)} are allowed",
+            place=self.place,
+            remedy="Use more devices, a smaller batch, or recomputation.",
+        )
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.3f} GiB"

@@ -1,0 +1,94 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Prices on one mesh of a system, in picoseconds: of kernels, collectives, and changes of form."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from ..ir import LOCAL_STEPS, Labels, P, R
+from ..propagation.solve import fits
+from ..redistribution import PriceMatrix, price_matrix
+from ..system import Clock, GroupLayout, System
+
+Groups = Sequence[Sequence[int]]
+
+
+class MeshPrices:
+    """What work and communication cost on a mesh; equal questions are answered once.
+
+    Unlike :class:`tvm_distir.propagation.Costs`, which weighs bytes and operations alike on all
+    axes, these are the times that simulation charges: on each axis those of its own links.
+
+    Parameters
+    ----------
+    system : System
+    sizes : sequence of int
+        Of the mesh axes.
+    devices : sequence of int
+        Device ids, row-major.
+    """
+
+    def __init__(self, system: System, sizes: Sequence[int], devices: Sequence[int]) -> None:
+        self.clock = Clock(system)
+        self.sizes, self.devices = tuple(sizes), tuple(devices)
+        self._layouts: dict[tuple[tuple[int, ...], ...], GroupLayout] = {}
+        self._axes: dict[tuple[int, ...], GroupLayout] = {}
+        self._forms: dict[tuple[tuple[int, ...], str], PriceMatrix] = {}
+
+    def step(self, kind: str, payload_bytes: int, groups: Groups) -> int:
+        """See :class:`tvm_distir.redistribution.StepCosts`; local steps cost their copies."""
+        if len(groups[0]) == 1:
+            return 0
+        if kind in LOCAL_STEPS:
+            return self.kernel_ps(0, 2 * payload_bytes, "memory", "float32")
+        key = tuple(map(tuple, groups))
+        if key not in self._layouts:
+            self._layouts[key] = self.clock.system.layout(key)
+        return self.clock.collective_ps(kind, payload_bytes, self._layouts[key])
+
+    def floor(self, received_bytes: int) -> int:
+        """See :class:`tvm_distir.redistribution.StepCosts`; all pairs are wanted, none cut."""
+        return 0
+
+    def kernel_ps(self, flops: int, moved_bytes: int, kernel_class: str, dtype: str) -> int:
+        """Time of one kernel."""
+        return self.clock.kernel(flops, moved_bytes, kernel_class, dtype).duration_ps
+
+    def collective_ps(self, kind: str, payload_bytes: int, axis: int) -> int:
+        """Time of a collective along one axis of the mesh."""
+        return self.step(kind, payload_bytes, self._groups(axis))
+
+    def _groups(self, axis: int) -> Groups:
+        inner = math.prod(self.sizes[axis + 1 :])
+        size = self.sizes[axis]
+        block = inner * size
+        return [
+            [self.devices[start + low + n * inner] for n in range(size)]
+            for start in range(0, len(self.devices), block)
+            for low in range(inner)
+        ]
+
+    def forms(self, shape: tuple[int, ...], dtype: str) -> PriceMatrix:
+        """Forms of a tensor on the mesh, and what changing them costs."""
+        key = (shape, dtype)
+        if key not in self._forms:
+            choices = [(*range(len(shape)), R, P)] * len(self.sizes)
+            placements = [x for x in itertools.product(*choices) if self.divides(shape, x)]
+            self._forms[key] = price_matrix(
+                self, shape, dtype, self.sizes, self.devices, placements
+            )
+        return self._forms[key]
+
+    def divides(self, shape: Sequence[int], form: Labels) -> bool:
+        """Whether each dim has parts for all that cut it."""
+        for dim, extent in enumerate(shape):
+            taken = 1
+            for size, label in zip(self.sizes, form):
+                if label == dim:
+                    if not fits(extent, size, taken, True):
+                        return False
+                    taken *= size
+        return True
