@@ -124,6 +124,17 @@ def _check_entries(
             if device in owner:
                 raise _broken(where, f"device {device} runs {owner[device].function} already")
             owner[device] = entry
+        _check_alias(functions[entry.function], entry, where)
+
+
+def _check_alias(fn: Function, entry: Entry, place: str) -> None:
+    for pair in entry.alias:
+        there = pair[0] < len(fn.results) and pair[1] < len(fn.params)
+        if not there or fn.values[fn.results[pair[0]]].bytes != fn.values[fn.params[pair[1]]].bytes:
+            raise _broken(place, f"result {pair[0]} cannot take the memory of parameter {pair[1]}")
+    for ends in zip(*entry.alias, strict=True):
+        if len(set(ends)) != len(ends):
+            raise _broken(place, "a result or a parameter stands twice in alias")
 
 
 def _check_function(meshes: Sequence[Mesh], functions: Functions, fn: Function, place: str) -> None:

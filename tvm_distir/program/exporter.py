@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tvm import ir, relax
@@ -20,12 +21,14 @@ from ..ir import (
     mesh_shape,
     meshes,
 )
+from ..plan import plain_name
 from ..schedules import Pipeline
 from .body import FunctionExporter
 from .callees import with_callees
 from .parts import Entry, Function, Mesh
 from .program import Program
 from .staging import export_stages
+from .training import state_names, updates, with_gradients
 
 
 def export(mod: ir.IRModule) -> Program:
@@ -70,7 +73,10 @@ def export(mod: ir.IRModule) -> Program:
     program = Program(
         meshes=tuple(found),
         functions=functions,
-        entries=tuple(_entry(name, fn) for name, fn in entries.items()),
+        entries=tuple(
+            replace(_entry(name, fn), alias=updates(fn, functions[name]))
+            for name, fn in entries.items()
+        ),
     )
     program.check("export")
     return program
@@ -108,7 +114,8 @@ def _reachable(mod: ir.IRModule, entries: Mapping[str, relax.Function]) -> dict[
     out: dict[str, Function] = {}
     for name, fn in entries.items():
         entry, exporter = _entry(name, fn), FunctionExporter(mod, name, fn)
-        out[name] = exporter.run(entry.mesh, _roles(mod, fn), entry.device_ids)
+        made = exporter.run(entry.mesh, _roles(mod, fn), entry.device_ids)
+        out[name] = with_gradients(fn, made)
         out = with_callees(mod, out, [exporter])
     return out
 
@@ -125,6 +132,7 @@ def _roles(mod: ir.IRModule, fn: relax.Function) -> list[dict[str, Any]]:
         )
     data_count = int(fn.attrs[NUM_INPUT_ATTR]) if NUM_INPUT_ATTR in fn.attrs else None
     known = [mesh_key(mesh) for mesh in meshes(mod)]
+    states = state_names(fn)
     out = []
     for position, item in enumerate(items):
         index, dtype = int(item["index"]), str(item["dtype"])
@@ -136,7 +144,11 @@ def _roles(mod: ir.IRModule, fn: relax.Function) -> list[dict[str, Any]]:
             weight = index > 0 and dtype.startswith(("float", "bfloat"))
         out.append(
             {
-                "role": "weight" if weight else "input",
+                "role": "state"
+                if plain_name(str(item["name"])) in states
+                else "weight"
+                if weight
+                else "input",
                 "whole_shape": tuple(int(n) for n in item["shape"]),
                 "placement": str(item["placement"]),
                 "mesh": _mesh_number(known, item["mesh"]) if "mesh" in item else None,

@@ -15,7 +15,7 @@ SCHEMA_VERSION = 1
 STAGED_VERSION = 2
 """Of programs in stages."""
 KINDS = ("compute", "collective", "wait", "call", "branch", "transfer", "view")
-ROLES = ("activation", "input", "weight", "constant")
+ROLES = ("activation", "input", "weight", "state", "gradient", "constant")
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,9 @@ class Value(NamedTuple):
     bytes : int
         Local size.
     role : str
-        ``activation``; ``constant`` (at hand from the start, produced by no op); of an entry's
-        parameters ``weight`` or ``input``.
+        ``activation``, or ``gradient`` where it is known to be that of a weight; ``constant`` (at
+        hand from the start, produced by no op); of an entry's parameters ``weight``, ``state``
+        (of an optimizer) or ``input``.
     whole_shape : tuple of int, optional
         Of an entry's parameters: the shape over all devices of the mesh.
     placement : str, optional
@@ -201,8 +202,12 @@ class Entry:
     function : str
     device_ids : tuple of int
         The devices that run it, where others of the mesh run another entry; empty: all.
+    alias : tuple of (int, int)
+        Places of results, each with that of the parameter whose memory it may take: an updated
+        weight, that of the old one.
     """
 
     mesh: int
     function: str
     device_ids: tuple[int, ...] = ()
+    alias: tuple[tuple[int, int], ...] = ()

@@ -157,6 +157,8 @@ def _entry_dict(entry: Entry) -> dict[str, Any]:
     out: dict[str, Any] = {"mesh": entry.mesh, "function": entry.function}
     if entry.device_ids:
         out["device_ids"] = list(entry.device_ids)
+    if entry.alias:
+        out["alias"] = [list(pair) for pair in entry.alias]
     return out
 
 

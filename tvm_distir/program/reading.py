@@ -27,7 +27,7 @@ from .parts import (
     Mesh,
     Op,
 )
-from .staged_reading import KEYS, read_staged
+from .staged_reading import KEYS, read_pair, read_staged
 
 EXPORT = "Export the program again."
 
@@ -97,11 +97,13 @@ def _mesh(data: JsonValue) -> Mesh:
 
 
 def _entry(data: JsonValue) -> Entry:
-    found = data.object(("mesh", "function", "device_ids"), optional=("device_ids",))
+    optional = ("device_ids", "alias")
+    found = data.object(("mesh", "function", *optional), optional)
     return Entry(
         found["mesh"].integer(),
         found["function"].text(),
         found["device_ids"].integers() if "device_ids" in found else (),
+        tuple(read_pair(one) for one in found["alias"].items()) if "alias" in found else (),
     )
 
 

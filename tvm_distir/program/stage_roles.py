@@ -15,6 +15,7 @@ from ..errors import SimulationError
 from ..ir import known_shape, tensor_type
 from ..ir.rewrite import substitute, typed, variables
 from ..ops import size_bytes
+from ..plan import plain_name
 from ..schedules import PART, STREAM, TOTAL, Pipeline, first_stream
 from ..transform.stages import Ports, StageBody, When
 from .body import FunctionExporter
@@ -22,6 +23,7 @@ from .parts import Function, Value
 from .staged import ACCUMULATE, ADD, BACKWARD, BEGIN, END, FORWARD, NEXT, ROWS, WEIGHT, Phase, Role
 from .staged import PART as PART_PHASE
 from .sums import next_sums
+from .training import state_names
 from .trees import Tree, leaves, shaped
 
 _WHENS = {
@@ -67,6 +69,7 @@ class RoleExporter:
         self.trees: dict[Any, Tree] = {}
         self.whole: dict[str, Any] = {}
         self.phases: list[Phase] = []
+        self.states = state_names(mod[self.note.function])
         self.place_of = {what: i for i, what in enumerate(pipeline.inputs)}
         self.sums = [s.name for s in pipeline.sums if number in s.stages]
         self.groups = self._groups()
@@ -168,8 +171,9 @@ class RoleExporter:
             shape = [int(n) for n in ty.shape]
             shape[0], whole_shape[0] = shape[0] * micros, whole_shape[0] * micros
             shown = self.whole[what] = relax.Var(var.name, relax.TensorType(shape, ty.dtype))
+        role = "input" if data else "state" if plain_name(what) in self.states else "weight"
         self.trees[shown] = self._declare(
-            shown.ty, str(var.name), role="input" if data else "weight",
+            shown.ty, str(var.name), role=role,
             whole_shape=tuple(whole_shape), placement=place.placement,
         )  # fmt: skip
         return leaves(self.trees[shown])

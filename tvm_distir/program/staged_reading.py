@@ -37,8 +37,8 @@ def _role(data: JsonValue, value: Callable[[JsonValue], Value]) -> Role:
         tuple(value(one) for one in found["slots"].items()),
         found["params"].integers(),
         found["results"].integers(),
-        tuple(_pair(one) for one in found["sums"].items()),
-        tuple(_pair(one) for one in found["updates"].items()),
+        tuple(read_pair(one) for one in found["sums"].items()),
+        tuple(read_pair(one) for one in found["updates"].items()),
         tuple(_phase(one) for one in found["phases"].items()),
     )
 
@@ -68,11 +68,11 @@ def _edge(data: JsonValue) -> Edge:
     if len(words) != 2:
         raise found["placements"].wrong(f"{len(words)} placements", "Give that of either end.")
     return Edge(
-        _pair(found["from"]),
-        _pair(found["to"]),
+        read_pair(found["from"]),
+        read_pair(found["to"]),
         found["direction"].word(DIRECTIONS),
-        _pair(found["bytes"]),
-        _pair(found["wire_bytes"]),
+        read_pair(found["bytes"]),
+        read_pair(found["wire_bytes"]),
         (words[0], words[1]),
     )
 
@@ -86,7 +86,8 @@ def _sum(data: JsonValue) -> StageSum:
     )
 
 
-def _pair(data: JsonValue) -> tuple[int, int]:
+def read_pair(data: JsonValue) -> tuple[int, int]:
+    """Read two numbers."""
     numbers = data.integers()
     if len(numbers) != 2:
         raise data.wrong(f"{len(numbers)} numbers", "Give two.")

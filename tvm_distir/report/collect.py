@@ -23,9 +23,10 @@ ASSUMPTIONS = (
     "Collectives run on a stream of their own, in order, and follow the ring algorithm: a set-up "
     "time, a latency per step, and the wire bytes over the slowest link. Groups that leave a node "
     "together share its network adapters.",
-    "Memory is counted byte by byte: weights, inputs and constants always, an intermediate from "
-    "the start of the op that makes it to the end of the last op that reads it. Scratch memory "
-    "inside kernels and the allocator's waste are not counted.",
+    "Memory is that of a framework's allocator: blocks of 512 bytes; weights, inputs and constants "
+    "always, an intermediate from the issue of the op that makes it to that of the last op that "
+    "reads it. Updated weights take the memory of the old ones. Scratch memory inside kernels is "
+    "not counted, holes between blocks are given beside the peak.",
     "All devices are alike, and start together.",
 )
 

@@ -8,6 +8,8 @@ from .lanes import Event as Event
 from .lanes import FunctionTime as FunctionTime
 from .lanes import Lane as Lane
 from .lanes import OpTime as OpTime
+from .memory import Holder as Holder
+from .memory import MemoryAccount as MemoryAccount
 from .result import PipelineResult as PipelineResult
 from .result import Result as Result
 from .simulator import simulate as simulate

@@ -15,7 +15,7 @@ from .flat import Flat
 from .graph import TaskGraph
 from .intervals import measure, overlap, union
 from .lanes import CollectiveTotal, DeviceResult, Lane
-from .memory import lifetimes, live_memory
+from .memory import EntryMemory, curve
 from .rendezvous import DeviceTasks
 from .timeline import Timeline, op_times, seconds, total_flops
 
@@ -30,25 +30,22 @@ Traffic = dict[TrafficKey, list[int]]
 
 
 def account(
-    program: Program, part: DeviceTasks, timeline: Timeline, finish: int
+    program: Program,
+    part: DeviceTasks,
+    timeline: Timeline,
+    finish: int,
+    memory: EntryMemory,
+    taken: Mapping[str, str],
 ) -> tuple[Lane, list[DeviceResult]]:
-    """Sum up what the devices of a part did."""
+    """Sum up what the devices of a part did; ``taken`` are the branches that run, by place."""
     entry = program.entries[part.entry]
-    place, flat = program.place_of(entry), timeline.flat
+    place = program.place_of(entry)
     compute = timeline.streams() == COMPUTE
     busy = union(timeline.start[compute], timeline.end[compute])
     talking = union(timeline.start[~compute], timeline.end[~compute])
-    inside = flat.use_ref >= 0
-    alloc, free = lifetimes(
-        timeline.start,
-        timeline.end,
-        flat.buffer_task,
-        flat.use_task[inside],
-        flat.use_ref[inside],
-        flat.results[flat.results >= 0],
-    )
-    resident, params = resident_bytes(program, entry.function)
-    when, live = live_memory(resident, flat.buffer_bytes, alloc, free)
+    during, after = memory.course(taken)
+    end = int(timeline.end.max(initial=0))
+    when, live = curve(memory.resident_bytes, timeline.start, during, end, after)
     counts = timeline.counts()
     lane = Lane(
         place,
@@ -57,10 +54,11 @@ def account(
         op_times(timeline.rows, counts),
         timeline.function_times(),
         timeline,
+        memory.account,
     )
     flops = total_flops(timeline.rows, counts)
-    memory = int(live.max()), params
-    return lane, device_results(part.devices, place, (busy, talking), finish, memory, flops)
+    sizes = memory.account.peak_bytes, weight_bytes(program, entry.function)
+    return lane, device_results(part.devices, place, (busy, talking), finish, sizes, flops)
 
 
 def device_results(
@@ -104,19 +102,18 @@ def device_results(
     ]
 
 
-def resident_bytes(program: Program, root: str) -> tuple[int, int]:
-    """Bytes at hand all the time: (inputs, weights and constants; weights and constants)."""
+def weight_bytes(program: Program, root: str) -> int:
+    """Bytes of weights, states and constants of an entry."""
     fn = program.functions[root]
-    inputs, weights = value_bytes(fn.values[index] for index in fn.params)
-    weights += constant_bytes(program, [root])
-    return inputs + weights, weights
+    _, weights = value_bytes(fn.values[index] for index in fn.params)
+    return weights + constant_bytes(program, [root])
 
 
 def value_bytes(values: Iterable[Value]) -> tuple[int, int]:
-    """Bytes of inputs, and of weights."""
+    """Bytes of inputs, and of weights and states."""
     sums = [0, 0]
     for value in values:
-        sums[value.role == "weight"] += value.bytes
+        sums[value.role in ("weight", "state")] += value.bytes
     return sums[0], sums[1]
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .memory import MemoryAccount
+
 
 @dataclass(frozen=True)
 class DeviceResult:
@@ -163,6 +165,8 @@ class Lane:
         In order of the first call.
     timeline : Timeline
         Source of the events.
+    account : MemoryAccount
+        What holds memory at the peak.
     """
 
     mesh: str
@@ -171,6 +175,7 @@ class Lane:
     ops: tuple[OpTime, ...]
     functions: tuple[FunctionTime, ...]
     timeline: Any = field(repr=False, compare=False)
+    account: MemoryAccount
 
     @property
     def events_total(self) -> int:

@@ -112,6 +112,10 @@ class Result:
             "fits": self.fits,
             "devices": [device.to_dict() for device in self.devices],
             "collectives": [one.to_dict() for one in self.collectives],
+            "memory": [
+                {"mesh": lane.mesh, "devices": list(lane.devices), **lane.account.to_dict()}
+                for lane in self.lanes
+            ],
             "unmodelled_ops": list(self.unmodelled_ops),
             "branches": [branch.to_dict() for branch in self.branches],
             "engine": self.engine,

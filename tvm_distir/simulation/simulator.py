@@ -17,6 +17,7 @@ from .flat import Flat, Flattener
 from .graph import TaskGraph, build_graph
 from .lanes import DeviceResult, Lane
 from .laps import Laps
+from .memory import EntryMemory, Framework, entry_memory
 from .result import Result
 from .staged import simulate_stages
 from .timeline import Timeline, seconds
@@ -36,8 +37,9 @@ def simulate(
     one for sends; each runs its ops in program order, and an op starts when its operands are
     there. Of an ``If`` the dearer branch runs (by the sum of its ops' times), as
     ``Result.branches`` says; it starts when the condition is there. Ops cost what the roofline
-    says, collectives alpha-beta over the ring (see :class:`tvm_distir.system.System`). Live
-    memory is counted byte by byte.
+    says, collectives alpha-beta over the ring (see :class:`tvm_distir.system.System`). Memory is
+    that of a framework's allocator: blocks of 512 bytes, taken when an op is issued, free behind
+    the last use in the order of issue; what replaces a parameter takes its memory.
 
     Parameters
     ----------
@@ -81,6 +83,8 @@ def simulate(
     start, end = schedule(graph.tasks, engine, names)
     laps.end("schedule")
     finish = int(end.max(initial=0))
+    framework, memories = Framework(program), dict[str, EntryMemory]()
+    taken = {branch.place: branch.taken for branch in flattener.branches}
     lanes: list[Lane] = []
     devices: list[DeviceResult] = []
     for part in graph.parts:
@@ -91,7 +95,10 @@ def simulate(
             part.devices[0], entry.function, flat, flattener.rows, flattener.calls,
             start[own], end[own],
         )  # fmt: skip
-        lane, found = account(program, part, timeline, finish)
+        if entry.function not in memories:
+            memories[entry.function] = entry_memory(program, entry, framework)
+        memory = memories[entry.function]
+        lane, found = account(program, part, timeline, finish, memory, taken)
         lanes.append(lane)
         devices.extend(found)
     result = Result(

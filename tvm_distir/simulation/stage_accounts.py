@@ -15,11 +15,10 @@ from .accounts import Traffic, add_traffic, constant_bytes, device_results, traf
 from .costs import COMPUTE, OpCosts
 from .intervals import union
 from .lanes import DeviceResult, Lane
-from .memory import FOREVER, live_memory
-from .rank_state import RankState, Runs
+from .memory import RankMemory, curve
+from .rank_state import RankState
 from .stage_kinds import Alike
 from .stage_lanes import StageTimeline, function_times
-from .summary import Summary
 from .timeline import op_times, seconds, total_flops
 
 Ints = npt.NDArray[np.int64]
@@ -37,12 +36,20 @@ class RankAccount:
         Behind the last run.
     alike : Alike
         The rank's units.
+    memory : RankMemory
     """
 
     def __init__(
-        self, program: Program, staged: Staged, rank: int, state: RankState, alike: Alike
+        self,
+        program: Program,
+        staged: Staged,
+        rank: int,
+        state: RankState,
+        alike: Alike,
+        memory: RankMemory,
     ) -> None:
         self.program, self.staged, self.rank, self.state = program, staged, rank, state
+        self.memory = memory
         self.rows, self.calls = alike.flattener.rows, alike.flattener.calls
         self.mesh = program.meshes[rank]
         self.stages = [k for k, r in enumerate(staged.schedule.rank_of) if r == rank]
@@ -57,19 +64,18 @@ class RankAccount:
         """The rank's lane and the results of its devices; ``finish`` ends the step."""
         starts = [one.all_starts() for one in self.runs]
         busy, talking = self._times(starts)
-        inputs, weights = self._resident()
-        when, live = live_memory(inputs + weights, *self._buffers(starts))
         timeline = StageTimeline.of(self.program, self.staged, self.rank, self.state, starts)
         root = "main" if len(self.program.meshes) == 1 else f"main_mesh{self.rank}"
         lane = Lane(
             self.mesh.name,
             self.mesh.device_ids,
-            _thinned(when, live, timeline.marks()),
+            self._curve(finish, timeline),
             op_times(self.rows, self.counts),
             function_times(root, self.runs, self.rows, self.calls),
             timeline,
+            self.memory.account,
         )
-        memory = int(live.max()), weights
+        memory = self.memory.account.peak_bytes, self._weights()
         flops = total_flops(self.rows, self.counts)
         return lane, device_results(
             self.mesh.device_ids, self.mesh.name, (busy, talking), finish, memory, flops
@@ -90,11 +96,11 @@ class RankAccount:
             )  # fmt: skip
         return found
 
-    def _resident(self) -> tuple[int, int]:
-        """Bytes of inputs, and of weights and constants."""
-        inputs, weights = value_bytes(value for _, _, value in self.staged.inputs(self.rank))
+    def _weights(self) -> int:
+        """Bytes of weights, states and constants."""
+        _, weights = value_bytes(value for _, _, value in self.staged.inputs(self.rank))
         roots = {p.function for k in self.stages for p in self.staged.role_of(k).phases}
-        return inputs, weights + constant_bytes(self.program, roots)
+        return weights + constant_bytes(self.program, sorted(roots))
 
     def _times(self, starts: Sequence[Ints]) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
         """Unions of when it computes, and of when it communicates."""
@@ -114,73 +120,17 @@ class RankAccount:
         )
         return busy, talking
 
-    def _buffers(self, starts: Sequence[Ints]) -> tuple[Ints, Ints, Ints]:
-        """Sizes of all buffers of the step, and when they are allocated and freed."""
-        state = self.state
-        until = np.zeros(state.instances, np.int64)
-        sizes, allocs, frees, places = [], [], [], []
-        for one, start in zip(self.runs, starts, strict=True):
-            summary, flat = one.unit.summary, one.unit.summary.flat
-            end = start + summary.duration
-            free = end[:, flat.buffer_task]
-            _extend(free, end, summary.use_buffer, summary.use_task)
-            instances = np.array(one.first, np.int64)[:, None] + np.arange(summary.kept.size)
-            until[instances] = free[:, summary.kept]
-            sizes.append(np.tile(flat.buffer_bytes, len(one.micros)))
-            allocs.append(start[:, flat.buffer_task].ravel())
-            frees.append(free)
-            places.append(instances)
-        for message in state.received:
-            until[message.instance] = message.end
-        for one, start in zip(self.runs, starts, strict=True):
-            self._read(one, start, until)
-        for message in state.sent:
-            if message.instance >= 0:
-                until[message.instance] = max(until[message.instance], message.end)
-        until[self._kept()] = FOREVER
-        for one, free, instances in zip(self.runs, frees, places, strict=True):
-            free[:, one.unit.summary.kept] = until[instances]
-        arrived = [one.instance for one in state.received]
-        return (
-            np.concatenate([*sizes, np.array([m.edge.bytes[1] for m in state.received], np.int64)]),
-            np.concatenate([*allocs, np.array([m.start for m in state.received], np.int64)]),
-            np.concatenate([*(free.ravel() for free in frees), until[arrived]]),
-        )
-
-    def _read(self, one: Runs, start: Ints, until: Ints) -> None:
-        """Keep what runs read until they have."""
-        summary: Summary = one.unit.summary
-        inputs = np.stack(one.inputs)
-        last = np.zeros_like(inputs)
-        _extend(last, start + summary.duration, summary.param, summary.param_task)
-        here = inputs >= 0
-        np.maximum.at(until, inputs[here], last[here])
-
-    def _kept(self) -> list[int]:
-        """Instances that are results of the whole step."""
-        found = []
-        for stage in self.stages:
-            role, names = self.staged.role_of(stage), self.staged.stages[stage].results
-            slots = [slot for slot, name in zip(role.results, names, strict=True) if name]
-            found += [i for i in self.state.once[stage][slots].tolist() if i >= 0]
-        return found
-
-
-def _extend(until: Ints, end: Ints, place: Ints, task: Ints) -> None:
-    """Raise ``until[:, place]`` to the ends of tasks, (runs, tasks)."""
-    if not place.size:
-        return
-    order = np.argsort(place, kind="stable")
-    places, begin = np.unique(place[order], return_index=True)
-    last = np.maximum.reduceat(end[:, task[order]], begin, axis=1)
-    until[:, places] = np.maximum(until[:, places], last)
-
-
-def _thinned(when: Ints, live: Ints, marks: Ints) -> tuple[tuple[float, int], ...]:
-    """Live memory between marks: the highest step of each part, and the last one."""
-    begin = np.unique(np.searchsorted(when, marks))
-    begin = np.unique(np.concatenate(([0], begin[begin < when.size])))
-    last = np.append(begin[1:], when.size) - 1
-    highest = [a + int(np.argmax(live[a : b + 1])) for a, b in zip(begin.tolist(), last.tolist())]
-    kept = np.unique(np.concatenate((highest, last)))
-    return tuple(zip(map(seconds, when[kept].tolist()), live[kept].tolist(), strict=True))
+    def _curve(self, finish: int, timeline: StageTimeline) -> tuple[tuple[float, int], ...]:
+        """Live memory over time, a unit at a time."""
+        starts = {}
+        for one, _, begin, _ in timeline.parts:
+            starts[one.stage, one.name] = iter(begin.tolist())
+        issued = [
+            next(starts.get((event.stage, event.name), iter(())), finish)
+            for event in self.memory.events
+        ]
+        when, live = curve(
+            self.memory.resident_bytes, np.array(issued, np.int64), self.memory.during, finish,
+            int(self.memory.after[-1]),
+        )  # fmt: skip
+        return tuple(zip(map(seconds, when.tolist()), live.tolist(), strict=True))

@@ -78,10 +78,6 @@ class StageTimeline:
         found = [*self._units(), *self._messages()]
         yield from sorted(found, key=lambda event: event.start_s)
 
-    def marks(self) -> Ints:
-        """Starts of the units, in order."""
-        return np.sort(np.concatenate([start for _, _, start, _ in self.parts]))
-
     def _units(self) -> Iterator[Event]:
         for one, place, start, end in self.parts:
             word = WORDS.get(one.name.rstrip("+"), one.name.partition(":")[0])

@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from ..errors import SimulationError
 from ..program import Program, Staged
+from ..schedules import programs
 from ..system import System
 from .accounts import Traffic, totals, unmodelled
 from .costs import OpCosts
 from .lanes import DeviceResult, Lane
 from .laps import Laps
+from .memory import Framework, RankMemories
 from .rank_state import RankState
 from .result import PipelineResult, Result
 from .stage_accounts import RankAccount
@@ -58,8 +60,10 @@ def simulate_stages(
     lanes: list[Lane] = []
     devices: list[DeviceResult] = []
     moved: Traffic = {}
+    memories, steps = RankMemories(program, staged, Framework(program)), programs(staged.schedule)
     for rank, state in enumerate(runs.ranks):
-        account = RankAccount(program, staged, rank, state, kinds.of_rank[rank])
+        memory = memories.of(rank, steps[rank])
+        account = RankAccount(program, staged, rank, state, kinds.of_rank[rank], memory)
         lane, found = account.run(finish)
         lanes.append(lane)
         devices.extend(found)

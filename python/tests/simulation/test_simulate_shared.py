@@ -66,8 +66,9 @@ def test_a_collective_waits_for_the_busiest_entry(engine, fold):
     ]  # fmt: skip
     found = [(c.kind, c.mesh, c.count, in_us(c.time_s)) for c in result.collectives]
     assert found == [("all_reduce", "all", 1, 22), ("all_gather", "pair", 1, 12)]
-    assert result.devices[0].peak_memory_bytes == 8 + 4000
-    assert result.devices[2].peak_memory_bytes == 8 + 16 + 4000 + 16 + 2000
+    # In blocks of 512: x and r; x, y, r and g, and s, which g gathers.
+    assert result.devices[0].peak_memory_bytes == 512 + 4096
+    assert result.devices[2].peak_memory_bytes == 512 + 512 + 4096 + 2048 + 512
 
 
 def test_what_entries_share_is_claimed_once():

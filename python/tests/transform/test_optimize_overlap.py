@@ -16,6 +16,7 @@ import tvm_distir as td
 from tvm_distir.analysis import check_level
 from tvm_distir.errors import LevelError
 from tvm_distir.ir import async_ops
+from tvm_distir.simulation.memory import Framework, entry_memory
 from tvm_distir.system import System
 from tvm_distir.transform import BucketReductions, ScheduleCollectives, SplitCollectives, traffic
 from tvm_distir.transform.optimize.costs import BindingCosts
@@ -188,8 +189,9 @@ def test_memory_bounds_how_far_work_runs_ahead():
     split = SplitCollectives()(module(2, body, ["r12"]))
 
     def peak(mod):
-        sizes = td.simulate(td.export(mod), SYSTEM, blocking=True)
-        return sizes.peak_memory_bytes
+        program = td.export(mod)
+        framework = Framework(program, block_bytes=1)
+        return entry_memory(program, program.entries[0], framework).account.peak_bytes
 
     free = held(ScheduleCollectives(SYSTEM, memory_limit_bytes=NO_LIMIT), split, 2)
     bound = held(ScheduleCollectives(SYSTEM, memory_limit_bytes=5 * 256), split, 2)

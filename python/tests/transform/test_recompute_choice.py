@@ -20,6 +20,7 @@ from tvm_distir.errors import DistIRError, InfeasibleError
 from tvm_distir.ir.rewrite import all_bindings, variables
 from tvm_distir.plan import data_positions
 from tvm_distir.runtime import Reference
+from tvm_distir.simulation.memory import Framework, entry_memory
 from tvm_distir.transform.gradient.automatic import Chain
 from tvm_distir.transform.gradient.functions import Functions
 from tvm_distir.transform.gradient.parameters import Parameters
@@ -158,9 +159,11 @@ class Nothing:
 
 
 def peak(step) -> int:
-    """Peak memory of a step on one device, by the lives of the buffers of its program."""
+    """Peak memory of a step on one device, in bytes, not in whole blocks."""
     plan = strategy.make_plan(step, "data_parallel", {"dp": 1})
-    return td.simulate(td.export(td.distribute(step, plan)), A100).devices[0].peak_memory_bytes
+    program = td.export(td.distribute(step, plan))
+    framework = Framework(program, block_bytes=1)
+    return entry_memory(program, program.entries[0], framework).account.peak_bytes
 
 
 def flops(step) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import relax
 
-from ...ir import IO_ATTR
+from ...ir import IO_ATTR, TRAINING_ATTR, training_notes
 from ...ir.rewrite import typed
 from ...plan import plain_name
 from ...schedules import ACTIVATION, GRADIENT, RUN, Step
@@ -48,6 +48,7 @@ class Program:
         )
         self.messages = Messages(wires, rank, self.writer)
         mod, pipeline = renamed.module(rank), self.pipeline
+        self.mod = mod
         self.bodies = {
             k: StageBody(mod, pipeline.stages[k], pipeline.varying)
             for k, owner in enumerate(wires.rank_of)
@@ -122,8 +123,19 @@ class Program:
             else typed(relax.Tuple(list(outputs)), relax.TupleType([v.ty for v in outputs]))
         )
         io = {"mesh": self.rank, "inputs": self.inputs, "outputs": list(items)}
-        attrs = {"global_symbol": self.name, IO_ATTR: io}
+        attrs = {"global_symbol": self.name, IO_ATTR: io, TRAINING_ATTR: self._training()}
         return self.writer.function(list(self.params.values()), result, False, attrs)
+
+    def _training(self) -> dict[str, Any]:
+        """What updates which input, and which inputs are states.
+
+        Where weights are stashed, earlier micro-batches read the old ones still.
+        """
+        pipeline, states = self.pipeline, dict[str, Any]()
+        for number in self.bodies:
+            states.update(training_notes(self.mod[pipeline.stages[number].function], "states"))
+        updated = pipeline.carried if pipeline.schedule.stash else pipeline.outputs[1:]
+        return {"updated": {name: name for name in updated}, "states": states}
 
 
 __all__ = ["Program"]

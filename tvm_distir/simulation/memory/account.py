@@ -1,0 +1,157 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a device holds at its peak, by role and by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+ROLES = (
+    "weights",
+    "states",
+    "gradients",
+    "stashes",
+    "communication",
+    "temporaries",
+    "inputs",
+    "results",
+)
+"""Weights and constants; states of the optimizer; gradients of weights; what forward keeps for
+backward; what collectives and messages make; what is left over of ops; data; what a program
+returns that replaces nothing."""
+
+WEIGHTS, STATES, GRADIENTS, STASHES, COMMUNICATION, TEMPORARIES, INPUTS, RESULTS = range(8)
+"""Numbers of :data:`ROLES`."""
+
+VALUE_ROLES = {
+    "weight": WEIGHTS, "constant": WEIGHTS, "state": STATES, "gradient": GRADIENTS, "input": INPUTS,
+}  # fmt: skip
+"""By role of a value, those of which it decides."""
+
+NAMED = 10
+"""So many holders are named."""
+
+
+class Label(NamedTuple):
+    """What a buffer is called: its value, who makes it (op or function), where, in which unit."""
+
+    what: str
+    maker: str
+    function: str
+    unit: str = ""
+
+
+class Held(NamedTuple):
+    """A buffer that is there at the peak."""
+
+    label: Label
+    role: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Buffers alike that are there at the peak.
+
+    Attributes
+    ----------
+    what : str
+        Name of the value; numbers that differ among several are ``*``.
+    role : str
+        One of :data:`ROLES`.
+    function : str
+        Where it is made; empty for what is there from the beginning.
+    unit : str
+        Unit of a schedule that made it, or it arrived for; empty without one.
+    bytes : int
+        Of all of them.
+    count : int
+    """
+
+    what: str
+    role: str
+    function: str
+    unit: str
+    bytes: int
+    count: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields by name."""
+        return dict(self.__dict__)
+
+
+@dataclass(frozen=True)
+class MemoryAccount:
+    """What a device holds.
+
+    Attributes
+    ----------
+    allocator : str
+    peak_bytes : int
+        Most that lives at once, in whole blocks.
+    fragmentation_bytes : int
+        What best-fit placement of the blocks takes more than that.
+    moment : str
+        When the peak is: unit, and function and op.
+    at_peak : mapping of str to int
+        Bytes by role at the peak: they add up to it.
+    most : mapping of str to int
+        Most bytes of each role at any time, each for itself.
+    holders : tuple of Holder
+        What holds the peak, the largest first, at most :data:`NAMED`.
+    """
+
+    allocator: str
+    peak_bytes: int
+    fragmentation_bytes: int
+    moment: str
+    at_peak: Mapping[str, int]
+    most: Mapping[str, int]
+    holders: tuple[Holder, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields by name."""
+        return {
+            **self.__dict__,
+            "at_peak": dict(self.at_peak),
+            "most": dict(self.most),
+            "holders": [one.to_dict() for one in self.holders],
+        }
+
+
+def by_role(sizes: Iterable[int]) -> dict[str, int]:
+    """Bytes in the order of :data:`ROLES`, by their names; roles without any left out."""
+    return {role: size for role, size in zip(ROLES, sizes, strict=True) if size}
+
+
+def holders(found: Iterable[Held]) -> tuple[Holder, ...]:
+    """Join buffers alike: of one maker, one role and one size, whose names differ in numbers."""
+    groups: dict[Any, list[Held]] = {}
+    for one in found:
+        label = one.label
+        pattern = re.sub(r"\d+", "*", label.what)
+        key = (pattern, label.maker, label.function, label.unit, one.role, one.bytes)
+        groups.setdefault(key, []).append(one)
+    joined = [
+        Holder(
+            _name([one.label.what for one in same]),
+            ROLES[same[0].role],
+            same[0].label.function,
+            same[0].label.unit,
+            sum(one.bytes for one in same),
+            len(same),
+        )
+        for same in groups.values()
+    ]
+    joined.sort(key=lambda one: (-one.bytes, one.what))
+    return tuple(joined[:NAMED])
+
+
+def _name(names: list[str]) -> str:
+    """What names have in common: numbers that differ become ``*``."""
+    parts = [re.split(r"(\d+)", name) for name in names]
+    columns = zip(*parts, strict=True)
+    return "".join(column[0] if len(set(column)) == 1 else "*" for column in columns)

@@ -1,0 +1,192 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What the devices of a rank of a pipeline hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...program import Program, Staged
+from ...schedules import BACKWARD, FORWARD, WEIGHT, Step
+from .account import Held, Label, MemoryAccount, by_role, holders
+from .arena import Arenas
+from .entries import constants, residents, role_sums
+from .framework import Framework, Level
+from .rank_events import ALWAYS, Event, RankEvents
+from .stages import Stages
+from .units import Death, UnitLevels
+
+Ints = npt.NDArray[np.int64]
+
+_WORDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight"}
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Memory of the devices of a rank.
+
+    Attributes
+    ----------
+    account : MemoryAccount
+    events : list of Event
+        What the rank does, in order.
+    during, after : int64 arrays (events,)
+        Live bytes: the most while each runs, and behind it.
+    resident_bytes : int
+        There from beginning to end, in whole blocks.
+    """
+
+    account: MemoryAccount
+    events: list[Event]
+    during: Ints
+    after: Ints
+    resident_bytes: int
+
+
+class RankMemories:
+    """Memory of the ranks of a step in stages, as a framework would run it.
+
+    Parameters
+    ----------
+    program : Program
+    staged : Staged
+    framework : Framework
+    """
+
+    def __init__(self, program: Program, staged: Staged, framework: Framework) -> None:
+        self.program, self.staged, self.framework = program, staged, framework
+        self.stages = Stages(program, staged, framework)
+        self.levels = UnitLevels(framework, Arenas(framework))
+
+    def of(self, rank: int, steps: Sequence[Step]) -> RankMemory:
+        """Measure a rank that takes these steps."""
+        walk = RankEvents(self.staged, self.stages, rank, steps)
+        resident = self._resident(walk)
+        base = sum(one.bytes for one in resident)
+        deaths = _deaths(walk)
+        found = [self._level(walk, number, death) for number, death in enumerate(deaths)]
+        kinds: dict[int, int] = {}
+        table = [(kinds.setdefault(id(level), len(kinds)), level, top) for level, top in found]
+        order = np.array([kind for kind, _, _ in table], np.int64)
+        known = {kind: (level, top) for kind, level, top in table}
+        rows = [known[kind] for kind in range(len(kinds))]
+        live = np.array([level.live for level, _ in rows], np.int64)[order]
+        peak = np.array([level.peak for level, _ in rows], np.int64)[order]
+        top = np.array([size for _, size in rows], np.int64)[order]
+        after = base + np.cumsum(live)
+        before = after - live
+        during = before + peak
+        at = int(np.argmax(during))
+        most = int(during[at])
+        held = [*resident, *self._held(walk, deaths, at)]
+        roles = np.array([level.roles for level, _ in rows], np.int64)[order]
+        mosts = np.array([level.most for level, _ in rows], np.int64)[order]
+        above = (np.cumsum(roles, axis=0) - roles + mosts).max(axis=0).tolist()
+        account = MemoryAccount(
+            "framework",
+            most,
+            max(0, int((before + top).max()) - most),
+            self._moment(walk, deaths, at),
+            by_role(role_sums(held)),
+            by_role(map(sum, zip(role_sums(resident), above, strict=True))),
+            holders(held),
+        )
+        return RankMemory(account, walk.events, during, after, base)
+
+    def _resident(self, walk: RankEvents) -> list[Held]:
+        """Inputs of the step, and constants of what the rank runs."""
+        given = self.staged.inputs(walk.rank)
+        roots = {p.function for k in walk.own for p in self.staged.role_of(k).phases}
+        return [
+            *residents(self.framework, (value._replace(name=name) for _, name, value in given)),
+            *constants(self.program, self.framework, sorted(roots)),
+        ]
+
+    def _level(self, walk: RankEvents, number: int, death: Death) -> tuple[Level, int]:
+        event = walk.events[number]
+        if event.unit is not None:
+            return self.levels.level(event.unit, death)
+        level, instance = Level(), int(event.ids[0])
+        size, role = walk.sizes[instance], walk.roles[instance]
+        if event.name == "recv":
+            level.add(role, size)
+            level.reach(0)
+        if death.buffers:
+            level.add(role, -size)
+        return level, level.peak
+
+    def _held(self, walk: RankEvents, deaths: Sequence[Death], at: int) -> Iterator[Held]:
+        """What is there at the peak, beside what always is."""
+        event, death = walk.events[at], deaths[at]
+        inside = set[int]()
+        if event.unit is not None:
+            count = len(event.unit.inputs)
+            inside.update(event.ids[[b for b in death.buffers if b < count]].tolist())
+            labels = {b: self._label(walk, int(event.ids[b])) for b in death.buffers if b < count}
+            yield from self.levels.held(event.unit, death, labels, self._word(event))
+        for instance, (number, _) in enumerate(walk.made):
+            early = number < at or (number == at and event.unit is None)
+            if instance == ALWAYS or not early or walk.last[instance] < at or instance in inside:
+                continue
+            if walk.sizes[instance]:
+                label = self._label(walk, instance)
+                yield Held(label, walk.roles[instance], walk.sizes[instance])
+
+    def _label(self, walk: RankEvents, instance: int) -> Label:
+        number, buffer = walk.made[instance]
+        event = walk.events[number]
+        role = self.staged.role_of(event.stage)
+        if event.unit is None:
+            return Label(role.slots[buffer].name, "recv", role.name, self._word(event))
+        slot = event.unit.slots[buffer]
+        part = next(one for one in event.unit.parts if buffer in one.makes)
+        return Label(role.slots[slot].name, "", part.function, self._word(event))
+
+    def _word(self, event: Event) -> str:
+        """What a unit is called, with its stage where the rank has several."""
+        word = _WORDS.get(event.name.rstrip("+"), event.name.partition(":")[0])
+        many = self.staged.schedule.rank_of.count(self.staged.schedule.rank_of[event.stage]) > 1
+        return f"{word} of stage {event.stage}" if many else word
+
+    def _moment(self, walk: RankEvents, deaths: Sequence[Death], at: int) -> str:
+        event = walk.events[at]
+        word = self._word(event)
+        if event.micro >= 0:
+            word += f" {event.micro}"
+        if event.unit is None:
+            return word
+        return f"{word}: {self.levels.moment(event.unit, deaths[at])}"
+
+
+def _deaths(walk: RankEvents) -> list[Death]:
+    """By event which buffers die in it."""
+    roles = np.array(walk.roles, np.int64)
+    known: dict[Any, Death] = {}
+    found = []
+    for number, event in enumerate(walk.events):
+        ids = event.ids
+        dying, own = walk.last[ids] == number, roles[ids]
+        same = _same(ids.tolist())
+        key = dying.tobytes(), own.tobytes(), same
+        if key not in known:
+            buffers = np.flatnonzero(dying).tolist()
+            first = same or tuple(range(ids.size))
+            known[key] = Death(
+                tuple(b for b in buffers if first[b] == b), first, tuple(own.tolist())
+            )
+        found.append(known[key])
+    return found
+
+
+def _same(ids: Sequence[int]) -> tuple[int, ...]:
+    """By place the first of the same instance; empty where all differ."""
+    own = [i for i in ids if i != ALWAYS]
+    if len(set(own)) == len(own):
+        return ()
+    first: dict[int, int] = {}
+    return tuple(n if i == ALWAYS else first.setdefault(i, n) for n, i in enumerate(ids))
