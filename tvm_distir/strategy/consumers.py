@@ -171,14 +171,18 @@ class Consumers:
     def split_into(self, function: str, result: Any, width: int) -> int | None:
         """Return into how many heads a projection's result is reshaped; None when not found.
 
-        The first reshape that makes two or more dims of the last one, of ``width``, says it.
+        The first reshape that makes two or more dims of the last one, of ``width``, says it. One
+        that keeps the width, and has no dim for heads beside batch and sequence, does not: it
+        gives back dims that were merged.
         """
         for where, var in self._elementwise(function, result):
             for _, value, position in self.readers(where, var):
                 if position != 0 or _op_name(value) != "relax.reshape":
                     continue
                 shape = static_shape(value.ty) or ()
-                for k in range(len(shape) - 1):
+                if shape and shape[-1] == width and len(shape) < 4:
+                    continue
+                for k in reversed(range(len(shape) - 1)):
                     if all(isinstance(n, int) for n in shape[k:]) and math.prod(shape[k:]) == width:
                         return int(shape[k])
         return None

@@ -10,9 +10,9 @@ section 4.2.2: between the blocks the residual stream is cut along the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from tvm import ir
+from tvm import ir, relax
 
 from ..errors import PlanError
 from ..ir import R
@@ -30,6 +30,7 @@ from .facts import (
     parameter_rule,
     tensor_parameters,
 )
+from .left_whole import Projection, warn_of_whole
 from .registry import plan_maker
 from .residual_stream import SEQ_DIM, sequence_rules
 from .training import boundary_positions
@@ -78,6 +79,7 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     consumers = Consumers(mod)
     rules: list[PlanRule] = []
     incomplete: list[PlanError] = []
+    read: list[list[Projection]] = []
     faults = faults_of_plan('strategy "megatron"')
     for name, fn, rule_name in entries(mod):
         data, arriving = data_positions(fn, name), boundary_positions(fn)
@@ -92,6 +94,7 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
             _check_complete(list(known.values()), [p for p in parameters if p.position not in data])
         except PlanError as error:
             incomplete.append(error)
+        labels: dict[int, int] = {}
         for parameter in parameters:
             weight, label = known.get(parameter.position), R
             if sequence and parameter.position in arriving and parameter.ndim == 3:
@@ -100,7 +103,10 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
                 with faults.gathered():
                     label = _label(weight, spec, axis, consumers)
             stationary = parameter.position not in data
+            labels[parameter.position] = label
             rules.append(parameter_rule(parameter, spec, number, label, stationary))
+        weights_read = [p for p in parameters if p.position not in data]
+        read.append(list(_projections(weights_read, known, labels, fn, consumers)))
         if sequence:
             rows = [w for w in known.values() if w.role == "row" and not w.is_bias]
             with faults.gathered():
@@ -108,6 +114,8 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     faults.raise_all()
     if incomplete and (Pipeline.of(mod) is None or len(incomplete) == len(entries(mod))):
         raise incomplete[0]  # a stage may have none of these weights, not all of them
+    for projections in read:
+        warn_of_whole(projections, "megatron", axis)
     return Plan((spec,), tuple(dict.fromkeys(rules)))
 
 
@@ -126,6 +134,36 @@ def _check_complete(known: Sequence[KnownWeight], all_weights: Sequence[Paramete
         place=f"{entry} (megatron)",
         remedy="Name the weights so, or write the plan by hand.",
     )
+
+
+def _projections(
+    parameters: Sequence[Parameter],
+    known: Mapping[int, KnownWeight],
+    labels: Mapping[int, int],
+    fn: relax.Function,
+    consumers: Consumers,
+) -> Iterator[Projection]:
+    """The weights of matrix products, and why they are not cut where they are not."""
+    for parameter in parameters:
+        weight = known.get(parameter.position)
+        if parameter.ndim < 2 or (weight is not None and weight.is_bias):
+            continue
+        uses = (
+            weight.uses
+            if weight
+            else consumers.uses(parameter.entry, fn.params[parameter.position])
+        )
+        if not any(use.kind == "matmul" for use in uses):
+            continue
+        why = ""
+        if labels[parameter.position] == R:
+            fused = weight is not None and weight.role == "fused"
+            why = (
+                "query, key and value in one, no part of it is whole heads"
+                if fused
+                else "no known name"
+            )
+        yield Projection(parameter, why)
 
 
 def _label(weight: KnownWeight, mesh: MeshSpec, axis: str, consumers: Consumers) -> int:

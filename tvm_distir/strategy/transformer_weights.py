@@ -14,13 +14,22 @@ from ..plan import plain_name
 from .consumers import Consumers, Use
 from .facts import Parameter
 
-QUERY = ("q_proj", "query", "wq")
-KEY_VALUE = ("k_proj", "v_proj", "key", "value", "wk", "wv")
-GATE_UP = ("gate_proj", "up_proj", "c_fc", "fc1", "dense_h_to_4h", "fc_in", "w1", "w3")
-ROW = ("o_proj", "out_proj", "down_proj", "c_proj", "fc2", "dense_4h_to_h", "fc_out", "wo", "w2")
+QUERY = ("q_proj", "query", "wq", "SelfAttention_q", "EncDecAttention_q")
+KEY_VALUE = (
+    *("k_proj", "v_proj", "key", "value", "wk", "wv"),
+    *("SelfAttention_k", "SelfAttention_v", "EncDecAttention_k", "EncDecAttention_v"),
+)
+GATE_UP = (
+    *("gate_proj", "up_proj", "c_fc", "fc1", "dense_h_to_4h", "fc_in", "w1", "w3"),
+    *("intermediate_dense", "wi", "wi_0", "wi_1"),
+)
+ROW = (
+    *("o_proj", "out_proj", "down_proj", "c_proj", "fc2", "dense_4h_to_h", "fc_out", "wo", "w2"),
+    *("output_dense", "SelfAttention_o", "EncDecAttention_o"),
+)
 FUSED = ("c_attn", "qkv_proj", "query_key_value")
 EMBEDDING = ("wte", "embed_tokens", "tok_embeddings", "word_embeddings", "token_embedding")
-HEAD = ("lm_head", "output_projection", "embed_out")
+HEAD = ("lm_head", "output_projection", "embed_out", "proj_out", "predictions_decoder")
 ROLES: dict[str, tuple[str, ...]] = {
     "query": QUERY,
     "key_value": KEY_VALUE,

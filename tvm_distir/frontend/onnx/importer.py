@@ -26,6 +26,7 @@ from .inputs import static_shapes
 from .names import check_names
 from .reading import check_complete, opset_version, read_model
 from .resolve import resolve
+from .scopes import name_weights, variable_name
 from .skeleton import Skeleton, strip_weights
 from .support import check_inputs
 
@@ -88,6 +89,7 @@ def from_onnx(
     check_names(model.graph, place)
     check_inputs(model.graph, place)
     skeleton = strip_weights(model, folder)
+    name_weights(skeleton)
     old, new = static_shapes(skeleton.model, skeleton.data, dims or {}, batch, place)
     skeleton.model = resolve(skeleton.model, old, new)
     mod = _import(skeleton, place)
@@ -109,13 +111,28 @@ def _check_batch(batch: int | None, place: str) -> None:
 
 
 class _Importer(ONNXGraphImporter):  # type: ignore[misc]
-    """TVM's importer, which remembers the node it is at."""
+    """TVM's importer, which remembers the node it is at, and names what nodes give.
+
+    Parameters
+    ----------
+    names : mapping of str to str
+        By the names of nodes; what others give keeps the name that TVM finds.
+    """
 
     node = ""
 
+    def __init__(self, names: Mapping[str, str]) -> None:
+        super().__init__({}, "float32", keep_params_in_input=False, sanitize=False)
+        self.names = names
+
     def _convert_operator(self, op_name: str, inputs: Any, attrs: Any, opset: int) -> Any:
-        self.node = f"{attrs['tvm_custom']['name'] or '?'} ({op_name})"
-        return super()._convert_operator(op_name, inputs, attrs, opset)
+        name = attrs["tvm_custom"]["name"]
+        self.node = f"{name or '?'} ({op_name})"
+        made = super()._convert_operator(op_name, inputs, attrs, opset)
+        if name in self.names and isinstance(made, ir.Call):
+            if isinstance(made.ty, relax.TensorType):
+                return self.bb.emit(made, self.names[name])
+        return made
 
 
 def _import(skeleton: Skeleton, place: str) -> ir.IRModule:
@@ -125,7 +142,8 @@ def _import(skeleton: Skeleton, place: str) -> ir.IRModule:
     """
     for node in skeleton.model.graph.node:
         node.name = node.name or node.output[0]
-    importer = _Importer({}, "float32", keep_params_in_input=False, sanitize=False)
+    named = ((node.name, variable_name(node)) for node in skeleton.model.graph.node)
+    importer = _Importer({node: name for node, name in named if name is not None})
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")

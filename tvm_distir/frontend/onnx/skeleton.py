@@ -53,6 +53,8 @@ class Weight:
         The stored values (maybe external); None for a weight that is filled with ``fill``.
     fill : float
         The one value of a weight shipped as a ConstantOfShape node.
+    transposed : bool
+        Whether the stored values are its transpose.
     """
 
     name: str
@@ -60,13 +62,15 @@ class Weight:
     shape: tuple[int, ...]
     tensor: TensorProto | None = None
     fill: float = 0.0
+    transposed: bool = False
 
     def array(self, folder: str) -> npt.NDArray[np.generic]:
         """Read the values; ``folder`` is where external data lies."""
         if self.tensor is None:
             dtype = helper.tensor_dtype_to_np_dtype(self.elem_type)
             return np.full(self.shape, self.fill, dtype)
-        return tensor_array(self.tensor, folder)
+        stored = tensor_array(self.tensor, folder)
+        return np.ascontiguousarray(stored.T) if self.transposed else stored
 
 
 @dataclass

@@ -15,6 +15,7 @@ from tvm import ir
 from ...errors import ModelError
 from ...ir import FRONTEND_ATTR
 from .reading import check_complete, read_model
+from .scopes import name_weights
 from .skeleton import strip_weights
 
 
@@ -44,10 +45,11 @@ def load_weights(
     else:
         model, folder = read_model(source), str(Path(source).parent)
         check_complete(model, str(source))
-    weights = strip_weights(model, folder).weights
+    skeleton = strip_weights(model, folder)
+    name_weights(skeleton)
     return {
         name: weight.array(folder)
-        for name, weight in weights.items()
+        for name, weight in skeleton.weights.items()
         if filled or weight.tensor is not None
     }
 

@@ -1,0 +1,68 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan that knows weights by name leaves whole: said, not passed over."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .facts import Parameter
+
+LEAST_SHARE = 0.05
+"""Projections that hold less than this of the elements of all are not worth a word."""
+SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A weight that a matmul reads.
+
+    Attributes
+    ----------
+    parameter : Parameter
+    why_whole : str
+        Why it is not cut; empty where it is.
+    """
+
+    parameter: Parameter
+    why_whole: str
+
+    @property
+    def elements(self) -> int:
+        """Number of elements, as far as sizes are known."""
+        return math.prod(n for n in self.parameter.shape or () if isinstance(n, int))
+
+
+def warn_of_whole(projections: Iterable[Projection], strategy: str, axis: str) -> None:
+    """Warn where projections stay whole on every device, with their names by layer.
+
+    Parameters
+    ----------
+    projections : iterable of Projection
+        Of one entry function.
+    strategy, axis : str
+        For the message.
+    """
+    known = list(projections)
+    whole = [one for one in known if one.why_whole]
+    total = sum(one.elements for one in known)
+    share = sum(one.elements for one in whole) / total if total else 0.0
+    if share < LEAST_SHARE:
+        return
+    groups: dict[tuple[str, str], int] = {}
+    for one in whole:
+        pattern = re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", "*", one.parameter.name)
+        groups[pattern, one.why_whole] = groups.get((pattern, one.why_whole), 0) + 1
+    shown = [f"{name} ({count}: {why})" for (name, why), count in list(groups.items())[:SHOWN]]
+    more = f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else ""
+    warnings.warn(
+        f'{strategy} over "{axis}" cuts {len(known) - len(whole)} of {len(known)} weights of '
+        f"matrix products; each device has the others whole, {share:.0%} of their elements, and "
+        f"does all of their work: {'; '.join(shown)}{more}. tensor_parallel cuts weights of any "
+        "name.",
+        stacklevel=3,
+    )
