@@ -113,9 +113,9 @@ def add_model_options(parser: argparse.ArgumentParser, system_required: bool = F
     parser.add_argument(
         "--recompute",
         metavar="POLICY",
-        help="with --train: what the backward part makes again: none, selective, full, cut:SHARE, "
-        "NAME=POLICY,... for functions by name, or auto[:memory_gib=G,...], the least within the "
-        "memory of a device",
+        help="with --train: what the backward part makes again: none, attention, selective, full, "
+        "cut:SHARE, NAME=POLICY,... for functions by name, or auto[:memory_gib=G,...], the least "
+        "within the memory of a device",
     )
 
 

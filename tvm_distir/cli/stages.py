@@ -90,7 +90,8 @@ def load_work(
         model = _load(arguments, schedule)
     if arguments.train:
         with watch.stage("train"):
-            step = training_step(model.mod, arguments, plan, axes, system, schedule)
+            usual = "none" if plan is not None else strategy.recompute_of(specs)
+            step = training_step(model.mod, arguments, plan, axes, system, schedule, usual)
             model = replace(model, mod=step)
     with watch.stage("plan"):
         if plan is None:
@@ -147,8 +148,11 @@ def training_step(
     axes: dict[str, int] | None,
     system: Any,
     schedule: Any,
+    usual: str,
 ) -> Any:
     """Make the training step that ``--train`` and its options ask for.
+
+    ``usual`` is made again where neither the options nor the plan say what.
 
     Raises
     ------
@@ -170,15 +174,17 @@ def training_step(
         loss_scale=1.0 if arguments.loss_scale is None else arguments.loss_scale,
         master=bool(arguments.master),
         frozen=arguments.freeze or (),
-        recompute=_recompute(arguments, plan, axes),
+        recompute=_recompute(arguments, plan, axes, usual),
         system=system,
         schedule=schedule,
         **options,
     )
 
 
-def _recompute(arguments: argparse.Namespace, plan: Any, axes: dict[str, int] | None) -> Any:
-    """What is made again: as the option says, or the plan.
+def _recompute(
+    arguments: argparse.Namespace, plan: Any, axes: dict[str, int] | None, usual: str
+) -> Any:
+    """What is made again: as the option says, or the plan, or what is usual.
 
     ``auto`` takes activations to be cut evenly over the mesh where it does not say it.
     """
@@ -191,7 +197,7 @@ def _recompute(arguments: argparse.Namespace, plan: Any, axes: dict[str, int] | 
             remedy="Leave one of them out.",
         )
     if said is None:
-        return plan.recompute if plan is not None and plan.recompute else "none"
+        return plan.recompute if plan is not None and plan.recompute else usual
     name, colon, rest = said.partition(":")
     if name.strip() != "auto" or "activations" in rest:
         return said

@@ -11,16 +11,16 @@ Attention").
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from tvm import ir
 
 from ..errors import Faults, PlanError
-from ..ir import training_notes
-from ..plan import Plan, faults_of_plan
+from ..plan import ATTENTION, NONE, Plan, faults_of_plan
 from ..propagation import TiedDims, tied_dims
-from .facts import MeshLike, as_mesh_spec, entries
-from .registry import plan_maker
+from .facts import MeshLike, as_mesh_spec
+from .registry import StrategySpec, plan_maker
 from .sequence_dims import SEQUENCE_DIM, Product, cut_inputs, products
 from .sequence_places import PlaceValues, place_list, place_rows
 
@@ -48,7 +48,7 @@ def context_parallel(
     form : str
         What a device does of attention: "all_to_all" a part of the heads for the whole sequence,
         which four all-to-alls per layer bring and take; "ring" its queries against the keys and
-        values of one device after the other, which travel around (not in training steps);
+        values of one device after the other, which travel around;
         "gather" its queries against all of them, which are gathered.
     dim : int
         The dim of the data inputs that is the sequence.
@@ -64,16 +64,13 @@ def context_parallel(
     MeshError
         DIST0206 when the mesh has no such axis.
     PlanError
-        DIST0233 no data input has the dim, or a training step with a ring; DIST0234 heads are not
+        DIST0233 no data input has the dim; DIST0234 heads are not
         divisible by the axis (all_to_all), or the sequence is shorter than the axis.
     PropagationError
         DIST0401 an op without a rule.
     """
     spec = as_mesh_spec(mesh)
     seeds, rules = cut_inputs(mod, spec, axis, dim, "context_parallel")
-    for name, fn, _ in entries(mod) if form == "ring" else ():
-        if training_notes(fn, "updated"):
-            raise _no_training(name)
     values = PlaceValues(mod, spec, axis)
     faults = faults_of_plan("main (context_parallel)")
     for tied in tied_dims(mod, seeds, spec.axes[axis]):
@@ -81,9 +78,15 @@ def context_parallel(
         if form == "all_to_all":
             _place_heads(tied, values, spec.axes[axis], axis, faults)
         else:
-            place_rows(tied, values, spec.axes[axis])
+            place_rows(tied, values, spec.axes[axis], ring=form == "ring")
     faults.raise_all()
     return Plan((spec,), (*rules, *values.rules), ring=(axis,) if form == "ring" else ())
+
+
+def recompute_of(specs: Sequence[StrategySpec]) -> str:
+    """What a training step for a list of strategies best makes again: attention on a ring."""
+    rings = [s for s in specs if s.name == "context_parallel" and s.options.get("form") == "ring"]
+    return ATTENTION if rings else NONE
 
 
 def _place_heads(
@@ -109,16 +112,6 @@ def _place_heads(
                 values.rows(tied, value)
 
 
-def _no_training(name: str) -> PlanError:
-    return PlanError(
-        "DIST0233",
-        "a training step keeps whole rows of attention's weights for its backward part: there is "
-        "no ring for it",
-        place=f"{name} (context_parallel:form=ring)",
-        remedy='Use "context_parallel:form=all_to_all", or "form=gather".',
-    )
-
-
 def _no_heads(product: Product, count: int, axis: str) -> PlanError:
     words = "x".join(map(str, product.shape))
     return PlanError(
@@ -130,4 +123,4 @@ def _no_heads(product: Product, count: int, axis: str) -> PlanError:
     )
 
 
-__all__ = ["context_parallel"]
+__all__ = ["context_parallel", "recompute_of"]

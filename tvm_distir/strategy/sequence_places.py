@@ -104,7 +104,7 @@ class PlaceValues:
                 self._found[function, callee, i] = rule
 
 
-def place_rows(tied: TiedDims, values: PlaceValues, count: int) -> None:
+def place_rows(tied: TiedDims, values: PlaceValues, count: int, ring: bool = False) -> None:
     """Cut what products of a function read and give along the sequence, queries in attention.
 
     Parameters
@@ -113,21 +113,37 @@ def place_rows(tied: TiedDims, values: PlaceValues, count: int) -> None:
     values : PlaceValues
     count : int
         Into how many parts.
+    ring : bool
+        Whether products of two sequences are cut along that of their first operand: in steps that
+        make the scores of attention again either could be.
     """
     g = tied.graph
     for product in products(tied):
         node = g.nodes[product.node]
-        if tied.dims(node.results[0]):
-            for value in (*node.operands, *node.results):
-                values.rows(tied, value)
-        else:
+        dims, first = tied.dims(node.results[0]), node.operands[0]
+        if not dims:
             place_list(values, product, count)
+            continue
+        for value in (*node.operands, *node.results):
+            values.rows(tied, value)
+        if ring and node.rule is not None and len(dims) == 2 and len(tied.dims(first)) == 1:
+            met = [f.outs[0] for f in node.rule.factors if f.ins[0] == tied.dims(first)[0]]
+            if met[:1] and met[0] in dims:  # queries and keys: the keys come by
+                values.put(tied, product.node, met[0])
     for k, node in enumerate(g.nodes):
-        dims = tied.dims(node.results[0]) if len(node.results) == 1 else ()
-        for f in node.rule.factors if node.rule is not None and len(dims) == 2 else ():
-            if f.kind == "stat" and f.outs[0] in dims:  # a softmax, over the keys
-                queries = dims[0] if f.outs[0] == dims[1] else dims[1]
-                values.put(tied, k, queries, stationary=True)
+        if node.rule is None or len(node.results) != 1 or not node.operands:
+            continue
+        read = node.operands[0]
+        for (
+            f
+        ) in node.rule.factors:  # a softmax over the keys, or where it is written out its maximum
+            keys, value = (f.outs[0], node.results[0]) if f.kind == "stat" else (f.ins[0], read)
+            dims = tied.dims(value)
+            if f.kind in ("stat", "max") and len(dims) == 2 and keys in dims:
+                queries = dims[0] if keys == dims[1] else dims[1]
+                at = k if f.kind == "stat" else g.producer[value][0] if value >= 0 else -1
+                if at >= 0:
+                    values.put(tied, at, queries, stationary=True)
 
 
 def place_list(values: PlaceValues, product: Product, count: int) -> None:

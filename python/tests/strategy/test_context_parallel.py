@@ -44,11 +44,15 @@ def traffic(dist: ir.IRModule, least_ndim: int = 3) -> Counter[str]:
     return found
 
 
-def per_layer(name: str, form: str, n: int, **options: Any) -> Counter[str]:
+def per_layer(
+    name: str, form: str, n: int, recompute: str | None = None, **options: Any
+) -> Counter[str]:
     """What one more layer sends."""
     found = []
     for layers in (2, 3):
         mod = model(name, layers=layers, **options)
+        if recompute is not None:
+            mod = td.train_step(mod, optimizer="sgd", rate=1.0, recompute=recompute)
         plan = strategy.make_plan(mod, f"context_parallel:form={form}", {"cp": n})
         found.append(traffic(td.distribute(mod, plan)))
     found[1].subtract(found[0])
@@ -147,6 +151,58 @@ def test_training_sends_four_more_all_to_alls() -> None:
     assert not found[0]["all_gather"]
 
 
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize(
+    ("recompute", "permuted", "reduced"),
+    [("attention", 2 + 2 + 2, 0), ("none", 2 + 3 + 1, 1), ("selective", 2 + 4 + 2, 0)],
+)
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_what_a_ring_sends_in_training(
+    name: str, recompute: str, permuted: int, reduced: int, n: int
+) -> None:
+    """Forward keys and values; back they and their gradients: docs/sequence.md."""
+    b = 4 * 2 * 32 * 16
+    options = {"kv_heads": 4} if name == "llama" else {}
+    sent = per_layer(name, "ring", n, recompute, **options)
+    expected = {
+        "collective_permute": permuted * b * (n - 1) // n,
+        "reduce_scatter": reduced * b * (n - 1) // n,
+    }
+    assert sent == +Counter(expected)
+
+
+def test_no_device_of_a_ring_has_all_keys_in_training() -> None:
+    """Of a step that keeps maxima and sums of attention: the mask alone is as long."""
+    mod = td.train_step(model("gpt", seq=48), optimizer="sgd", rate=1.0, recompute="attention")
+    dist = td.distribute(mod, strategy.make_plan(mod, "context_parallel:form=ring", {"cp": 4}))
+    functions = td.export(dist).functions
+    long = {
+        (value.name, value.dtype)
+        for name, function in functions.items()
+        if name.startswith("layer")
+        for value in function.values
+        if 48 in value.shape and value.role != "constant"
+    }
+    assert {dtype for _, dtype in long} == {"bool"}
+
+
+@pytest.mark.parametrize(
+    ("name", "seq", "recompute", "n"),
+    [
+        ("gpt", 30, "attention", 4),
+        ("llama", 30, "none", 4),
+        ("bert", 32, "attention", 2),
+        ("gpt", 30, "selective", 4),
+        ("llama", 32, "full", 2),
+    ],
+)
+def test_training_on_a_ring_equals_one_device(name: str, seq: int, recompute: str, n: int) -> None:
+    """Whatever the step keeps of attention; new weights are old ones less their gradients."""
+    mod = td.train_step(model(name, seq=seq), optimizer="sgd", rate=1.0, recompute=recompute)
+    plan = strategy.make_plan(mod, "context_parallel:form=ring", {"cp": n})
+    assert td.verify(mod, plan, engine="virtual").equal
+
+
 @pytest.mark.parametrize(
     ("text", "mesh", "name", "train"),
     [
@@ -166,13 +222,20 @@ def test_training_sends_four_more_all_to_alls() -> None:
         ("fsdp+context_parallel", {"dp": 2, "cp": 2}, "gpt", True),
         ("deepspeed_zero1+context_parallel:form=gather", {"dp": 2, "cp": 2}, "llama", True),
         ("data_parallel+context_parallel+megatron", {"dp": 2, "tp": 2, "cp": 2}, "gpt", True),
+        (
+            "data_parallel+context_parallel:form=ring+megatron",
+            {"dp": 2, "cp": 2, "tp": 2},
+            "gpt",
+            True,
+        ),
     ],
 )
 def test_with_other_strategies(text: str, mesh: dict[str, int], name: str, train: bool) -> None:
     options = {"kv_heads": 4} if name == "llama" else {}
     mod = model(name, seq=16, **options)
     if train:
-        mod = td.train_step(mod, optimizer="sgd", momentum=0.9)
+        recompute = strategy.recompute_of(strategy.parse(text))
+        mod = td.train_step(mod, optimizer="sgd", momentum=0.9, recompute=recompute)
     assert td.verify(mod, strategy.make_plan(mod, text, mesh), engine="virtual").equal
 
 
@@ -208,6 +271,32 @@ def test_attention_as_one_op(form: str, kind: str, causal: str | None, seq: int)
     assert set(traffic(dist)) == {kind}
 
 
+def test_training_attention_as_one_op_on_a_ring() -> None:
+    """Under a causal mask, on an uneven sequence; the backward part makes its softmax again."""
+    mod = td.train_step(attention_op("TopLeft", 15), loss="mse", optimizer="sgd", rate=1.0)
+    plan = strategy.make_plan(mod, "context_parallel:form=ring", {"cp": 4})
+    dist = td.distribute(mod, plan)
+    assert set(traffic(dist)) == {"collective_permute"}
+    assert td.verify(mod, plan, engine="virtual", dist=dist).equal
+
+
+def test_training_in_half_precision_on_a_ring() -> None:
+    """Gradients of keys and values travel in float32, and so do no others."""
+    mod = td.train_step(
+        model("gpt", dtype="float16", seq=30), optimizer="sgd", recompute="attention", master=True
+    )
+    plan = strategy.make_plan(mod, "context_parallel:form=ring", {"cp": 2})
+    dist = td.distribute(mod, plan)
+    program = td.export(dist)
+    moved = Counter(
+        program.functions["layer_backward"].values[op.outputs[0]].dtype
+        for op in program.functions["layer_backward"].ops
+        if op.kind == "collective" and op.collective == "collective_permute"
+    )
+    assert moved == {"float16": 2, "float32": 2}
+    assert td.verify(mod, plan, engine="virtual", dist=dist).equal
+
+
 @pytest.mark.parametrize(
     ("text", "mesh", "error", "message"),
     [
@@ -215,18 +304,10 @@ def test_attention_as_one_op(form: str, kind: str, causal: str | None, seq: int)
         ("context_parallel:form=star", {"cp": 2}, PlanError, "DIST0231.*all_to_all"),
         ("context_parallel:dim=2", {"cp": 2}, PlanError, "DIST0233.*no data input has a dim 2"),
         ("context_parallel", {"cp": 64}, PlanError, "DIST0234.*sequence 32 is shorter"),
-        (
-            "context_parallel:form=ring",
-            {"cp": 2, "train": 1},
-            PlanError,
-            "DIST0233.*no ring for it",
-        ),
         ("context_parallel", {"cp": 8}, PlanError, r"DIST0234 layer/scores.*2x4x32x32"),
     ],
 )
 def test_errors(text: str, mesh: dict[str, int], error: type[Exception], message: str) -> None:
     mod = model("gpt")
-    if "train" in mesh:
-        mod = td.train_step(mod, optimizer="sgd", rate=1.0)
     with pytest.raises(error, match=message):
         strategy.make_plan(mod, text, mesh)

@@ -71,11 +71,20 @@ def widened(b: relax.BlockBuilder, scores: Any, mask: Any) -> Any:
     return relax.op.add(b.emit(relax.op.astype(scores, "float32")), mask)
 
 
+def read_twice(b: relax.BlockBuilder, scores: Any, mask: Any) -> Any:
+    return multiply(scores, scores)
+
+
 @pytest.mark.parametrize("seq", [SEQ, 10], ids=["even", "uneven"])
 @pytest.mark.parametrize(
     ("between", "batch", "dtype"),
-    [(added, 1, "float32"), (capped, 2, "float32"), (widened, 1, "float16")],
-    ids=["biased", "capped", "half"],
+    [
+        (added, 1, "float32"),
+        (capped, 2, "float32"),
+        (widened, 1, "float16"),
+        (read_twice, 1, "float32"),
+    ],
+    ids=["biased", "capped", "half", "squared"],
 )
 def test_a_ring_equals_one_device(between: Between, batch: int, dtype: str, seq: int) -> None:
     """Two blocks travel twice each; nothing is gathered."""
@@ -116,11 +125,20 @@ def summed(b: relax.BlockBuilder, scores: Any, mask: Any) -> Any:
     return relax.op.cumsum(b.emit(relax.op.add(scores, mask)), 2)
 
 
-def read_twice(b: relax.BlockBuilder, scores: Any, mask: Any) -> Any:
-    return multiply(scores, scores)
+def spread(b: relax.BlockBuilder, scores: Any, mask: Any) -> Any:
+    """Scores below a mean of their own: a sum over the keys, before the softmax."""
+    return relax.op.subtract(scores, b.emit(relax.op.sum(scores, -1, keepdims=True)))
 
 
-@pytest.mark.parametrize("between", [summed, read_twice])
+def test_keys_come_by_again_where_scores_need_a_sum_of_them() -> None:
+    """Twice around: the sums, then the softmax."""
+    mod = attention(spread, (1, SEQ, SEQ))
+    dist = td.distribute(mod, plan())
+    assert kinds(dist).count("collective_permute") == 3 * (COUNT - 1)
+    assert td.verify(mod, plan(), dist=dist, engine="virtual").equal
+
+
+@pytest.mark.parametrize("between", [summed])
 def test_what_needs_all_keys_at_once_is_refused(between: Between) -> None:
     mod = attention(between, (1, SEQ, SEQ))
     with pytest.raises(LoweringError, match=r"DIST0511 main/.*all_to_all"):

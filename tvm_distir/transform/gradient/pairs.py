@@ -19,9 +19,9 @@ from tvm import ir, relax
 from ...errors import ModelError
 from ...ir import is_private
 from ...ir.rewrite import is_pure, op_name, variables
-from ...plan import NONE, Recomputation, plain_name
+from ...plan import ATTENTION, NONE, Recomputation, plain_name
 from .functions import Functions, only_read, private_function, tuple_of, written
-from .recompute import Frontier, Times, kept_by
+from .recompute import Frontier, Times, keeping_sums, kept_by
 from .reverse import Reverse, active
 from .tape import Pair, Roles, Tape
 
@@ -168,10 +168,15 @@ class Pairs:
     def _write(self, name: str, roles: Roles, policy: str) -> Pair:
         """Write both functions."""
         draft = self.draft(name, roles)
-        params, before = draft.params, draft.before
-        kept, again = kept_by(policy, before, draft.read, params, draft.frontier)
-        body = [*again, *draft.after]
-        used = {*draft.read, *(v for b in again for v in variables(b.value))}
+        params, before, after, read = draft.params, draft.before, draft.after, draft.read
+        if policy == ATTENTION:
+            parts = keeping_sums(before, after, read, params)
+            before, after, read = parts.before, parts.after, parts.read
+            kept, again = parts.kept, parts.again
+        else:
+            kept, again = kept_by(policy, before, read, params, draft.frontier)
+        body = [*again, *after]
+        used = {*read, *(v for b in again for v in variables(b.value))}
         needed = tuple(i for i, param in enumerate(params) if param in used)
         saved = relax.Var("saved", relax.TupleType([v.ty for v in kept]))
         opened = [relax.VarBinding(v, relax.TupleGetItem(saved, k)) for k, v in enumerate(kept)]

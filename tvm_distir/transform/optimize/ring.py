@@ -8,35 +8,40 @@ of Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 from tvm import ir, relax
 
 from ...errors import LoweringError, MeshError, nearest
-from ...ir import call_axes, mesh_axes, meshes, ops, relax_functions
-from ...ir.rewrite import rebuild, scalar
+from ...ir import mesh_axes, meshes, relax_functions
+from ...ir.rewrite import BlockWriter, let_out, variables, with_body
+from ...native import pruned
 from ..declaration import Rewrite, module_pass
 from .editing import Editor, FunctionStep, stepped
 from .ring_attention_op import AttentionAsProducts
-from .ring_matching import REMEDY, Attention, AttentionFinder
-from .scan import Scan
-
-WIDE = "float32"
-NARROW = ("float16", "bfloat16")
+from .ring_block import Stats
+from .ring_nodes import Region
+from .ring_phase import Phase
+from .ring_regions import RegionFinder
+from .ring_sources import REMEDY
+from .scan import Row, Scan
 
 
 @module_pass("local")
 def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
     """Let keys and values of attention travel around a ring instead of gathering them.
 
-    Where keys and values are gathered along a mesh axis of ``n`` devices, for ``nn.attention`` or a
-    softmax of products that is not read otherwise, each device starts with its own block of them
-    and hands what it has to the next one, ``n - 1`` times, by ``collective_permute``. Of each block
-    it computes the scores of its queries, with masks and biases cut to the block, and keeps a
-    running maximum, sum and result, in float32 at least. As many bytes are sent as by the gathers;
-    one block is held besides the own one. Sums are in another order.
+    Where keys and values are gathered along a mesh axis of ``n`` devices, for ``nn.attention`` or
+    products and a softmax over the keys, each device starts with its own block of them and hands
+    what it has to the next one, ``n - 1`` times, by ``collective_permute``. Of each block it
+    computes the scores of its queries, with masks and biases cut to the block, and keeps a running
+    maximum, sum and result, in float32 at least. As many bytes are sent as by the gathers; one
+    block is held besides the own one. Sums are in another order.
+
+    In training the backward part does the same, and what is reduced to the owners of keys and
+    values, their gradients, follows these around. Where all keys have to come by before the next
+    op can work on one of them, as in a softmax that is made again, they go around once more.
 
     Parameters
     ----------
@@ -47,7 +52,7 @@ def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
     -------
     pass : tvm.transform.Pass
         It raises MeshError DIST0206 where no mesh has such an axis, LoweringError DIST0511 where
-        a product reads rows gathered along one that cannot be read by blocks, or there is none.
+        rows gathered along one are read by what cannot be done in blocks, or there are none.
     """
 
     def ring_attention(mod: ir.IRModule) -> ir.IRModule:
@@ -86,7 +91,11 @@ def _numbers(mod: ir.IRModule, axes: Sequence[str]) -> dict[str, tuple[int, ...]
 
 
 class _Ring(Editor):
-    """Writes attention found around a ring where its result was bound."""
+    """Writes what runs over gathered keys around a ring.
+
+    Bindings keep their order, but that each phase of a region stands before the first that reads
+    what it gives, and behind all that it reads.
+    """
 
     def __init__(
         self,
@@ -97,125 +106,87 @@ class _Ring(Editor):
         axes: dict[str, tuple[int, ...]],
     ) -> None:
         super().__init__(mod, name, fn, scan)
-        self._found = AttentionFinder(name, scan, axes).run()
-        self.watched.update(self._found)
+        self._regions = [
+            RegionFinder(name, rows, scan.values, scan.readers, axes).run() for rows in scan.blocks
+        ]
 
-    def visit(self, var: Any, value: Any, kind: str | None) -> Any:
-        """Replace the second product of attention."""
-        attention = self._found.get(var)
-        return value if attention is None else _Blocks(self, attention, str(var.name)).run()
-
-
-class _Blocks:
-    """Writes attention as a sequence of blocks."""
-
-    def __init__(self, editor: _Ring, attention: Attention, name: str) -> None:
-        self._editor, self._a, self._name = editor, attention, name
-        call = attention.keys.call
-        self._mesh, (self._axis,) = call.attrs["device_mesh"], call_axes(call)
-        self._count = int(self._mesh.shape[self._axis])
-        self._rows, self._whole = attention.keys.rows, attention.keys.whole
-        given = attention.scores_dtype
-        self._dtype = WIDE if given in NARROW else given
-
-    def _emit(self, value: Any, hint: str) -> Any:
-        return self._editor.emit(value, f"{self._name}_{hint}")
-
-    def run(self) -> Any:
-        """Write the blocks; return the value of the result."""
-        a = self._a
-        keys, values = a.keys.block, a.values.block
-        me = self._emit(ops.axis_index(self._mesh, self._axis), "rank")
-        top = total = mixed = None
-        for step in range(self._count):
-            following = None
-            if step + 1 < self._count:
-                following = tuple(self._handed_on(x) for x in (keys, values))
-            scores, valid = self._scores(keys, me, step)
-            highest = self._emit(relax.op.max(scores, [-1], keepdims=True), "max")
-            least = scalar(float(np.finfo(self._dtype).min), self._dtype)
-            before = least if top is None else top
-            highest = self._emit(relax.op.maximum(highest, before), "max")
-            shifted = self._emit(relax.op.subtract(scores, highest), "shifted")
-            weights = self._emit(relax.op.exp(shifted), "exp")
-            if valid is not None:
-                zero = scalar(0.0, self._dtype)
-                weights = self._emit(relax.op.where(valid, weights, zero), "exp")
-            part = self._emit(relax.op.sum(weights, [-1], keepdims=True), "sum")
-            product = self._product(weights, values)
-            if top is None:
-                total, mixed = part, product
-            else:
-                moved = self._emit(relax.op.subtract(top, highest), "moved")
-                factor = self._emit(relax.op.exp(moved), "factor")
-                total = self._added(total, factor, part, "sum")
-                mixed = self._added(mixed, factor, product, "terms")
-            top = highest
-            if following is not None:
-                keys, values = following
-        wide = relax.op.divide(mixed, total)
-        if a.result_dtype != self._dtype:
-            wide = relax.op.astype(self._emit(wide, "wide"), a.result_dtype)
-        return self._editor.normalize(wide)
-
-    def _handed_on(self, block: Any) -> Any:
-        """What the rank before me has."""
-        moved = ops.collective_permute(block, self._mesh, self._axis, 1, wrap=True)
-        return self._emit(moved, "handed_on")
-
-    def _added(self, old: Any, factor: Any, part: Any, hint: str) -> Any:
-        scaled = self._emit(relax.op.multiply(old, factor), hint)
-        return self._emit(relax.op.add(scaled, part), hint)
-
-    def _scores(self, keys: Any, me: Any, step: int) -> tuple[Any, Any]:
-        """Scores of my queries and a block of keys, and which of them are no padding."""
-        a = self._a
-        scores = rebuild(a.scores, a.scores.op, [a.scores.args[0], keys, *a.scores.args[2:]], None)
-        value = self._emit(scores, "scores")
-        places = None
-        padded = self._rows * self._count > self._whole
-        if padded or any(_walked(s.walks, s.main) for s in a.steps):
-            places = self._places(me, step)
-        for one in a.steps:
-            args = list(one.call.args)
-            args[one.main] = value
-            for i in _walked(one.walks, one.main):
-                block = relax.op.take(args[i], places, axis=one.walks[i], mode="clip")
-                args[i] = self._emit(block, "block")
-            value = self._emit(rebuild(one.call, one.call.op, args, None), "scores")
-        if str(value.ty.dtype) != self._dtype:
-            value = self._emit(relax.op.astype(value, self._dtype), "scores")
-        if not padded:
-            return value, None
-        valid = self._emit(relax.op.less(places, relax.const(self._whole, "int64")), "valid")
-        least = scalar(float(np.finfo(self._dtype).min), self._dtype)
-        return self._emit(relax.op.where(valid, value, least), "scores"), valid
-
-    def _places(self, me: Any, step: int) -> Any:
-        """Positions of the keys that I have after so many steps: those of rank ``me - step``."""
-        count, rows = (relax.const(n, "int64") for n in (self._count, self._rows))
-        if step:
-            me = self._emit(relax.op.add(me, relax.const(self._count - step, "int64")), "owner")
-            me = self._emit(relax.op.floor_mod(me, count), "owner")
-        first = self._emit(relax.op.multiply(me, rows), "first")
-        own = self._emit(relax.op.arange(0, self._rows, 1, "int64"), "places")
-        return self._emit(relax.op.add(own, first), "places")
-
-    def _product(self, weights: Any, values: Any) -> Any:
-        """Weights times a block of values, in the wide type."""
-        a = self._a
-        if a.weights_dtype != self._dtype:
-            weights = self._emit(relax.op.astype(weights, a.weights_dtype), "weights")
-        call = rebuild(a.mixed, a.mixed.op, [weights, values, *a.mixed.args[2:]], None)
-        product = self._emit(call, "terms")
-        if str(product.ty.dtype) != self._dtype:
-            product = self._emit(relax.op.astype(product, self._dtype), "terms")
-        return product
+    def run(self) -> relax.Function:
+        """Return the function, itself where nothing runs over gathered keys."""
+        if not any(self._regions):
+            return self.fn
+        fn, blocks = self.fn, []
+        for block, rows, regions in zip(
+            fn.body.blocks, self.scan.blocks, self._regions, strict=True
+        ):
+            self.writer = BlockWriter(self.builder, isinstance(block, relax.DataflowBlock))
+            _Order(self, rows, regions).run()
+            blocks.append(self.writer.block())
+        written, result = let_out(blocks, fn.body.body)
+        written, _ = pruned(written, result)
+        return with_body(fn, fn.params, written, result, bool(fn.is_pure))
 
 
-def _walked(walks: Sequence[int | None], main: int) -> list[int]:
-    """Operands other than the scores that run over the keys."""
-    return [i for i, dim in enumerate(walks) if dim is not None and i != main]
+class _Order:
+    """Writes the bindings of a block and the phases of its regions, each when it is needed."""
+
+    def __init__(self, editor: _Ring, rows: Sequence[Row], regions: Sequence[Region]) -> None:
+        self._editor, self._rows = editor, rows
+        self._row = {row[1]: row for row in rows}
+        self._phases: list[Phase] = []
+        self._from: dict[Any, int] = {}
+        self._walked: set[Any] = set()
+        self._before: list[list[int]] = []
+        for region in regions:
+            self._walked.update(region.nodes, region.sources)
+            stats: Stats = {}
+            first = len(self._phases)
+            for number in sorted({node.phase for node in region.nodes.values()}):
+                phase = Phase(region, number, editor.emit, stats)
+                if phase.outputs or phase.has_softmax:
+                    self._before.append(list(range(first, len(self._phases))))
+                    self._from.update(dict.fromkeys(phase.outputs, len(self._phases)))
+                    self._phases.append(phase)
+        self._done: set[Any] = set()
+
+    def run(self) -> None:
+        """Write all that is not done in blocks, and before each what it needs."""
+        readers = self._editor.scan.readers
+        for _, var, _, _ in self._rows:
+            beyond = any(reader not in self._row for reader in readers.get(var, ()))
+            if beyond or var not in self._walked:
+                self._demand(var)
+
+    def _demand(self, var: Any) -> None:
+        """Write a binding, after all that it needs."""
+        waiting: list[Any] = [self._task(var)]
+        while waiting:
+            task = waiting[-1]
+            missing = [t for t in self._needs(task) if t not in self._done]
+            if missing:
+                waiting.extend(missing)
+                continue
+            waiting.pop()
+            if task not in self._done:
+                self._done.add(task)
+                self._write(task)
+
+    def _task(self, var: Any) -> Any:
+        """What makes a variable: the number of a phase, or the variable of a binding."""
+        return self._from.get(var, var)
+
+    def _needs(self, task: Any) -> list[Any]:
+        if isinstance(task, int):
+            reads: Iterable[Any] = self._phases[task].reads
+            return [*self._before[task], *(self._task(v) for v in reads if v in self._row)]
+        return [self._task(v) for v in variables(self._row[task][2]) if v in self._row]
+
+    def _write(self, task: Any) -> None:
+        writer = self._editor.writer
+        if not isinstance(task, int):
+            writer.bindings.append(self._row[task][0])
+            return
+        for var, value in self._phases[task].run().items():
+            writer.bind(var, value)
 
 
 __all__ = ["RingAttention"]

@@ -13,10 +13,8 @@ from tvm import ir, relax
 from ...ir import call_axes, ops
 from ...ir.rewrite import op_name, scalar
 from .editing import Editor
-from .ring_matching import AttentionFinder, Gathered
+from .ring_sources import ATTENTION, Gathered, gathered
 from .scan import Scan
-
-ATTENTION = ("nn.attention", "nn.attention_bias")
 
 
 class AttentionAsProducts(Editor):
@@ -35,7 +33,7 @@ class AttentionAsProducts(Editor):
         axes: Mapping[str, tuple[int, ...]],
     ) -> None:
         super().__init__(mod, name, fn, scan)
-        self._finder = AttentionFinder(name, scan, axes)
+        self._axes = axes
         self._found = {v for v, value in scan.values.items() if op_name(value) in ATTENTION}
         self.watched.update(self._found)
 
@@ -43,7 +41,7 @@ class AttentionAsProducts(Editor):
         """Replace an attention op."""
         if var not in self._found or value.attrs.causal_mask is not None:
             return value
-        keys, values = (self._finder.gathered(x) for x in value.args[1:3])
+        keys, values = (gathered(x, self.scan.values, self._axes) for x in value.args[1:3])
         if keys is None or values is None or (keys.dim, values.dim) != (1, 1):
             return value
         name, query = str(var.name), value.args[0]

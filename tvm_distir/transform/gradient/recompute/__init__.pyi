@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .attention import keeping_sums as keeping_sums
 from .buffers import Body as Body
 from .buffers import Buffer as Buffer
 from .buffers import leaves as leaves

@@ -11,6 +11,8 @@ Each is for a function's forward bindings, what its backward part reads, and its
 - ``full`` keeps nothing: the backward part runs the forward part again (Chen et al. 2016);
 - ``cut:SHARE`` keeps at most that share of the bytes that ``none`` keeps, and takes least time by
   a minimum cut (:mod:`.frontier`).
+
+``attention`` also writes what it keeps anew (:mod:`.attention`).
 """
 
 from __future__ import annotations
