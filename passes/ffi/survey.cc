@@ -96,7 +96,7 @@ class Surveyor {
     }
     return {String(said_), ToShape(handles_), ToShape(hidden_), ToShape(first_), ToShape(sources_),
             ToShape(asked_),   ToShape(named_),  ToShape(like_),  ToShape(classes_of_calls_),
-            ToShape(begin_),   ToShape(operands_)};
+            ToShape(begin_),   ToShape(operands_), ToShape(type_numbers_)};
   }
 
  private:

@@ -64,7 +64,8 @@ def known_shape(ty: Any) -> tuple[int, ...] | None:
 
 def is_private(fn: relax.Function) -> bool:
     """Whether a function can be called from inside the module only."""
-    return not (fn.attrs and "global_symbol" in fn.attrs)
+    attrs = fn.attrs
+    return attrs is None or "global_symbol" not in attrs
 
 
 def relax_functions(mod: ir.IRModule) -> list[tuple[ir.GlobalVar, relax.Function]]:

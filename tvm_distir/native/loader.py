@@ -92,6 +92,12 @@ def load_library() -> Any:
 
 
 @functools.cache
+def native_function(name: str) -> Any:
+    """A function of the library, looked for once: for those that are called all the time."""
+    return load_library()[name]
+
+
+@functools.cache
 def _found(named: str | None) -> Any:
     """The library, while the environment variable has this value."""
     return _load(library_path())

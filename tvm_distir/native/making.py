@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .loader import load_library
+from .loader import native_function
 from .reading import elements
 
 
@@ -22,7 +22,7 @@ def make_variables(names: Sequence[str], types: Sequence[Any], which: Sequence[i
     which : sequence of int
         Of each the number of its type among ``types``.
     """
-    return elements(load_library()["make_variables"](_said(names), list(types), tuple(which)))
+    return elements(native_function("make_variables")(_said(names), list(types), tuple(which)))
 
 
 def make_ports(
@@ -43,7 +43,7 @@ def make_ports(
         Of each entry the number of the rest of it among ``described``.
     """
     said = _said(names)
-    return load_library()["make_ports"](said, tuple(index), list(described), tuple(which))
+    return native_function("make_ports")(said, tuple(index), list(described), tuple(which))
 
 
 def _said(names: Sequence[str]) -> str:

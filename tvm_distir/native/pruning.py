@@ -12,7 +12,7 @@ import tvm_ffi
 from tvm import relax
 
 from ..ir.rewrite import is_pure, variables
-from .loader import load_library
+from .loader import native_function
 from .reading import elements
 
 
@@ -55,7 +55,7 @@ def pruned_bindings(
     """
     hides = tuple([int(dataflow) for dataflow, _ in blocks])
     bindings = [some for _, some in blocks]
-    kept, pure = load_library()["prune"](bindings, hides, result, *_questions())
+    kept, pure = native_function("prune")(bindings, hides, result, *_questions())
     return elements(kept), bool(pure)
 
 
@@ -67,4 +67,4 @@ def _questions() -> tuple[Any, Any]:
 
 def mentioned(fn: relax.Function) -> set[str]:
     """Names of the functions that a function calls, or hands to a call as first argument."""
-    return {str(gv.name_hint) for gv in elements(load_library()["mentioned"](fn))}
+    return {str(gv.name_hint) for gv in elements(native_function("mentioned")(fn))}

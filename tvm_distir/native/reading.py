@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from ..ir import relax_functions
 from ..ir.rewrite import bindings_of, callees_first, check_body, handle
-from .loader import load_library
+from .loader import native_function
 
 #: What a binding binds, the values of :attr:`Reading.kinds`.
 OP_CALL, FUNCTION_CALL, OTHER_CALL, TUPLE, ITEM, ALIAS, IF, FUNCTION, CAST, OTHER = range(10)
@@ -91,20 +91,18 @@ def read_functions(functions: Sequence[Any]) -> list[Reading]:
     functions : sequence of relax.Function
         In normal form.
     """
-    return [
-        Reading(*[*map(elements, found[:3]), found[3], *map(tuple, found[4:])])
-        for found in load_library()["read_functions"](list(functions))
-    ]
+    return [_reading(found) for found in elements(native_function("read_functions")(functions))]
+
+
+def _reading(found: Any) -> Reading:
+    bindings, variables, values, *others = elements(found)
+    return Reading(elements(bindings), elements(variables), elements(values), *others)
 
 
 def elements(array: Any) -> list[Any]:
-    """What a long array holds."""
+    """What an array holds."""
     found: list[Any] = []
-
-    def take(*some: Any) -> None:
-        found.extend(some)
-
-    load_library()["spread"](array, take)
+    native_function("spread")(array, lambda *some: found.extend(some))
     return found
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from .loader import load_library
+from .loader import native_function
+from .reading import elements
 
 
 class Survey(NamedTuple):
@@ -44,6 +45,9 @@ class Survey(NamedTuple):
         ``operands[begin[i]:begin[i + 1]]``.
     operands : sequence of int
         Variables; -1 for a constant.
+    types : sequence of int
+        Per variable, a number that it shares with all variables of equal type that this process
+        surveys; no number is given twice.
     """
 
     names: Sequence[str]
@@ -57,6 +61,7 @@ class Survey(NamedTuple):
     classes: Sequence[int]
     begin: Sequence[int]
     operands: Sequence[int]
+    types: Sequence[int]
 
 
 def survey(function: Any, annotation: Any, names: Sequence[str] = ()) -> Survey:
@@ -70,5 +75,5 @@ def survey(function: Any, annotation: Any, names: Sequence[str] = ()) -> Survey:
     names : sequence of str
         What :attr:`Survey.named` looks for.
     """
-    said, *found = load_library()["survey"](function, annotation, names)
+    said, *found = elements(native_function("survey")(function, annotation, names))
     return Survey(said.split("\0")[:-1], *found)

@@ -85,15 +85,15 @@ class Decision:
 
     def needs(self, inst: Instance, node: int, operand: int, mesh: int) -> tuple[int, ...]:
         """Form (a label per axis of ``mesh``) in which a node wants an operand."""
-        return tuple(inst.choice[a][node].needs[operand] for a in self.mesh_axes(mesh))
+        return tuple([inst.choice[a][node].needs[operand] for a in self.mesh_axes(mesh)])
 
     def gives(self, inst: Instance, node: int, result: int, mesh: int) -> tuple[int, ...]:
         """Form in which a node gives a result."""
-        return tuple(inst.choice[a][node].gives[result] for a in self.mesh_axes(mesh))
+        return tuple([inst.choice[a][node].gives[result] for a in self.mesh_axes(mesh)])
 
     def factors(self, inst: Instance, node: int, mesh: int) -> tuple[int | None, ...]:
         """Factor a node walks, per axis of ``mesh``."""
-        return tuple(inst.choice[a][node].factor for a in self.mesh_axes(mesh))
+        return tuple([inst.choice[a][node].factor for a in self.mesh_axes(mesh)])
 
     def wants(self, inst: Instance, value: int) -> list[tuple[int, ...]]:
         """Forms the consumers of a value want, in program order, each once."""

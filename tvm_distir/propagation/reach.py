@@ -9,12 +9,11 @@ their callees, callers first; partial sums flow to a fixpoint.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..ir import R
-from ..ops import Rule
-from .graph import Axis, Graph, Node, PinLabels
+from .graph import Axis, Graph, PinLabels
 from .module import PlacedModule
 from .unify import Unified
 
@@ -75,19 +74,6 @@ class Reach:
         return found
 
 
-def _factor_dims(g: Graph, node: Node, rule: Rule) -> list[tuple[int, int]]:
-    """Per factor that a node on values has dims of: its bit, and the number of one of them."""
-    off, slots = g.offset, node.operands + node.results
-    found: list[tuple[int, int]] = []
-    for i, tie in enumerate(rule.ties):
-        for slot, d in tie:
-            v = slots[slot]
-            if v >= 0:
-                found.append((1 << i, off[v] + d))
-                break
-    return found
-
-
 class Reacher:
     """Computes :class:`Reach` for all graphs of a module.
 
@@ -144,9 +130,6 @@ class Reacher:
                     inner.seeds.setdefault(inside, set()).update(axes)
         bits = {root: sum(1 << a for a in axes) for root, axes in reach.seeds.items()}
         reached = [bits.get(root, 0) for root in reach.root]
-        ruled = [
-            (k, _factor_dims(g, n, n.rule)) for k, n in enumerate(g.nodes) if n.rule is not None
-        ]
         mesh, foreign = -1, list[int]()
         for a, axis in enumerate(self.axes):
             active = bytearray([x >> a & 1 for x in reached])
@@ -158,15 +141,33 @@ class Reacher:
             reach.active.append(active)
             find = active.find
             reach.live.append([find(1, i, j) >= 0 for i, j in itertools.pairwise(g.offset)])
-            mask = [0] * len(g.nodes)
-            for k, dims in ruled:
-                for bit, x in dims:
-                    if active[x]:
-                        mask[k] |= bit
-            reach.mask.append(mask)
+            reach.mask.append([0] * len(g.nodes))
             reach.partial.append(bytearray(len(g.values)))
             reach.fixed.append({})
             reach.held.append({})
+        self._mask_factors(g, reach, reached)
+
+    def _mask_factors(self, g: Graph, reach: Reach, reached: Sequence[int]) -> None:
+        """Note per axis the factors of nodes that it reaches: the first dim tells of each.
+
+        ``reached`` has a bit per axis for each dim, those of other meshes too.
+        """
+        off, masks, count = g.offset, reach.mask, len(self.axes)
+        axes_of = {bits: [a for a in range(count) if bits >> a & 1] for bits in set(reached)}
+        for k, node in enumerate(g.nodes):
+            if node.rule is None:
+                continue
+            slots = node.operands + node.results
+            for i, tie in enumerate(node.rule.ties):
+                for slot, d in tie:
+                    v = slots[slot]
+                    if v < 0:
+                        continue
+                    x = off[v] + d
+                    for a in axes_of[reached[x]]:
+                        if reach.active[a][x]:
+                            masks[a][k] |= 1 << i
+                    break
 
     def _flow_partial(self, g: Graph, a: int) -> set[str]:
         """Mark what may be partial along axis a; returns the graphs to which that goes on."""

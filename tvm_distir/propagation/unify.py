@@ -52,13 +52,6 @@ class _UnionFind:
     def __init__(self, count: int) -> None:
         self.parent = list(range(count))
 
-    def find(self, x: int) -> int:
-        parent = self.parent
-        while parent[x] != x:
-            parent[x] = parent[parent[x]]
-            x = parent[x]
-        return x
-
     def roots(self) -> list[int]:
         """Root of each; they are all its parents then."""
         parent = self.parent
@@ -67,10 +60,15 @@ class _UnionFind:
         return parent
 
     def join(self, members: Sequence[int]) -> None:
-        roots = [self.find(x) for x in members]
+        parent, roots = self.parent, list[int]()
+        for x in members:
+            while parent[x] != x:
+                parent[x] = parent[parent[x]]
+                x = parent[x]
+            roots.append(x)
         low = min(roots)
         for x in roots:
-            self.parent[x] = low
+            parent[x] = low
 
 
 class Unifier:

@@ -16,6 +16,7 @@ from .calls import tensor_args as tensor_args
 from .calls import typed as typed
 from .collector import collector_paused as collector_paused
 from .constants import scalar as scalar
+from .constants import scalar_of as scalar_of
 from .dims import bind_dims as bind_dims
 from .dims import check_sizes as check_sizes
 from .dims import dims_remedy as dims_remedy

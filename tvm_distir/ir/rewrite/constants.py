@@ -7,6 +7,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from tvm import ir, relax
 
 
@@ -18,4 +20,15 @@ def _known(digits: str, dtype: str) -> Any:
 def scalar(value: float, dtype: str) -> Any:
     """Make a constant (), a node of its own; equal ones share their data, which costs most."""
     known = _known(float(value).hex(), dtype)
+    return ir.GenericConst(known.value, known.ty)
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _known_bytes(data: bytes, dtype: str) -> Any:
+    return relax.const(np.frombuffer(data, dtype).reshape(()), dtype)
+
+
+def scalar_of(array: npt.NDArray[Any]) -> Any:
+    """As :func:`scalar`, of an array () of a type that NumPy has."""
+    known = _known_bytes(array.tobytes(), str(array.dtype))
     return ir.GenericConst(known.value, known.ty)

@@ -32,6 +32,7 @@ from tvm import ir, relax, tirx
 from ...errors import MAX_INT, ModelError, nearest
 from ..types import is_private, relax_functions
 from .functions import callees_first
+from .nodes import handle
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,18 @@ class OpenDim:
 
 def open_dims(mod: ir.IRModule) -> list[OpenDim]:
     """Dims that the parameters of public functions leave open, in order; sums of others not."""
-    found = []
+    found, closed = list[OpenDim](), set[int]()  # by the handles of types
     for gv, fn in relax_functions(mod):
-        for param in () if is_private(fn) else fn.params:
-            for dim, extent in enumerate(_extents(param.ty)):
+        for param in () if is_private(fn) else fn.params[:]:
+            ty = param.ty
+            if handle(ty) in closed:
+                continue
+            before = len(found)
+            for dim, extent in enumerate(_extents(ty)):
                 if isinstance(extent, tirx.Var):
                     found.append(OpenDim(f"{gv.name_hint}/{param.name}", dim, str(extent.name)))
+            if len(found) == before:
+                closed.add(handle(ty))
     return found
 
 

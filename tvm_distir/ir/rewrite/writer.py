@@ -55,6 +55,4 @@ def with_body(
 ) -> relax.Function:
     """Build a function of the given parts; attributes are those of ``fn`` unless given."""
     body = typed(relax.SeqExpr(merged_blocks(blocks), result), result.ty)
-    return relax.Function(
-        list(params), body, result.ty, is_pure, fn.attrs if attrs is None else attrs
-    )
+    return relax.Function(params, body, result.ty, is_pure, fn.attrs if attrs is None else attrs)

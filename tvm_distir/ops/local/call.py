@@ -16,7 +16,7 @@ from tvm import ir, relax
 
 from ...errors import LoweringError
 from ...ir import flat_types, known_shape, tensor_type
-from ...ir.rewrite import BlockWriter, is_tensors, place_of, rebuild, typed
+from ...ir.rewrite import BlockWriter, is_tensors, place_of, rebuild, scalar_of, typed
 from ..terms import CallForm
 from .positions import BlockMemo, Positions
 from .shard import Operand, Shard
@@ -133,7 +133,7 @@ class LocalCall:
         array = np.array(value).astype(base)
         if array.dtype.kind == "f" and array.ndim == 0 and not np.isfinite(array):
             array = array.reshape(1)
-        const = relax.const(array, base)
+        const = scalar_of(array) if array.ndim == 0 else relax.const(array, base)
         return const if base == dtype else self.emit(relax.op.astype(const, dtype), "fill")
 
     # -- positions

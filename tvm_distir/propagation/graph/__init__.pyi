@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .annotations import is_annotation as is_annotation
+from .graph import ALONE as ALONE
 from .graph import CONST as CONST
 from .graph import LAYOUT_OPS as LAYOUT_OPS
 from .graph import Axis as Axis

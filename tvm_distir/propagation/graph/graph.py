@@ -23,6 +23,9 @@ CONST = -1
 KINDS = ("param", "op", "pin", "move", "call", "ret")
 """Kinds of nodes, see :class:`Node`."""
 
+ALONE = (0,)
+"""Which operands of a node a value is where it has no other."""
+
 PinLabels = tuple[int | None, ...]
 
 LAYOUT_OPS = (
@@ -160,9 +163,14 @@ class Graph:
         self.uses = [[] for _ in self.values]
         self.producer = [(-1, -1)] * len(self.values)
         self.origin = list(range(len(self.nodes)))
+        uses = self.uses
         for k, node in enumerate(self.nodes):
-            if node.operands:
-                self._note_uses(k, node.operands)
+            operands = node.operands
+            if len(operands) == 1:
+                if operands[0] >= 0:
+                    uses[operands[0]].append((k, ALONE))
+            elif operands:
+                self._note_uses(k, operands)
             for j, v in enumerate(node.results):
                 self.producer[v] = (k, j)
         for k in by_kind["op"]:

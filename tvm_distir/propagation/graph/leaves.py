@@ -46,9 +46,11 @@ class Leaves:
         known = self.like_others(number)
         if known:
             return known
-        v = self.make(name, var.ty)
-        self._of_class[first] = self.g.values[v]
-        return (v,)
+        values, ty = self.g.values, var.ty
+        shape, item, size = self._facts.like(self._survey.types[number], ty)
+        self._of_class[first] = FlatValue(name, shape or (), item, size, self._facts.only_mesh, ty)
+        values.append(self._of_class[first])
+        return (len(values) - 1,)
 
     def like_others(self, number: int) -> tuple[int, ...]:
         """As :meth:`of`, of a tensor of a type met before; nothing for any other variable."""

@@ -25,7 +25,7 @@ from ...ir import (
     value_types,
 )
 from ...ir.rewrite import handle
-from ...ops import nominal
+from ...ops import learned, nominal
 from .graph import PinLabels, divisible
 
 
@@ -69,12 +69,20 @@ class ModuleTypes:
         self.only_mesh = 0 if len(self.mesh_shapes) == 1 else -1
         self._tensors: dict[int, list[tuple[Any, Tensor]]] = {}
         self._by_handle: dict[int, Tensor] = {}
+        self._learnt: dict[int, Tensor] = learned("tensors")
         self._starts: dict[int, list[int]] = {}
         self.pins: dict[tuple[int, int, Sequence[Any], int], Annotation] = {}
 
     def mesh_number(self, mesh: Any) -> int | None:
         """Number of a mesh among the module's, None for a foreign one."""
         return self.mesh_numbers.get(mesh_key(mesh))
+
+    def like(self, number: int, ty: Any) -> Tensor:
+        """As :meth:`tensor`, of a type of known dims with that number (:attr:`.Survey.types`)."""
+        found = self._learnt.get(number)
+        if found is None:
+            found = self._learnt[number] = self.tensor(ty)
+        return found
 
     def tensor(self, ty: Any) -> Tensor:
         """Dims and bytes of a tensor type, read once per distinct type."""

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..graph import ALONE
 from .alternatives import Alternatives
 from .problem import HANDED, Assembly, hold_on
-
-ALONE = (0,)
-"""Which operands of a consumer a value is where that has no other."""
 
 
 class Edges:
@@ -52,6 +50,7 @@ class Edges:
         g, m, prices = problem.g, problem.model, problem.prices
         spliced, n, move = m.spliced, problem.axis.size, prices.costs.move
         edge, put_edge, once = prices.edge, problem.put_edge, g.repeat == 1 and not g.repeats
+        factors, constant = m.factors, 0
         for v in self.open_values():
             k, j = g.producer[v]
             producer, variable = m.producers[k][j]
@@ -69,7 +68,13 @@ class Edges:
                 continue
             consumer, other = m.consumers[kc][positions[0]]  # as most values
             reads = ALONE if kc in spliced else positions
-            put_edge(edge(producer, j, consumer, reads, size, n, held), variable, other)
+            table = edge(producer, j, consumer, reads, size, n, held)
+            if 0 <= variable < other and (variable, other) not in factors:  # as most tables
+                factors[variable, other], low = table
+                constant += low
+            else:
+                put_edge(table, variable, other)
+        m.constant += constant
 
     def _shared(
         self,

@@ -150,8 +150,7 @@ class PriceTables:
         Returns the number of sets, the table producer x set, and per consumer the table consumer
         x set. A set is the replicated form, which serves all, or one or two other forms.
         """
-        ends = tuple([(t.number, ops) for t, ops in consumers])
-        key = (producer.number, result, ends, size_bytes, ranks, held)
+        key = (producer, result, consumers, size_bytes, ranks, held)  # alternatives are interned
         hit = self._shares.get(key)
         if hit is not None:
             return hit

@@ -12,7 +12,7 @@ from tvm.relax.distributed import DTensorType
 
 from ...errors import LoweringError
 from ...ir import Labels, P, R, known_shape, labels_of, mesh_key, ops, placement_text, static_shape
-from ...ir.rewrite import dims_remedy, handle, make_call, open_dims, substitute
+from ...ir.rewrite import dims_remedy, handle, make_call, open_dims, substitute, typed
 from ...ops import axes_of, sums
 from ...redistribution import Planner, Step
 from .values import WRAP, LegalizedValues, TransferTags
@@ -86,7 +86,7 @@ class TypedCalls:
         key = (tuple(axes), handle(mesh), op, handle(x.ty))
         known = self._known.get(key)
         if known is None:
-            call = self.builder.normalize(ops.all_reduce(x, mesh, axes, op))
+            call = typed(ops.all_reduce(x, mesh, axes, op), x.ty)
             self._known[key] = (mesh, x.ty, call)
             return call
         like = known[2]

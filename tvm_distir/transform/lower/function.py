@@ -25,7 +25,7 @@ from ...ops import attribute_axes, axes_of, sums
 from .alike import LikeBindings
 from .bindings import Bindings
 from .templates import State
-from .values import LocalType, LocalValues
+from .values import LocalValues
 
 
 class Leaf(NamedTuple):
@@ -88,7 +88,7 @@ class LocalFunction:
     def _open(self) -> None:
         values = self.values
         boundary = attribute_axes(self.fn, "params")
-        known = values.context.local_types[values.number]
+        known = values.context.local_types_on(values.number)
         alike: list[tuple[int, int, Any]] = []
         at = 0
         for position, like in enumerate(self.reading.types[: self.reading.params]):
@@ -96,7 +96,7 @@ class LocalFunction:
                 alike.append((len(self.params), position, boundary.get(at)))
                 self.params.append(None)
                 if self.entry:
-                    name, whole = self.alike.names[position], known[like].whole
+                    name, whole = self.alike.names[position], self.reading.variables[position].ty
                     self.param_leaves.append(Leaf(position, name, whole, like))
                 at += 1
                 continue
@@ -116,9 +116,8 @@ class LocalFunction:
                 self.params.append(values.declare(param))
             self.alike.note(position)
             own = self.alike.locals[position]
-            if type(param.ty) is DTensorType and own is not None:
-                known[like] = LocalType(param.ty, own.ty)
-
+            if type(param.ty) is DTensorType and own is not None and own.ty.vdevice is None:
+                known[like] = own.ty
         self._like_params(alike)
 
     def _like_params(self, alike: Sequence[tuple[int, int, Any]]) -> None:
@@ -127,12 +126,12 @@ class LocalFunction:
         Given are the place of each among the new ones, its position, and its partial axes.
         """
         values, types = self.values, self.reading.types
-        known, names = values.context.local_types[values.number], self.alike.names
+        known, names = values.context.local_types_on(values.number), self.alike.names
         kinds = list(dict.fromkeys([types[position] for _, position, _ in alike]))
         numbers = {like: i for i, like in enumerate(kinds)}
         made = make_variables(
             [names[position] for _, position, _ in alike],
-            [known[like].local for like in kinds],
+            [known[like] for like in kinds],
             [numbers[types[position]] for _, position, _ in alike],
         )
         complete = State((sums(()),), (self.entry,))
@@ -196,7 +195,7 @@ class LocalFunction:
                 )
         if not self.entry:
             return values.local(result)
-        mine, known = [], values.context.local_types[values.number]
+        mine, known = [], values.context.local_types_on(values.number)
         for index, (expr, number, ty) in enumerate(self._open_tuples(result)):
             place = places.get(handle(expr), -1)
             whole = reading.variables[place] if place >= 0 else expr
@@ -218,8 +217,8 @@ class LocalFunction:
             value = values.local(whole)
             if isinstance(expr.ty, relax.TupleType):
                 value, like = self._item(value, number), -1
-            elif like >= 0:
-                known[like] = LocalType(ty, values.local_type(ty, values.name))
+            elif like >= 0 and value.ty.vdevice is None:
+                known[like] = values.local_type(ty, values.name)
             mine.append(value)
             self.outputs.append(Output(index, ty, like))
         if len(mine) == 1:

@@ -23,7 +23,7 @@ from ...ir import (
     static_shape,
 )
 from ...ir.rewrite import dims_remedy, has_dtensor, open_dims, retyped
-from ...native import Member, Reading, make_ports, mentioned, read_module
+from ...native import Member, make_ports, mentioned, read_module
 from ..branches import restore_branches
 from ..declaration import Rewrite, module_pass
 from ..legalize import has_local_view
@@ -60,11 +60,16 @@ def LowerDistIR() -> Rewrite:
     return lower
 
 
-def _meshes_of(fn: relax.Function, reading: Reading, context: Context) -> list[int]:
+def _meshes_of(member: Member, context: Context) -> list[int]:
     """Meshes that a function works on, sorted; equal types are looked at once."""
-    firsts = dict(zip(reversed(reading.types), reversed(reading.variables)))
-    found = {m for var in firsts.values() for m in context.meshes_of(var.ty)}
-    return sorted(found.union(context.meshes_of(fn.ret_ty)))
+    known = context.meshes.get(member.name)
+    if known is None:
+        reading = member.reading
+        firsts = dict(zip(reversed(reading.types), reversed(reading.variables)))
+        found = {m for var in firsts.values() for m in context.meshes_of(var.ty)}
+        known = sorted(found.union(context.meshes_of(member.fn.ret_ty)))
+        context.meshes[member.name] = known
+    return known
 
 
 def _mixed(members: Sequence[Member], context: Context) -> list[str]:
@@ -73,7 +78,7 @@ def _mixed(members: Sequence[Member], context: Context) -> list[str]:
     for member in members:
         if is_private(member.fn):
             called = [where.get(str(c.name_hint), set()) for c in member.reading.callees]
-            own = set(_meshes_of(member.fn, member.reading, context))
+            own = set(_meshes_of(member, context))
             where[member.name] = own.union(*called)
     return [name for name, numbers in where.items() if len(numbers) > 1]
 
@@ -124,7 +129,7 @@ def lower(mod: ir.IRModule) -> ir.IRModule:
             result[gv] = fn
             context.callees[gv] = gv
             continue
-        where = _meshes_of(fn, reading, context)
+        where = _meshes_of(member, context)
         if is_private(fn):
             values = LocalValues(context, member.name, where[0], infos[where[0]])
             new = LocalFunction(values, fn, reading, entry=False).run()

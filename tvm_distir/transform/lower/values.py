@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
@@ -19,13 +18,6 @@ from ...ops import CallForm, Terms, learned
 from ...ops.local import BlockMemo, Shard, expected_mismatch, shard
 from .collectives import sliced
 from .templates import State, Templates
-
-
-class LocalType(NamedTuple):
-    """A DTensor type at level 4, and the type of a device's part."""
-
-    whole: Any
-    local: Any
 
 
 @dataclass
@@ -48,9 +40,8 @@ class Context:
         How the calls of a class are sharded, by :attr:`tvm_distir.native.Reading.like`.
     templates : dict of int to Templates
         Local forms per mesh.
-    local_types : dict of int to dict of int to LocalType
-        Per mesh, by the number of a tensor type at level 4,
-        :attr:`tvm_distir.native.Reading.types`.
+    meshes : dict of str to list of int
+        The meshes that functions work on, of those that were looked at.
     """
 
     mod: ir.IRModule
@@ -60,13 +51,23 @@ class Context:
     prim_funcs: dict[Any, Any] = field(default_factory=dict)
     forms: dict[int, CallForm] = field(default_factory=lambda: learned("forms"))
     templates: dict[int, Templates] = field(default_factory=dict)
-    local_types: dict[int, dict[int, LocalType]] = field(default_factory=lambda: defaultdict(dict))
+    meshes: dict[str, list[int]] = field(default_factory=dict)
+    _local_types: dict[int, dict[int, Any]] = field(default_factory=dict)
 
     def templates_on(self, number: int) -> Templates:
         """Local forms for a mesh."""
         if number not in self.templates:
             self.templates[number] = Templates(learned(("local forms", self.keys[number])))
         return self.templates[number]
+
+    def local_types_on(self, number: int) -> dict[int, Any]:
+        """Types of a device's parts on a mesh, those of all modules.
+
+        They go by the number of the tensor type at level 4, :attr:`.native.Reading.types`.
+        """
+        if number not in self._local_types:
+            self._local_types[number] = learned(("local types", self.keys[number]))
+        return self._local_types[number]
 
     def mesh_number(self, mesh: Any) -> int:
         """Position of a mesh in the module."""
@@ -277,13 +278,14 @@ class LocalValues:
                 labels = labels_of(expr.ty.placement)
             return self.constant(expr, labels)
         if isinstance(expr, relax.Tuple):
-            fields = [self.local(f) for f in expr.fields]
+            fields = [self.local(f) for f in expr.fields[:]]
             return typed(relax.Tuple(fields), relax.TupleType([f.ty for f in fields]))
         return substitute(expr, self.env)
 
     def _variable(self, var: Any) -> Any:
-        if var in self.env:
-            return self.env[var]
+        known = self.env.get(var)
+        if known is not None:
+            return known
         if var in self.tuples:
             return self.local(relax.Tuple(self.tuples[var]))
         raise LoweringError(

@@ -14,7 +14,7 @@ from tvm.relax.script.builder.distributed.ir import call_tir as dist_call_tir
 
 from ...errors import PropagationError
 from ...ir import R, placement_of
-from ...ir.rewrite import handle, make_call
+from ...ir.rewrite import handle, make_call, scalar_of
 from ...propagation.graph import PACKED_HANDLES, distributed_name
 from .operands import Operands
 from .results import CallResults
@@ -79,7 +79,7 @@ class Calls:
         name, mesh = str(old.op.name), values.g.nodes[k].mesh
         if name in CREATED:
             value = np.array(CREATED[name], dtype=str(old.attrs.dtype))
-            placed = values.constant(relax.const(value, str(old.attrs.dtype)), mesh)
+            placed = values.constant(scalar_of(value), mesh)
             return ir.Call(ir.Op.get("relax.full"), [old.args[0], placed], old.attrs)
         bounds: list[Any] = [getattr(a, "value", None) for a in old.args]
         if name != "relax.arange" or any(not isinstance(b, int | float) for b in bounds):

@@ -13,6 +13,7 @@ from tvm.relax.op.distributed import redistribute
 
 from ...ir import P, R, as_dtensor, carries_value, ops, placement_of
 from ...ir.rewrite import handle
+from ...native import elements
 from ...propagation.graph import CONST
 from .tuples import tuple_items
 from .values import PlacedValues
@@ -93,8 +94,21 @@ class Operands:
 
     def arguments(self, k: int, args: Sequence[Any]) -> list[Any]:
         """All arguments of a call, tensors in their wanted forms."""
-        count = itertools.count()
-        return [self._argument(k, a, count) for a in args[:]]
+        values, count, found = self.values, itertools.count(), list[Any]()
+        g, exprs, operands = values.g, values.exprs, values.g.nodes[k].operands
+        for old in elements(args):
+            key = handle(old)
+            if key not in g.tensors:
+                found.append(self._argument(k, old, count))
+                continue
+            i = next(count)
+            v, known = operands[i], exprs.get(key)
+            route = values.known_route(v)
+            if known is not None and route is not None and route.settled and g.env[key] == (v,):
+                found.append(known)  # as most are
+            else:
+                found.append(self.operand(k, i, old))
+        return found
 
     def _argument(self, k: int, old: Any, count: Iterator[int]) -> Any:
         """One argument; ``count`` numbers the flat operands."""

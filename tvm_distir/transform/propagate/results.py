@@ -10,6 +10,7 @@ from tvm import relax
 
 from ...ir import P, carries_value, ops, tensor_type, value_types
 from ...ir.rewrite import handle
+from ...native import elements
 from ...propagation.graph import CONST
 from .operands import Operands
 from .tuples import rebuilt, tuple_items
@@ -122,15 +123,15 @@ class Returned:
     def _expression(self, old: Any, ty: Any, rets: list[int]) -> Any:
         """A returned expression; takes its nodes off the front of ``rets``."""
         values = self.values
-        if isinstance(ty, relax.TupleType):
+        if type(ty) is relax.TupleType:
             key = handle(old)
-            if not isinstance(old, relax.Tuple) and key in values.exprs:
+            if type(old) is not relax.Tuple and key in values.exprs:
                 own = rets[: len(values.g.env[key])]
                 if all(self._is_root(k) for k in own):
                     del rets[: len(own)]
                     return values.exprs[key]
-            items = tuple_items(old)
-            return relax.Tuple([self._expression(x, t, rets) for x, t in zip(items, ty.fields)])
+            parts = zip(tuple_items(old), elements(ty.fields))
+            return relax.Tuple([self._expression(x, t, rets) for x, t in parts])
         if not carries_value(ty):
             return old
         k = rets.pop(0)

@@ -12,7 +12,7 @@ from tvm.relax.distributed import DeviceMesh
 from tvm.relax.op.distributed import redistribute
 
 from ...ir import P, R, as_dtensor, meshes, ops, placement_of
-from ...ir.rewrite import handle, make_binding, make_var
+from ...ir.rewrite import handle, make_binding, make_var, typed
 from ...propagation import Decision, Instance
 from ...propagation.solve import Form, Route
 from .tuples import walk_fields
@@ -112,8 +112,8 @@ class PlacedValues:
 
     def emit(self, name: str, value: Any, ty: Any, var: Any = None) -> Any:
         """Bind an expression of known type; ``var`` keeps the kind of an old variable."""
-        if type(value) is ir.Call and value.ty.is_missing():
-            relax.expr._update_type(value, ty)
+        if type(value) is ir.Call:
+            typed(value, ty)
         inner = self.dataflow and (var is None or self.stays_inside(var))
         new = make_var(name, ty, inner)
         self.bindings.append(make_binding(new, value))
