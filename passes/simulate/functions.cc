@@ -75,6 +75,10 @@ Functions::Functions(const Ints& functions, const Ints& ops, Ints ins, Ints outs
                                   << op.out_count << " results does not fit its callee";
       }
       f.tasks += op.callee < 0 ? 1 : functions_[op.callee].tasks;
+      if (op.callee < 0 ? op.stream == kCompute : functions_[op.callee].first >= 0) {
+        f.last = o;
+        if (f.first < 0) f.first = o;
+      }
       f.ops.push_back(op);
     }
     f.results = result_part.Take(row[3]);
@@ -118,6 +122,18 @@ void Functions::Trace(Function* f) {
     mark(&f->apart, value);
     f->origin.push_back(value < 0 ? kIsSettled : origin[value]);
   }
+}
+
+int64_t Functions::Edge(int64_t id, const int64_t* times, bool last) const {
+  const Function& f = functions_[id];
+  if (f.first < 0) return kNever;
+  const int64_t o = last ? f.last : f.first;
+  const Op& op = f.ops[o];
+  const int64_t* row = &f.starts[f.row_at[o]];
+  if (op.callee < 0) return Dot(row, times, f.ports) + (last ? op.duration : 0);
+  Ints inner(functions_[op.callee].ports);
+  for (size_t k = 0; k < inner.size(); ++k) inner[k] = Dot(row + k * f.ports, times, f.ports);
+  return Edge(op.callee, inner.data(), last);
 }
 
 void Functions::Open(int64_t id, const Ints& classes) {

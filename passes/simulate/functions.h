@@ -62,6 +62,7 @@ struct Function {
   const int64_t* results;
   int64_t result_count;
   int64_t tasks = 0;  // ops of it and of all that it calls
+  int64_t first = -1, last = -1;  // ops that compute, or call what does
 
   // What is known of parameters and results, whatever the durations.
   std::vector<char> apart;    // per parameter: its time matters even if it is settled
@@ -123,6 +124,9 @@ class Functions {
       }
     }
   }
+
+  // Start of the first compute op of a call, or end of the last one; kNever if there is none.
+  int64_t Edge(int64_t id, const int64_t* times, bool last) const;
 
   // Maximum over the ports of an entry plus a time.
   static int64_t Dot(const int64_t* row, const int64_t* times, int64_t ports) {

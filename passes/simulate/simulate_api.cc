@@ -88,8 +88,21 @@ class Session {
     }
   }
 
-  // `sizes`: cells, and micro-batches with the one that is there once. Returns the numbers of
-  // times, of finished streams, of messages and of ranks, for Outcome.
+  // Starts of the first compute op of runs, ends of the last one, (runs, 2).
+  void Spans(int64_t id, const TensorView& times_in, const TensorView& out_in) {
+    const Function& f = functions_.Summarised(id);
+    const Int64View times(times_in, "times"), out(out_in, "out");
+    const int64_t runs = times.size() / f.ports;
+    times.CheckSize(runs * f.ports, "times");
+    out.CheckSize(2 * runs, "out");
+    for (int64_t r = 0; r < runs; ++r) {
+      for (const int64_t last : {0, 1}) {
+        out[2 * r + last] = functions_.Edge(id, &times[r * f.ports], last != 0);
+      }
+    }
+  }
+
+  // Returns the numbers of times, of finished streams, of messages and of ranks, for Outcome.
   Shape Run(const TensorView& kind_function, const TensorView& kind_places, const TensorView& steps,
             const TensorView& template_begin, const TensorView& program_begin,
             const TensorView& programs, const TensorView& edges, int64_t cells, int64_t micros) {
@@ -161,6 +174,9 @@ Array<tvm::ffi::Function> Simulation(TensorView functions, TensorView ops, Tenso
           F::FromTyped([session](int64_t id, TensorView out) { session->Map(id, out); }),
           F::FromTyped([session](int64_t id, TensorView times, TensorView out) {
             session->Expand(id, times, out);
+          }),
+          F::FromTyped([session](int64_t id, TensorView times, TensorView out) {
+            session->Spans(id, times, out);
           }),
           F::FromTyped([session](TensorView kind_function, TensorView kind_places,
                                  TensorView steps, TensorView template_begin,

@@ -19,7 +19,7 @@ constexpr int64_t kNotSent = -1;
 struct Kind {
   const Function* function;
   Ints in_place, in_stride;    // per port behind the streams
-  Ints out_place, out_stride;  // per result
+  Ints out_row, out_place, out_stride;  // per result that is kept its row of the map
 };
 
 class Run {
@@ -33,7 +33,7 @@ class Run {
       return units.kind_places[at++];
     };
     for (const int64_t id : units.kind_function) {
-      Kind kind{&functions->Summarised(id), {}, {}, {}, {}};
+      Kind kind{&functions->Summarised(id), {}, {}, {}, {}, {}};
       for (int64_t p = 0; p < kind.function->params; ++p) {
         const int64_t place = take(), stride = take();
         if (kind.function->port_of[p] < 0) continue;
@@ -41,8 +41,11 @@ class Run {
         kind.in_stride.push_back(stride);
       }
       for (int64_t r = 0; r < kind.function->result_count; ++r) {
-        kind.out_place.push_back(take());
-        kind.out_stride.push_back(take());
+        const int64_t place = take(), stride = take();
+        if (place < 0) continue;
+        kind.out_row.push_back(kStreams + r);
+        kind.out_place.push_back(place);
+        kind.out_stride.push_back(stride);
       }
       kinds_.push_back(std::move(kind));
     }
@@ -160,7 +163,8 @@ class Run {
     for (int64_t s = 0; s < kStreams; ++s, row += f.ports) {
       streams[s] = Bounded(Functions::Dot(row, times, f.ports));
     }
-    for (size_t r = 0; r < kind.out_place.size(); ++r, row += f.ports) {
+    for (size_t r = 0; r < kind.out_place.size(); ++r) {
+      row = &f.map[kind.out_row[r] * f.ports];
       Cell(base + kind.out_place[r], kind.out_stride[r], micro) =
           Bounded(Functions::Dot(row, times, f.ports));
     }

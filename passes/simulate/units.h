@@ -28,7 +28,8 @@ enum StepKind : int64_t {
 constexpr int64_t kStepColumns = 5;
 
 struct Units {
-  // Per kind its function, and the places of its parameters and results behind the stage's first.
+  // Per kind its function, and the places of its parameters and results behind the stage's first
+  // cell; a result with the cell -1 is not kept.
   Ints kind_function, kind_places;
   // Steps; per template where its steps begin, and end.
   Ints steps, template_begin;

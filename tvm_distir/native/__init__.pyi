@@ -18,6 +18,7 @@ from .functions import SETTLED as SETTLED
 from .functions import STREAM_PORTS as STREAM_PORTS
 from .functions import SYNC as SYNC
 from .functions import FunctionTable as FunctionTable
+from .functions import Ints as Ints
 from .functions import Maps as Maps
 from .loader import ABI_VERSION as ABI_VERSION
 from .loader import LIBRARY_VARIABLE as LIBRARY_VARIABLE

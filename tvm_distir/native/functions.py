@@ -113,6 +113,9 @@ class Maps(Protocol):
     def expand(self, function: int, times: Ints) -> Ints:
         """Starts of all ops in order of issue, (runs, tasks), from (runs, ports) times."""
 
+    def spans(self, function: int, times: Ints) -> Ints:
+        """Start of the first and end of the last compute op, (runs, 2); NEVER without one."""
+
     def run(self, units: Units) -> Ran:
         """Run units on ranks as early as possible."""
 

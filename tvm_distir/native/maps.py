@@ -54,6 +54,7 @@ class NativeMaps:
             self._ports,
             self._matrix,
             self._expand,
+            self._spans,
             self._run,
             self._outcome,
             self._busy,
@@ -96,6 +97,13 @@ class NativeMaps:
         found = np.empty(runs * tasks, np.int64)
         self._expand(function, np.ascontiguousarray(times).ravel(), found)
         return found.reshape(runs, tasks)
+
+    def spans(self, function: int, times: Ints) -> Ints:
+        """See :class:`.functions.Maps`."""
+        self.ports(function)
+        found = np.empty(2 * times.shape[0], np.int64)
+        self._spans(function, np.ascontiguousarray(times).ravel(), found)
+        return found.reshape(-1, 2)
 
     def run(self, units: Units) -> Ran:
         """See :class:`.functions.Maps`."""

@@ -157,6 +157,16 @@ class ReferenceMaps:
             found += at.tolist() if op.callee < 0 else self._starts(op.callee, at)
         return found
 
+    def spans(self, function: int, times: Ints) -> Ints:
+        """See :class:`.functions.Maps`."""
+        ops = [(k, op) for k, op in enumerate(self._ops(function)) if op.stream == COMPUTE_PORT]
+        found = np.full((len(times), 2), NEVER, np.int64)
+        if ops:
+            start = self.expand(function, times)
+            found[:, 0] = start[:, ops[0][0]]
+            found[:, 1] = start[:, ops[-1][0]] + ops[-1][1].duration
+        return found
+
     def run(self, units: Units) -> Ran:
         """See :class:`.functions.Maps`."""
         with representable():

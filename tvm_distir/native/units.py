@@ -33,7 +33,8 @@ class Units:
     kind_function : int64 array (kinds,)
         Function of each kind of unit.
     kind_places : int64 array
-        Per kind the places of its function's parameters, then of its results.
+        Per kind the places of its function's parameters, then of its results; the cell -1 of a
+        result that is not kept, and of a parameter that is no port.
     steps : int64 array (steps, 5)
         Kind of step, and: number of the kind of unit, first cell; place, place; edge, place.
     template_begin : int64 array (templates + 1,)
@@ -60,7 +61,7 @@ class Units:
     micros: int
 
     def runs(self) -> tuple[Ints, Ints, Ints]:
-        """All runs, those of each rank in turn: template, number in its template, kind; 1-based.
+        """All runs, those of each rank in turn.
 
         Returns
         -------

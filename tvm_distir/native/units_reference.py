@@ -99,4 +99,5 @@ class _Run:
         self.times[rank] += times.tolist()
         ends = times_of(self.maps.matrix(function), times[:, None])[:, 0]
         self.finish[rank, :STREAM_PORTS] = ends[:STREAM_PORTS]
-        self.cells[at[count:]] = ends[STREAM_PORTS:]
+        kept = self.places[kind][count:, 0] >= 0
+        self.cells[at[count:][kept]] = ends[STREAM_PORTS:][kept]

@@ -96,7 +96,7 @@ class Analysis:
     peak_memory_bytes: int
     hardware: Hardware
     meshes: tuple[ReportMesh, ...]
-    devices: tuple[DeviceResult, ...]
+    devices: Sequence[DeviceResult]
     collectives: tuple[CollectiveTotal, ...]
     unmodelled_ops: tuple[str, ...] = ()
     branches: tuple[Branch, ...] = ()

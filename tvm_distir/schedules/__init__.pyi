@@ -23,5 +23,7 @@ from .timeline import in_flight as in_flight
 from .timeline import timeline as timeline
 from .units import BACKWARD as BACKWARD
 from .units import FORWARD as FORWARD
+from .units import PHASES as PHASES
 from .units import WEIGHT as WEIGHT
 from .units import Unit as Unit
+from .units import stages_of as stages_of

@@ -11,16 +11,13 @@ import numpy.typing as npt
 
 from ..program import Mesh, Program, Value, reached
 from .costs import COMPUTE, SEND, OpRow
-from .flat import Flat
-from .graph import TaskGraph
-from .intervals import measure, overlap, union
+from .function_table import FunctionTables
 from .lanes import CollectiveTotal, DeviceResult, Lane
 from .memory import EntryMemory, curve
 from .rendezvous import DeviceTasks
-from .timeline import Timeline, op_times, seconds, total_flops
+from .timeline import Timeline, all_seconds, op_times, seconds, total_flops
 
 Ints = npt.NDArray[np.int64]
-Intervals = tuple[Ints, Ints]
 
 TrafficKey = tuple[str, str, str, int]
 """Mesh, kind, axes and group size."""
@@ -34,72 +31,72 @@ def account(
     part: DeviceTasks,
     timeline: Timeline,
     finish: int,
+    tables: FunctionTables,
     memory: EntryMemory,
     taken: Mapping[str, str],
-) -> tuple[Lane, list[DeviceResult]]:
-    """Sum up what the devices of a part did; ``taken`` are the branches that run, by place."""
-    entry = program.entries[part.entry]
-    place = program.place_of(entry)
-    compute = timeline.streams() == COMPUTE
-    busy = union(timeline.start[compute], timeline.end[compute])
-    talking = union(timeline.start[~compute], timeline.end[~compute])
+) -> tuple[Lane, DeviceResult]:
+    """Sum up what the devices of a part did; the result is that of each of them.
+
+    Parameters
+    ----------
+    program : Program
+    part : DeviceTasks
+    timeline : Timeline
+        Of the part.
+    finish : int
+        End of the step, in picoseconds.
+    tables : FunctionTables
+    memory : EntryMemory
+        Of the part's entry.
+    taken : mapping of str to str
+        Branches that run, by place.
+    """
+    entry, rows = program.entries[part.entry], timeline.lowering.rows
     during, after = memory.course(taken)
     end = int(timeline.end.max(initial=0))
     when, live = curve(memory.resident_bytes, timeline.start, during, end, after)
     counts = timeline.counts()
     lane = Lane(
-        place,
+        program.place_of(entry),
         part.devices,
-        tuple((seconds(time_ps), size) for time_ps, size in zip(when.tolist(), live.tolist())),
-        op_times(timeline.rows, counts),
-        timeline.function_times(),
+        tuple(zip(all_seconds(when), live.tolist(), strict=True)),
+        op_times(rows, counts),
+        timeline.function_times(tables),
         timeline,
         memory.account,
     )
-    flops = total_flops(timeline.rows, counts)
     sizes = memory.account.peak_bytes, weight_bytes(program, entry.function)
-    return lane, device_results(part.devices, place, (busy, talking), finish, sizes, flops)
+    return lane, device_result(lane, timeline.busy(), finish, sizes, total_flops(rows, counts))
 
 
-def device_results(
-    devices: Sequence[int],
-    place: str,
-    times: tuple[Intervals, Intervals],
-    finish: int,
-    memory: tuple[int, int],
-    flops: int,
-) -> list[DeviceResult]:
-    """What devices did that do the same.
+def device_result(
+    lane: Lane, busy: tuple[int, int, int], finish: int, memory: tuple[int, int], flops: int
+) -> DeviceResult:
+    """What the devices of a lane did: the result of the first of them.
 
     Parameters
     ----------
-    devices : sequence of int
-    place : str
-        Of their mesh.
-    times : (intervals, intervals)
-        Unions of when they compute, and of when they communicate.
+    lane : Lane
+    busy : (int, int, int)
+        Time in which they compute, communicate, and do both, in picoseconds.
     finish : int
         End of the step, in picoseconds.
     memory : (int, int)
         Bytes at the peak, and of weights and constants.
     flops : int
     """
-    busy, talking = times
-    compute_ps, comm_ps = measure(*busy), measure(*talking)
-    exposed_ps = comm_ps - overlap(busy, talking)
-    return [
-        DeviceResult(
-            device,
-            place,
-            seconds(compute_ps),
-            seconds(comm_ps),
-            seconds(exposed_ps),
-            seconds(finish - compute_ps - exposed_ps),
-            *memory,
-            flops,
-        )
-        for device in devices
-    ]
+    compute_ps, comm_ps, both_ps = busy
+    exposed_ps = comm_ps - both_ps
+    return DeviceResult(
+        lane.devices[0],
+        lane.mesh,
+        seconds(compute_ps),
+        seconds(comm_ps),
+        seconds(exposed_ps),
+        seconds(finish - compute_ps - exposed_ps),
+        *memory,
+        flops,
+    )
 
 
 def weight_bytes(program: Program, root: str) -> int:
@@ -124,17 +121,16 @@ def constant_bytes(program: Program, roots: Iterable[str]) -> int:
 
 
 def collectives(
-    program: Program, graph: TaskGraph, flats: Mapping[str, Flat], rows: Sequence[OpRow]
+    program: Program, rows: Sequence[OpRow], counts: Mapping[int, Sequence[int]]
 ) -> tuple[CollectiveTotal, ...]:
     """Collectives and transfers summed by kind, axes and group size, per mesh.
 
-    Of entries that share a mesh, whose transfers may differ, the most of each.
+    Of entries that share a mesh, whose transfers may differ, the most of each. ``counts`` says how
+    often each entry, by its number, runs each row.
     """
     most: Traffic = {}
-    for number in sorted({part.entry for part in graph.parts}):
-        entry = program.entries[number]
-        counts = np.bincount(flats[entry.function].row, minlength=len(rows)).tolist()
-        for key, table in traffic(program, rows, counts).items():
+    for number in sorted(counts):
+        for key, table in traffic(program, rows, counts[number]).items():
             most[key] = [max(pair) for pair in zip(most.get(key, table), table, strict=True)]
     return totals(most)
 

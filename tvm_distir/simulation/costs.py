@@ -31,6 +31,11 @@ class OpRow:
         ``compute``, ``memory``, ``launch``, or ``network``.
     wire_bytes : int
         Bytes that each device sends.
+    issue_ps : int
+        What the host takes to issue it. The host issues ops in program order, and none starts
+        before it is issued.
+    host_waits : bool
+        Whether the host issues nothing more until it ends.
     """
 
     function: str
@@ -39,6 +44,8 @@ class OpRow:
     duration_ps: int
     bound_by: str
     wire_bytes: int = 0
+    issue_ps: int = 0
+    host_waits: bool = False
 
 
 class OpCosts:

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..errors import SimulationError
 from ..program import Mesh, Program
 from .costs import SEND, OpCosts, OpRow
-from .flat import Flat
+from .entry_tasks import EntryTasks
 
 Ints = npt.NDArray[np.int64]
 TransferKey = tuple[int, int, int]
@@ -60,20 +60,48 @@ class Meetings:
     tasks: Ints
 
 
+def check_taking_part(
+    program: Program, used: Mapping[str, set[int]], rows: Sequence[OpRow]
+) -> None:
+    """Refuse collectives on a mesh of which some devices have none.
+
+    Parameters
+    ----------
+    program : Program
+    used : mapping of str to set of int
+        Meshes of the collectives of each entry's function.
+    rows : sequence of OpRow
+    """
+    for number in sorted(set().union(*used.values())):
+        mesh = program.meshes[number]
+        there = [program.devices_of(e) for e in program.entries if number in used[e.function]]
+        if any(devices is mesh.device_ids for devices in there):
+            continue
+        missing = set(mesh.device_ids).difference(*there)
+        if missing:
+            row = next(r for r in rows if r.op.kind == "collective" and r.op.mesh == number)
+            raise _another_order(mesh, row, f"the devices {sorted(missing)} take no part")
+
+
 def meetings(
-    program: Program, parts: Sequence[DeviceTasks], flats: Mapping[str, Flat], rows: Sequence[OpRow]
+    program: Program,
+    parts: Sequence[DeviceTasks],
+    entries: Mapping[str, EntryTasks],
+    rows: Sequence[OpRow],
+    tied: Collection[int],
 ) -> Iterator[Meetings]:
-    """Collectives by mesh.
+    """Collectives by mesh, of the meshes ``tied``.
 
     Raises
     ------
     SimulationError
         DIST0712 where entries that share a mesh have other collectives on it.
     """
-    mesh_of = np.array([row.op.mesh if row.op.kind == "collective" else -1 for row in rows])
+    here = (row.op.mesh if row.op.kind == "collective" else -1 for row in rows)
+    mesh_of = np.array([*(mesh if mesh in tied else -1 for mesh in here), -1], np.int64)
     found: dict[int, list[tuple[DeviceTasks, Ints, Ints]]] = {}
     for part in parts:
-        own = flats[program.entries[part.entry].function].row
+        own = entries[program.entries[part.entry].function].row
         if not own.size:
             continue
         where = mesh_of[own]
@@ -85,11 +113,6 @@ def meetings(
         _, first, _ = members[0]
         for part, other, _ in members[1:]:
             _check_same(mesh, part, [rows[i] for i in first], [rows[i] for i in other])
-        missing = set(mesh.device_ids).difference(*(part.devices for part, _, _ in members))
-        if missing:
-            raise _another_order(
-                mesh, rows[first[0]], f"the devices {sorted(missing)} take no part"
-            )
         yield Meetings(
             mesh, first, tuple(m[0] for m in members), np.stack([tasks for _, _, tasks in members])
         )
@@ -168,7 +191,7 @@ class Groups:
         self,
         program: Program,
         parts: Sequence[DeviceTasks],
-        flats: Mapping[str, Flat],
+        entries: Mapping[str, EntryTasks],
         rows: Sequence[OpRow],
     ) -> None:
         """Tie the k-th send of a tag and pair of meshes to the k-th receive of the same.
@@ -177,7 +200,7 @@ class Groups:
         that receives nothing from others; what it has itself is there with its own send.
         """
         moves = np.array([row.op.kind == "transfer" and row.wire_bytes > 0 for row in rows], bool)
-        for key, ends in _transfer_ends(program, parts, flats, rows).items():
+        for key, ends in _transfer_ends(program, parts, entries, rows).items():
             sent, received = ends.counts()
             if sent != received:
                 tag, src, dst = key
@@ -190,7 +213,7 @@ class Groups:
                 )
 
             def goes(part: DeviceTasks, task: int) -> bool:
-                own = flats[program.entries[part.entry].function]
+                own = entries[program.entries[part.entry].function]
                 return bool(moves[own.row[task - part.first]])
 
             for sends, receives in ends.times():
@@ -242,15 +265,17 @@ def _joined_parts(shared: Meetings, axes: tuple[int, ...]) -> list[list[int]]:
 
 
 def _transfer_ends(
-    program: Program, parts: Sequence[DeviceTasks], flats: Mapping[str, Flat], rows: Sequence[OpRow]
+    program: Program,
+    parts: Sequence[DeviceTasks],
+    entries: Mapping[str, EntryTasks],
+    rows: Sequence[OpRow],
 ) -> dict[TransferKey, _Ends]:
     found: dict[TransferKey, _Ends] = {}
-    is_transfer = np.array([row.op.kind == "transfer" for row in rows], bool)
+    is_transfer = np.array([*(row.op.kind == "transfer" for row in rows), False], bool)
     for part in parts:
-        flat = flats[program.entries[part.entry].function]
-        where = np.flatnonzero(is_transfer[flat.row]) if flat.row.size else flat.row
-        for task in where.tolist():
-            row = rows[flat.row[task]]
+        own = entries[program.entries[part.entry].function].row
+        for task in np.flatnonzero(is_transfer[own]).tolist():
+            row = rows[own[task]]
             op, sends = row.op, row.stream == SEND
             src, dst = (op.mesh, op.peer_mesh) if sends else (op.peer_mesh, op.mesh)
             place = f"{row.function}/{op.name}"

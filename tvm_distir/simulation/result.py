@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,8 +54,8 @@ class Result:
         On the fullest device.
     memory_capacity_bytes : int
         Of one device of the system.
-    devices : tuple of DeviceResult
-        All of them, by id.
+    devices : sequence of DeviceResult
+        All of them, by id; made when they are asked for.
     collectives : tuple of CollectiveTotal
         Sorted by mesh, kind, axes and group size.
     unmodelled_ops : tuple of str
@@ -76,7 +76,7 @@ class Result:
     time_s: float
     peak_memory_bytes: int
     memory_capacity_bytes: int
-    devices: tuple[DeviceResult, ...]
+    devices: Sequence[DeviceResult]
     collectives: tuple[CollectiveTotal, ...]
     unmodelled_ops: tuple[str, ...]
     lanes: tuple[Lane, ...]

@@ -4,17 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 from ..errors import SimulationError
 from ..native import schedule
 from ..program import Program
 from ..system import System
 from .accounts import account, collectives, unmodelled
-from .costs import OpCosts, OpRow
-from .flat import Flat, Flattener
-from .graph import TaskGraph, build_graph
+from .costs import OpCosts
+from .devices import Devices, lane_devices
+from .function_table import FunctionTables
+from .graph import TaskNames, build_graph
 from .lanes import DeviceResult, Lane
 from .laps import Laps
 from .memory import EntryMemory, Framework, entry_memory
@@ -75,63 +73,43 @@ def simulate(
             )
         return simulate_stages(program, program.staged, system, engine, blocking)
     costs = OpCosts(program, system)
-    flattener = Flattener(program, costs)
-    flats = flattener.flatten()
-    graph = build_graph(program, flats, flattener.rows, costs, fold_devices, blocking)
+    graph = build_graph(program, costs, engine, fold_devices, blocking)
+    lowering = graph.lowering
     laps.end("build")
-    names = _TaskNames(program, graph, flats, flattener.rows)
-    start, end = schedule(graph.tasks, engine, names)
+    start, end = schedule(graph.tasks, engine, TaskNames(program, graph))
     laps.end("schedule")
     finish = int(end.max(initial=0))
     framework, memories = Framework(program), dict[str, EntryMemory]()
-    taken = {branch.place: branch.taken for branch in flattener.branches}
+    taken = {branch.place: branch.taken for branch in lowering.branches}
+    tables = FunctionTables(lowering)
     lanes: list[Lane] = []
-    devices: list[DeviceResult] = []
+    found: list[DeviceResult] = []
+    counts: dict[int, list[int]] = {}
     for part in graph.parts:
         entry = program.entries[part.entry]
-        flat = flats[entry.function]
-        own = slice(part.first, part.first + flat.row.size)
-        timeline = Timeline(
-            part.devices[0], entry.function, flat, flattener.rows, flattener.calls,
-            start[own], end[own],
-        )  # fmt: skip
-        if entry.function not in memories:
-            memories[entry.function] = entry_memory(program, entry, framework)
-        memory = memories[entry.function]
-        lane, found = account(program, part, timeline, finish, memory, taken)
+        name = entry.function
+        one = graph.entries[name]
+        own = slice(part.first, part.first + one.row.size)
+        timeline = Timeline(part.devices[0], one, lowering, graph.maps, start[own], end[own])
+        if name not in memories:
+            memories[name] = entry_memory(program, entry, framework)
+        lane, device = account(program, part, timeline, finish, tables, memories[name], taken)
         lanes.append(lane)
-        devices.extend(found)
+        found.append(device)
+        counts[part.entry] = timeline.counts()
+    devices = Devices(lane_devices(lanes, found))
     result = Result(
         system=system.name,
         time_s=seconds(finish),
-        peak_memory_bytes=max(device.peak_memory_bytes for device in devices),
+        peak_memory_bytes=max(device.peak_memory_bytes for device in found),
         memory_capacity_bytes=system.memory_capacity_bytes,
-        devices=tuple(sorted(devices, key=lambda device: device.id)),
-        collectives=collectives(program, graph, flats, flattener.rows),
-        unmodelled_ops=unmodelled(flattener.rows),
-        branches=tuple(flattener.branches),
+        devices=devices,
+        collectives=collectives(program, lowering.rows, counts),
+        unmodelled_ops=unmodelled(lowering.rows),
+        branches=tuple(lowering.branches),
         lanes=tuple(lanes),
         engine=engine,
         timings_s=laps.times_s,
     )
     laps.end("account")
     return result
-
-
-class _TaskNames(Sequence[str]):
-    """Names of tasks for messages, made when asked for."""
-
-    def __init__(
-        self, program: Program, graph: TaskGraph, flats: Mapping[str, Flat], rows: Sequence[OpRow]
-    ) -> None:
-        self._program, self._graph, self._flats, self._rows = program, graph, flats, rows
-
-    def __len__(self) -> int:
-        return self._graph.tasks.size
-
-    def __getitem__(self, task: Any) -> Any:
-        part = next(p for p in reversed(self._graph.parts) if p.first <= task)
-        entry = self._program.entries[part.entry]
-        row = self._rows[self._flats[entry.function].row[task - part.first]]
-        mesh = self._program.place_of(entry)
-        return f"{mesh} device {part.devices[0]} {row.function}/{row.op.name} ({row.op.op})"

@@ -1,27 +1,20 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the devices of a rank of a pipeline did, op by op and byte by byte, from its runs."""
+"""What the devices of a rank of a pipeline did, from the runs of its units and its messages."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-
 import numpy as np
-import numpy.typing as npt
 
 from ..program import Program, Staged
-from .accounts import Traffic, add_traffic, constant_bytes, device_results, traffic, value_bytes
-from .costs import COMPUTE, OpCosts
-from .intervals import union
+from .accounts import Traffic, add_traffic, constant_bytes, device_result, traffic, value_bytes
+from .costs import OpCosts
+from .function_table import FunctionTables
 from .lanes import DeviceResult, Lane
 from .memory import RankMemory, curve
-from .rank_state import RankState
-from .stage_kinds import Alike
 from .stage_lanes import StageTimeline, function_times
-from .timeline import op_times, seconds, total_flops
-
-Ints = npt.NDArray[np.int64]
+from .stage_runs import StageRuns
+from .timeline import all_seconds, op_times, total_flops
 
 
 class RankAccount:
@@ -32,66 +25,58 @@ class RankAccount:
     program : Program
     staged : Staged
     rank : int
-    state : RankState
-        Behind the last run.
-    alike : Alike
-        The rank's units.
+    ran : StageRuns
     memory : RankMemory
     """
 
     def __init__(
-        self,
-        program: Program,
-        staged: Staged,
-        rank: int,
-        state: RankState,
-        alike: Alike,
-        memory: RankMemory,
+        self, program: Program, staged: Staged, rank: int, ran: StageRuns, memory: RankMemory
     ) -> None:
-        self.program, self.staged, self.rank, self.state = program, staged, rank, state
+        self.program, self.staged, self.rank, self.ran = program, staged, rank, ran
         self.memory = memory
-        self.rows, self.calls = alike.flattener.rows, alike.flattener.calls
+        self.lowering = ran.kinds.lowering
         self.mesh = program.meshes[rank]
         self.stages = [k for k, r in enumerate(staged.schedule.rank_of) if r == rank]
-        self.runs = list(state.runs.values())
-        counts = np.zeros(len(self.rows), np.int64)
+        self.runs = list(ran.of(rank))
+        counts = np.zeros(len(self.lowering.rows), np.int64)
         for one in self.runs:
-            flat = one.unit.summary.flat
-            counts += len(one.micros) * np.bincount(flat.row, minlength=len(self.rows))
+            counts += one.micros.size * self.lowering.counts(one.unit.function)
         self.counts: list[int] = counts.tolist()
 
-    def run(self, finish: int) -> tuple[Lane, list[DeviceResult]]:
-        """The rank's lane and the results of its devices; ``finish`` ends the step."""
-        starts = [one.all_starts() for one in self.runs]
-        busy, talking = self._times(starts)
-        timeline = StageTimeline.of(self.program, self.staged, self.rank, self.state, starts)
+    def run(self, finish: int, tables: FunctionTables) -> tuple[Lane, DeviceResult]:
+        """The rank's lane and the result of its devices; ``finish`` ends the step."""
+        rows, timeline = self.lowering.rows, StageTimeline.of(self.staged, self.rank, self.ran)
         root = "main" if len(self.program.meshes) == 1 else f"main_mesh{self.rank}"
         lane = Lane(
             self.mesh.name,
             self.mesh.device_ids,
             self._curve(finish, timeline),
-            op_times(self.rows, self.counts),
-            function_times(root, self.runs, self.rows, self.calls),
+            op_times(rows, self.counts),
+            function_times(root, self.runs, tables),
             timeline,
             self.memory.account,
         )
-        memory = self.memory.account.peak_bytes, self._weights()
-        flops = total_flops(self.rows, self.counts)
-        return lane, device_results(
-            self.mesh.device_ids, self.mesh.name, (busy, talking), finish, memory, flops
+        moved = [(one.start, one.end) for one in (*timeline.sent, *timeline.received)]
+        talking = np.concatenate(
+            [np.zeros(0, np.int64), *(np.stack(pair, axis=1).ravel() for pair in moved)]
         )
+        sizes = self.memory.account.peak_bytes, self._weights()
+        flops = total_flops(rows, self.counts)
+        return lane, device_result(lane, self.ran.busy(self.rank, talking), finish, sizes, flops)
 
     def traffic(self, costs: OpCosts) -> Traffic:
         """Collectives of the rank, and messages that it gets."""
-        found = traffic(self.program, self.rows, self.counts, self.mesh)
-        edges = {id(message.edge): message.edge for message in self.state.received}
-        counts = Counter(id(message.edge) for message in self.state.received)
-        for key, edge in edges.items():
-            peer = self.staged.schedule.rank_of[edge.source[0]]
+        found = traffic(self.program, self.lowering.rows, self.counts, self.mesh)
+        rank_of = self.staged.schedule.rank_of
+        for messages in self.ran.messages:
+            edge, count = messages.edge, int(messages.start.size)
+            if rank_of[edge.target[0]] != self.rank or not count:
+                continue
+            peer = rank_of[edge.source[0]]
             ends = f"{self.program.meshes[peer].name}->{self.mesh.name}"
             _, spent = costs.edge_ps(edge, peer, self.rank)
             add_traffic(
-                found, (self.mesh.name, "send", ends, len(self.mesh.device_ids)), counts[key],
+                found, (self.mesh.name, "send", ends, len(self.mesh.device_ids)), count,
                 (edge.bytes[1], edge.wire_bytes[1], spent),
             )  # fmt: skip
         return found
@@ -101,24 +86,6 @@ class RankAccount:
         _, weights = value_bytes(value for _, _, value in self.staged.inputs(self.rank))
         roots = {p.function for k in self.stages for p in self.staged.role_of(k).phases}
         return weights + constant_bytes(self.program, sorted(roots))
-
-    def _times(self, starts: Sequence[Ints]) -> tuple[tuple[Ints, Ints], tuple[Ints, Ints]]:
-        """Unions of when it computes, and of when it communicates."""
-        first: tuple[list[Ints], list[Ints]] = [], []
-        last: tuple[list[Ints], list[Ints]] = [], []
-        for one, start in zip(self.runs, starts, strict=True):
-            summary = one.unit.summary
-            compute = summary.stream == COMPUTE
-            for kind, tasks in enumerate((compute, ~compute)):
-                first[kind].append(start[:, tasks].ravel())
-                last[kind].append((start[:, tasks] + summary.duration[tasks]).ravel())
-        messages = [*self.state.sent, *self.state.received]
-        first[1].append(np.array([one.start for one in messages], np.int64))
-        last[1].append(np.array([one.end for one in messages], np.int64))
-        busy, talking = (
-            union(np.concatenate(a), np.concatenate(b)) for a, b in zip(first, last, strict=True)
-        )
-        return busy, talking
 
     def _curve(self, finish: int, timeline: StageTimeline) -> tuple[tuple[float, int], ...]:
         """Live memory over time, a unit at a time."""
@@ -133,4 +100,4 @@ class RankAccount:
             self.memory.resident_bytes, np.array(issued, np.int64), self.memory.during, finish,
             int(self.memory.after[-1]),
         )  # fmt: skip
-        return tuple(zip(map(seconds, when.tolist()), live.tolist(), strict=True))
+        return tuple(zip(all_seconds(when), live.tolist(), strict=True))

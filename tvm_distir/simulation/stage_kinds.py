@@ -7,46 +7,39 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
+from ..native import AT_HAND, FREE, IS_FREE, SETTLED, Maps, maps_of
 from ..program import Program, Staged, once_slots
 from ..system import System
 from .costs import OpCosts
-from .flat import Flattener
+from .function_reader import read_functions
+from .lowering import Lowering
 from .stage_units import StageUnit, arriving, with_units
-from .summary import Summary
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class RankUnit:
-    """A unit on a rank.
+    """A unit of a role on ranks that lie alike.
 
     Attributes
     ----------
     name : str
         Of its function.
-    summary : Summary
-    inputs, outputs : int64 arrays
+    function : int
+        In the lowering.
+    number : int
+        Of its map.
+    inputs, outputs : tuple of int
         Slots.
-    input_once, output_once : bool arrays
-        Which of them are there once, not per micro-batch.
-    watched : tuple of int
-        Kept results whose time matters, to other units or to messages.
-    aliases : bool
-        Whether some result is a parameter.
+    once : frozenset of int
+        Slots that are there once, not per micro-batch, as it sees them.
     """
 
     name: str
-    summary: Summary
-    inputs: Ints
-    outputs: Ints
-    input_once: npt.NDArray[np.bool_]
-    output_once: npt.NDArray[np.bool_]
-    watched: tuple[int, ...]
-    aliases: bool
+    function: int
+    number: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    once: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -55,16 +48,14 @@ class Alike:
 
     Attributes
     ----------
-    program : Program
-        Units as entries.
-    flattener : Flattener
     units : dict of (int, str) to RankUnit
         By number of role and name.
+    timed : dict of int to list of int
+        By number of role the slots whose time matters by itself, beside the compute stream's.
     """
 
-    program: Program
-    flattener: Flattener
     units: dict[tuple[int, str], RankUnit]
+    timed: dict[int, list[int]]
 
 
 class Kinds:
@@ -77,13 +68,18 @@ class Kinds:
     system : System
     blocking : bool
     engine : str
+
+    Attributes
+    ----------
+    lowering : Lowering
+    maps : Maps
+    of_rank : list of Alike
     """
 
     def __init__(
         self, program: Program, staged: Staged, system: System, blocking: bool, engine: str
     ) -> None:
-        self.program, self.staged, self.system = program, staged, system
-        self.blocking, self.engine = blocking, engine
+        self.staged, self.lowering = staged, Lowering(blocking)
         axes = {op.mesh_axes for fn in program.functions.values() for op in fn.ops if op.mesh_axes}
         keys: list[Hashable] = []
         for mesh in program.meshes:
@@ -94,70 +90,78 @@ class Kinds:
         roles: dict[Hashable, set[int]] = {}
         for stage, rank in zip(staged.stages, staged.schedule.rank_of, strict=True):
             roles.setdefault(keys[rank], set()).add(stage.role)
-        found = {key: self._alike(keys.index(key), own) for key, own in roles.items()}
+        units = {
+            key: self._read(program, system, keys.index(key), own) for key, own in roles.items()
+        }
+        self.maps = maps_of(self.lowering.table, engine)
+        late = {key: self._classes(own) for key, own in units.items()}
+        for key, own in units.items():
+            for (role, _), unit in own.items():
+                self.maps.open(unit.number, [late[key][role][slot] for slot in unit.inputs])
+        found = {key: Alike(own, self._timed(self.maps, own)) for key, own in units.items()}
         self.of_rank = [found[key] for key in keys]
 
-    def has(self, stage: int, name: str) -> bool:
-        """Whether a stage has a unit of this name."""
-        return (self.staged.stages[stage].role, name) in self._of(stage).units
-
-    def unit(self, stage: int, name: str) -> RankUnit:
+    def unit(self, stage: int, name: str) -> RankUnit | None:
         """Unit of a stage."""
-        return self._of(stage).units[self.staged.stages[stage].role, name]
+        return self.of(stage).units.get((self.staged.stages[stage].role, name))
 
-    def _of(self, stage: int) -> Alike:
+    def of(self, stage: int) -> Alike:
+        """What the rank of a stage has in common with others."""
         return self.of_rank[self.staged.schedule.rank_of[stage]]
 
-    def _alike(self, rank: int, roles: Collection[int]) -> Alike:
-        """Flatten and sum up all units of roles as a rank runs them."""
-        program, units = with_units(self.program, self.staged, rank, roles)
-        flattener = Flattener(program, OpCosts(program, self.system))
-        flats = flattener.flatten()
-        summaries = {
-            key: Summary(flats[unit.function], flattener.rows, self.blocking, self.engine)
-            for key, unit in units.items()
-        }
-        apart = self._apart(units, summaries)
-        found = {}
-        for key, unit in units.items():
-            role = self.staged.roles[key[0]]
-            once = once_slots(role, self.staged.schedule, key[1])
-            timed = apart[key[0]]
-            summary = summaries[key]
-            summary.open([p for p, slot in enumerate(unit.inputs) if slot in timed])
-            places = summary.result_kept.tolist()
-            found[key] = RankUnit(
-                unit.function,
-                summary,
-                np.array(unit.inputs, np.int64),
-                np.array(unit.outputs, np.int64),
-                np.array([slot in once for slot in unit.inputs], bool),
-                np.array([slot in once for slot in unit.outputs], bool),
-                tuple(
-                    sorted(
-                        {
-                            place
-                            for slot, place in zip(unit.outputs, places, strict=True)
-                            if slot in timed and place >= 0
-                        }
-                    )
-                ),
-                bool((summary.result_param >= 0).any()),
-            )
-        return Alike(program, flattener, found)
+    def timed(self, stage: int) -> list[int]:
+        """Slots of a stage whose time matters by itself."""
+        return self.of(stage).timed[self.staged.stages[stage].role]
 
-    def _apart(
-        self, units: dict[tuple[int, str], StageUnit], summaries: dict[tuple[int, str], Summary]
-    ) -> dict[int, set[int]]:
-        """By role the slots whose time can matter by itself, beside the compute stream's."""
-        found = {number: set(slots) for number, slots in arriving(self.staged).items()}
-        for key, unit in units.items():
-            summary = summaries[key]
-            found[key[0]].update(unit.inputs[p] for p in summary.awaited_apart())
-            found[key[0]].update(unit.outputs[r] for r in summary.unsettled())
-        for number, role in enumerate(self.staged.roles):
-            found[number].update(slot for pair in role.sums for slot in pair)
-            moved = (*role.carried, *(role.updated if self.staged.schedule.stash else ()))
-            late = {slot for pair in moved if found[number] & set(pair) for slot in pair}
-            found[number] = (found[number] - set(role.params)) | late
+    def _read(
+        self, program: Program, system: System, rank: int, roles: Collection[int]
+    ) -> dict[tuple[int, str], RankUnit]:
+        """Read the units of roles as a rank runs them."""
+        own, units = with_units(program, self.staged, rank, roles)
+        names = [unit.function for unit in units.values()]
+        numbers = read_functions(self.lowering, own, OpCosts(own, system), names)
+
+        def made(role: int, name: str, unit: StageUnit) -> RankUnit:
+            function = numbers[unit.function]
+            once = once_slots(self.staged.roles[role], self.staged.schedule, name)
+            number = self.lowering.functions[function].number
+            return RankUnit(
+                unit.function, function, number, unit.inputs, unit.outputs, frozenset(once)
+            )
+
+        return {key: made(*key, unit) for key, unit in units.items()}
+
+    def _classes(self, units: dict[tuple[int, str], RankUnit]) -> dict[int, dict[int, int]]:
+        """By role how late what is in each slot may be: as late as any unit may write it."""
+        found: dict[int, dict[int, int]] = {}
+        stash = self.staged.schedule.stash
+        for number, slots in arriving(self.staged).items():
+            role = self.staged.roles[number]
+            late = found[number] = dict.fromkeys(range(len(role.slots)), AT_HAND)
+            late.update(dict.fromkeys(slots, FREE))
+            late.update({slot: FREE for pair in role.sums for slot in pair})
+            own = [unit for key, unit in units.items() if key[0] == number]
+            before: dict[int, int] = {}
+            while before != late:
+                before = dict(late)
+                for unit in own:
+                    origins = self.maps.origins(unit.number)
+                    for slot, origin in zip(unit.outputs, origins, strict=True):
+                        whence = late[unit.inputs[origin]] if origin >= 0 else SETTLED
+                        late[slot] = max(late[slot], FREE if origin == IS_FREE else whence)
+                for param, result in (*role.carried, *(role.updated if stash else ())):
+                    late[param] = max(late[param], late[result])
         return found
+
+    def _timed(self, maps: Maps, units: dict[tuple[int, str], RankUnit]) -> dict[int, list[int]]:
+        """By role the slots that are ports of units, that are sent, or become one of these."""
+        found = arriving(self.staged)
+        for (number, _), unit in units.items():
+            found[number].update(unit.inputs[p] for p in maps.ports(unit.number))
+        for number, slots in found.items():
+            role = self.staged.roles[number]
+            slots.update(slot for pair in role.sums for slot in pair)
+            for param, result in (*role.carried, *role.updated):
+                if param in slots:
+                    slots.add(result)
+        return {number: sorted(slots) for number, slots in found.items()}

@@ -4,22 +4,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from ..program import Program, Staged
+from ..native import Ints
+from ..program import Staged
 from ..schedules import BACKWARD, FORWARD, WEIGHT
-from .costs import COMPUTE, OpRow
-from .flat import CallRow
+from .function_table import FunctionTables, Spent, Table, listed
 from .lanes import Event, FunctionTime
-from .rank_state import RankState, Runs
-from .timeline import function_table, listed, seconds
-
-Ints = npt.NDArray[np.int64]
+from .stage_runs import Messages, Runs, StageRuns
+from .timeline import seconds
 
 WORDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight"}
 """What the phases of a schedule are called in events."""
@@ -27,92 +23,99 @@ WORDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight"}
 
 @dataclass(frozen=True)
 class StageTimeline:
-    """The events of one device.
+    """The events of one device of a rank.
 
     Attributes
     ----------
-    device : int
-    parts : list of (Runs, str, int64 array, int64 array)
-        Runs of a unit, its place, and when they start and end on the compute stream.
-    messages : list of (str, str, int, int, dict)
-        Stream, binding, start, end and facts.
+    staged : Staged
+    rank : int
+    ran : StageRuns
+    runs : list of Runs
+        Of the rank.
+    sent, received : list of Messages
     """
 
-    device: int
-    parts: list[tuple[Runs, str, Ints, Ints]]
-    messages: list[tuple[str, str, int, int, dict[str, Any]]]
+    staged: Staged
+    rank: int
+    ran: StageRuns
+    runs: list[Runs]
+    sent: list[Messages]
+    received: list[Messages]
 
     @staticmethod
-    def of(
-        program: Program, staged: Staged, rank: int, state: RankState, starts: Sequence[Ints]
-    ) -> StageTimeline:
-        """From what a rank ran; ``starts`` are those of the tasks of each of its runs."""
-        parts = []
-        for one, start in zip(state.runs.values(), starts, strict=True):
-            summary = one.unit.summary
-            tasks = np.flatnonzero(summary.stream == COMPUTE)
-            tasks = tasks if tasks.size else np.arange(summary.stream.size)
-            if tasks.size:
-                end = start[:, tasks] + summary.duration[tasks]
-                place = f"{staged.role_of(one.stage).name}, stage {one.stage}"
-                parts.append((one, place, start[:, tasks].min(axis=1), end.max(axis=1)))
-        messages = []
-        for stream, found in (("send", state.sent), ("recv", state.received)):
-            side = stream == "recv"
-            for message in found:
-                edge = message.edge
-                facts = {
-                    "payload_bytes": edge.bytes[side],
-                    "wire_bytes": edge.wire_bytes[side],
-                    "bound_by": "network",
-                    "scope": f"stage {edge.source[0]} to stage {edge.target[0]}",
-                }
-                name = f"{edge.direction} {message.micro}" if message.micro >= 0 else edge.direction
-                messages.append((stream, name, message.start, message.end, facts))
-        return StageTimeline(program.meshes[rank].device_ids[0], parts, messages)
+    def of(staged: Staged, rank: int, ran: StageRuns) -> StageTimeline:
+        """From what ranks ran."""
+        rank_of = staged.schedule.rank_of
+        sent = [one for one in ran.messages if rank_of[one.edge.source[0]] == rank]
+        received = [one for one in ran.messages if rank_of[one.edge.target[0]] == rank]
+        return StageTimeline(staged, rank, ran, list(ran.of(rank)), sent, received)
+
+    @functools.cached_property
+    def parts(self) -> list[tuple[Runs, str, Ints, Ints]]:
+        """Runs of a unit, its place, and when they start and end on the compute stream."""
+        found = []
+        for one in self.runs:
+            if self.ran.kinds.lowering.functions[one.unit.function].tasks:
+                place = f"{self.staged.role_of(one.stage).name}, stage {one.stage}"
+                span = self.ran.spans(one)
+                found.append((one, place, span[:, 0], span[:, 1]))
+        return found
 
     def __len__(self) -> int:
-        return len(self.messages) + sum(len(one.micros) for one, *_ in self.parts)
+        units = sum(one.micros.size for one, *_ in self.parts)
+        return units + sum(one.micros.size for one in (*self.sent, *self.received))
 
     def __iter__(self) -> Iterator[Event]:
-        found = [*self._units(), *self._messages()]
+        device = self.ran.meshes[self.rank].device_ids[0]
+        found = [*self._units(device), *self._messages(device)]
         yield from sorted(found, key=lambda event: event.start_s)
 
-    def _units(self) -> Iterator[Event]:
+    def _units(self, device: int) -> Iterator[Event]:
+        lowering = self.ran.kinds.lowering
         for one, place, start, end in self.parts:
             word = WORDS.get(one.name.rstrip("+"), one.name.partition(":")[0])
-            flops = one.unit.summary.flops
-            for micro, first, last in zip(one.micros, start.tolist(), end.tolist(), strict=True):
+            counts = lowering.counts(one.unit.function).tolist()
+            flops = sum(n * row.op.flops for n, row in zip(counts, lowering.rows, strict=True))
+            micros = one.micros.tolist()
+            for micro, first, last in zip(micros, start.tolist(), end.tolist(), strict=True):
                 args = {
                     "op": one.unit.name,
                     "binding": f"{word} {micro}" if micro >= 0 else word,
                     "scope": place,
                     "flops": flops,
                 }
-                yield Event(
-                    self.device, "compute", word, seconds(first), seconds(last - first), args
-                )
+                yield Event(device, "compute", word, seconds(first), seconds(last - first), args)
 
-    def _messages(self) -> Iterator[Event]:
-        for stream, binding, start, end, facts in self.messages:
-            args = {"op": f"relax.dist.{stream}", "binding": binding, **facts}
-            yield Event(self.device, stream, stream, seconds(start), seconds(end - start), args)
+    def _messages(self, device: int) -> Iterator[Event]:
+        for stream, found in (("send", self.sent), ("recv", self.received)):
+            for one in found:
+                edge, side = one.edge, stream == "recv"
+                facts: dict[str, Any] = {
+                    "op": f"relax.dist.{stream}",
+                    "payload_bytes": edge.bytes[side],
+                    "wire_bytes": edge.wire_bytes[side],
+                    "bound_by": "network",
+                    "scope": f"stage {edge.source[0]} to stage {edge.target[0]}",
+                }
+                columns = (one.micros.tolist(), one.start.tolist(), one.end.tolist())
+                for micro, start, end in zip(*columns, strict=True):
+                    name = f"{edge.direction} {micro}" if micro >= 0 else edge.direction
+                    args = {**facts, "binding": name}
+                    yield Event(device, stream, stream, seconds(start), seconds(end - start), args)
 
 
 def function_times(
-    root: str, runs: Sequence[Runs], rows: Sequence[OpRow], calls: Sequence[CallRow]
+    root: str, runs: Sequence[Runs], tables: FunctionTables
 ) -> tuple[FunctionTime, ...]:
     """Functions of a rank: all of it, the phases, what they call."""
-    whole: list[Any] = [0, 1, 0, 0, 0]
-    found: dict[str, list[Any]] = {root: whole}
+    found: Table = {root: Spent(0, 1)}
     for one in runs:
-        summary, count = one.unit.summary, len(one.micros)
-        table = function_table(summary.flat, rows, calls, one.unit.name, summary.duration)
-        for name, (depth, times, *sums) in table.items():
-            entry = whole
-            if name != one.unit.name:
-                entry = found.setdefault(name, [depth, 0, 0, 0, 0])
-                entry[1] += times * count
-            for i, value in enumerate(sums):
-                entry[2 + i] += value * count
+        table = dict(tables.of(one.unit.function))
+        whole = table.pop(one.unit.name)
+        count = one.micros.size
+        found[root] = found[root].plus(
+            Spent(0, 0, whole.compute_ps, whole.other_ps, whole.flops), count
+        )
+        for name, spent in table.items():
+            found[name] = found.get(name, Spent(spent.depth, 0)).plus(spent, count)
     return listed(found)

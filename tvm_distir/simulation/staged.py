@@ -2,30 +2,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step in stages simulated: each phase once, then units and messages in the schedule's order.
 
-The result is that of simulating the step written out. Each unit is a max-plus map (see
-:mod:`.summary`), which is exact for fixed durations, so the time taken grows with units, not with
-ops; ops are only counted, and memory summed up, in arrays per rank.
+The result is that of simulating the step written out. Each unit is a max-plus map, which is exact
+for fixed durations, so the time taken grows with units, not with ops.
 """
 
 from __future__ import annotations
 
-from ..errors import SimulationError
+from collections.abc import Sequence
+
 from ..program import Program, Staged
 from ..schedules import programs
 from ..system import System
 from .accounts import Traffic, totals, unmodelled
 from .costs import OpCosts
+from .devices import Devices, lane_devices
+from .function_table import FunctionTables
 from .lanes import DeviceResult, Lane
 from .laps import Laps
 from .memory import Framework, RankMemories
-from .rank_state import RankState
 from .result import PipelineResult, Result
 from .stage_accounts import RankAccount
 from .stage_kinds import Kinds
 from .stage_runs import StageRuns
+from .stage_steps import StageSteps
 from .timeline import seconds
-
-_LARGEST_PS = 1 << 60
 
 
 def simulate_stages(
@@ -46,39 +46,29 @@ def simulate_stages(
     kinds = Kinds(program, staged, system, blocking, engine)
     laps.end("build")
     costs = OpCosts(program, system)
-    runs = StageRuns(program, staged, kinds, costs)
-    runs.run()
-    finish = max(_finish(state) for state in runs.ranks)
-    if finish > _LARGEST_PS:
-        raise SimulationError(
-            "DIST0721",
-            "the simulated time does not fit in 64-bit picoseconds (13 days)",
-            place="schedule",
-            remedy="Check the numbers of the system and the sizes of the program.",
-        )
+    ran = StageRuns(kinds, StageSteps(staged, kinds, costs), program.meshes)
     laps.end("schedule")
     lanes: list[Lane] = []
-    devices: list[DeviceResult] = []
+    found: list[DeviceResult] = []
     moved: Traffic = {}
+    tables = FunctionTables(kinds.lowering)
     memories, steps = RankMemories(program, staged, Framework(program)), programs(staged.schedule)
-    for rank, state in enumerate(runs.ranks):
-        memory = memories.of(rank, steps[rank])
-        account = RankAccount(program, staged, rank, state, kinds.of_rank[rank], memory)
-        lane, found = account.run(finish)
+    for rank, own in enumerate(steps):
+        account = RankAccount(program, staged, rank, ran, memories.of(rank, own))
+        lane, device = account.run(ran.finish, tables)
         lanes.append(lane)
-        devices.extend(found)
+        found.append(device)
         moved.update(account.traffic(costs))
-    flatteners = list({id(one): one.flattener for one in kinds.of_rank}.values())
     schedule = staged.schedule
     result = Result(
         system=system.name,
-        time_s=seconds(finish),
-        peak_memory_bytes=max(device.peak_memory_bytes for device in devices),
+        time_s=seconds(ran.finish),
+        peak_memory_bytes=max(device.peak_memory_bytes for device in found),
         memory_capacity_bytes=system.memory_capacity_bytes,
-        devices=tuple(sorted(devices, key=lambda device: device.id)),
+        devices=Devices(lane_devices(lanes, found)),
         collectives=totals(moved),
-        unmodelled_ops=unmodelled([row for one in flatteners for row in one.rows]),
-        branches=tuple(dict.fromkeys(b for one in flatteners for b in one.branches)),
+        unmodelled_ops=unmodelled(kinds.lowering.rows),
+        branches=tuple(dict.fromkeys(kinds.lowering.branches)),
         lanes=tuple(lanes),
         engine=engine,
         timings_s=laps.times_s,
@@ -87,20 +77,13 @@ def simulate_stages(
             schedule.stages,
             schedule.chunks,
             schedule.micro_batches,
-            _bubble(program, devices, seconds(finish)),
+            _bubble(found, seconds(ran.finish)),
         ),
     )
     laps.end("account")
     return result
 
 
-def _finish(state: RankState) -> int:
-    """When the last of a rank's streams is free, and the last message there."""
-    return max([*state.streams, *(message.end for message in state.received)])
-
-
-def _bubble(program: Program, devices: list[DeviceResult], time_s: float) -> float:
+def _bubble(found: Sequence[DeviceResult], time_s: float) -> float:
     """Share of the step in which ranks neither compute nor communicate, on average."""
-    idle_s = {device.id: device.idle_s for device in devices}
-    firsts = [mesh.device_ids[0] for mesh in program.meshes]
-    return sum(idle_s[first] for first in firsts) / (len(firsts) * time_s) if time_s > 0 else 0.0
+    return sum(one.idle_s for one in found) / (len(found) * time_s) if time_s > 0 else 0.0

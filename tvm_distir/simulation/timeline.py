@@ -1,27 +1,35 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduled tasks of one device, and the tables that sum them up."""
+"""The scheduled tasks of one device: starts and events, made when they are asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ..native import NEVER, STREAM_PORTS, Ints, Maps
 from ..system import PICOSECONDS
 from .costs import COMPUTE, STREAMS, OpRow
-from .flat import CallRow, Flat, scopes
+from .entry_tasks import EntryTasks
+from .function_table import FunctionTables, Spent, Table, add_call, add_op, listed
 from .lanes import Event, FunctionTime, OpTime
-
-Ints = npt.NDArray[np.int64]
+from .lowering import Lowering
 
 
 def seconds(time_ps: int) -> float:
     """Picoseconds as seconds."""
     return time_ps / PICOSECONDS
+
+
+def all_seconds(times_ps: Ints) -> list[float]:
+    """Picoseconds as seconds, each as :func:`seconds` gives it."""
+    if times_ps.max(initial=0) < 1 << 53:  # else their conversion rounds, and then the division
+        return list((times_ps / PICOSECONDS).tolist())
+    return [seconds(time_ps) for time_ps in times_ps.tolist()]
 
 
 def short_name(op: str) -> str:
@@ -36,54 +44,145 @@ class Timeline:
     Attributes
     ----------
     device : int
-    root : str
-        Name of the entry function.
-    flat : Flat
-    rows : sequence of OpRow
-    calls : sequence of CallRow
-    start, end : int64 arrays (tasks,)
-        In picoseconds.
+    entry : EntryTasks
+    lowering : Lowering
+    maps : Maps
+    task_start, task_end : int64 arrays
+        Of the entry's tasks, in picoseconds.
     """
 
     device: int
-    root: str
-    flat: Flat
-    rows: Sequence[OpRow]
-    calls: Sequence[CallRow]
-    start: Ints
-    end: Ints
+    entry: EntryTasks
+    lowering: Lowering
+    maps: Maps
+    task_start: Ints
+    task_end: Ints
 
     def __len__(self) -> int:
-        return int(self.flat.row.size)
+        return int(self._sizes.sum())
+
+    @functools.cached_property
+    def _sizes(self) -> Ints:
+        """Number of ops of each piece."""
+        known = self.lowering.functions
+        sizes = [1 if one.function < 0 else known[one.function].tasks for one in self.entry.pieces]
+        return np.array(sizes, np.int64)
+
+    @functools.cached_property
+    def single(self) -> tuple[Ints, Ints, Ints]:
+        """Starts, ends and rows of the pieces that are ops."""
+        found = [k for k, one in enumerate(self.entry.pieces) if one.function < 0]
+        tasks = np.array(self.entry.task, np.int64)[found]
+        return self.task_start[tasks], self.task_end[tasks], self.entry.row[tasks]
+
+    @functools.cached_property
+    def calls(self) -> list[tuple[int, Ints]]:
+        """Per call of a closed function its number among them, and the times of its ports."""
+        end, found = self.task_end, []
+        for piece, ports in zip(self.entry.pieces, self.entry.ports, strict=True):
+            if piece.function < 0:
+                continue
+            times = [
+                int(end[list(waits)].max()) if waits else 0 if k < STREAM_PORTS else NEVER
+                for k, waits in enumerate(ports)
+            ]
+            number = self.lowering.functions[piece.function].number
+            found.append((number, np.array(times, np.int64)))
+        return found
+
+    def busy(self) -> tuple[int, int, int]:
+        """Time in which the device computes, communicates, and does both."""
+        start, end, row = self.single
+        compute = np.array([one.stream == COMPUTE for one in self.lowering.rows], bool)[row]
+        pairs = np.stack((start, end), axis=1)
+        functions = np.array([number for number, _ in self.calls], np.int64)
+        times = np.concatenate([np.zeros(0, np.int64), *(times for _, times in self.calls)])
+        return self.maps.busy(functions, times, pairs[compute].ravel(), pairs[~compute].ravel())
+
+    @functools.cached_property
+    def start(self) -> Ints:
+        """Starts of all ops, in order of issue."""
+        single, _, _ = self.single
+        return self._in_order(
+            single, [self.maps.expand(number, times[None])[0] for number, times in self.calls]
+        )
+
+    @functools.cached_property
+    def end(self) -> Ints:
+        """Ends of all ops, in order of issue."""
+        start, end, _ = self.single
+        called = [
+            self.lowering.durations(one.function) for one in self.entry.pieces if one.function >= 0
+        ]
+        return self.start + self._in_order(end - start, called)
+
+    def _in_order(self, single: Ints, called: Sequence[Ints]) -> Ints:
+        """Join what is known of ops and of calls."""
+        found = np.empty(len(self), np.int64)
+        first = np.cumsum(self._sizes) - self._sizes
+        is_op = np.array([one.function < 0 for one in self.entry.pieces], bool)
+        found[first[is_op]] = single
+        for place, values in zip(first[~is_op].tolist(), called, strict=True):
+            found[place : place + values.size] = values
+        return found
 
     def __iter__(self) -> Iterator[Event]:
-        names = scopes(self.flat, self.calls, self.root)
-        columns = (self.flat.row, self.flat.frame, self.start, self.end)
-        for number, frame, start, end in zip(*(c.tolist() for c in columns), strict=True):
-            row = self.rows[number]
+        columns = (self.start.tolist(), self.end.tolist())
+        for (row, scope), start, end in zip(self._ops(), *columns, strict=True):
             yield Event(
-                self.device,
-                STREAMS[row.stream],
-                short_name(row.op.op),
-                seconds(start),
-                seconds(end - start),
-                _event_args(row, names[frame]),
-            )
+                self.device, STREAMS[row.stream], short_name(row.op.op), seconds(start),
+                seconds(end - start), _event_args(row, scope),
+            )  # fmt: skip
 
-    def streams(self) -> Ints:
-        """Stream of each task."""
-        table = np.array([row.stream for row in self.rows], np.int64)
-        return table[self.flat.row] if len(self) else self.flat.row
+    def _ops(self) -> Iterator[tuple[OpRow, str]]:
+        """All ops and the calls around them, ``main/layer_3``: names of bindings."""
+        scopes: list[str] = []
+        for frame in self.entry.frames:
+            scopes.append(
+                frame.name if frame.parent < 0 else f"{scopes[frame.parent]}/{frame.name}"
+            )
+        for piece in self.entry.pieces:
+            scope = scopes[piece.frame] if piece.frame >= 0 else ""
+            if piece.function < 0:
+                yield self.lowering.rows[piece.row], scope
+            else:
+                inner = f"{scope}/{piece.name}" if scope else piece.name
+                yield from self.lowering.scoped(piece.function, inner)
 
     def counts(self) -> list[int]:
         """How often each row is run."""
-        found: list[int] = np.bincount(self.flat.row, minlength=len(self.rows)).tolist()
-        return found
+        found = np.bincount(self.single[2], minlength=len(self.lowering.rows))
+        for piece in self.entry.pieces:
+            if piece.function >= 0:
+                found = found + self.lowering.counts(piece.function)
+        return list(found.tolist())
 
-    def function_times(self) -> tuple[FunctionTime, ...]:
+    def function_times(self, tables: FunctionTables) -> tuple[FunctionTime, ...]:
         """Functions in order of their first call, callees included."""
-        took = self.end - self.start
-        return listed(function_table(self.flat, self.rows, self.calls, self.root, took))
+        table: Table = {}
+        around: list[list[str]] = []
+        start, end, _ = self.single
+        spent_ps = iter((end - start).tolist())
+        for piece in self.entry.pieces:
+            while len(around) <= piece.frame:
+                around.append(self._enter(table, around))
+            names = around[piece.frame] if piece.frame >= 0 else []
+            if piece.function >= 0:
+                add_call(table, names, tables.of(piece.function))
+            else:
+                row = self.lowering.rows[piece.row]
+                add_op(table, names, row.stream, next(spent_ps), row.op.flops)
+        while len(around) < len(self.entry.frames):
+            around.append(self._enter(table, around))
+        return listed(table)
+
+    def _enter(self, table: Table, around: Sequence[list[str]]) -> list[str]:
+        """Count the call that is the next frame; returns the functions around what it holds."""
+        frame = self.entry.frames[len(around)]
+        outer = around[frame.parent] if frame.parent >= 0 else []
+        name = self.lowering.functions[frame.function].name
+        table[name] = table.get(name, Spent(len(outer), 0)).plus(Spent(0, 1))
+        return [*outer, name]
 
 
 def op_times(rows: Sequence[OpRow], counts: Sequence[int]) -> tuple[OpTime, ...]:
@@ -113,47 +212,6 @@ def op_times(rows: Sequence[OpRow], counts: Sequence[int]) -> tuple[OpTime, ...]
 def total_flops(rows: Sequence[OpRow], counts: Sequence[int]) -> int:
     """Arithmetic operations of rows that are run so often."""
     return sum(count * row.op.flops for row, count in zip(rows, counts, strict=True))
-
-
-def function_table(
-    flat: Flat, rows: Sequence[OpRow], calls: Sequence[CallRow], root: str, took: Ints
-) -> dict[str, list[Any]]:
-    """By function, in order of the first call: depth, calls, compute and other time, FLOPs.
-
-    ``took`` has the durations of the tasks.
-    """
-    frames = int(flat.frame_parent.size)
-    compute = np.array([row.stream == COMPUTE for row in rows], bool)
-    compute = compute[flat.row] if flat.row.size else np.zeros(0, bool)
-    flops = np.array([row.op.flops for row in rows], dtype=object)
-    work = flops[flat.row] if flat.row.size else flops[:0]
-    sums = np.zeros((frames, 3), dtype=object)
-    np.add.at(sums[:, 0], flat.frame[compute], took[compute].astype(object))
-    np.add.at(sums[:, 1], flat.frame[~compute], took[~compute].astype(object))
-    np.add.at(sums[:, 2], flat.frame, work)
-    parents, frame_calls = flat.frame_parent.tolist(), flat.frame_call.tolist()
-    depth = [0] * frames
-    for frame in range(1, frames):
-        depth[frame] = depth[parents[frame]] + 1
-    for frame in range(frames - 1, 0, -1):
-        sums[parents[frame]] += sums[frame]
-    tables: dict[str, list[Any]] = {}
-    for frame in range(frames):
-        call = frame_calls[frame]
-        name = root if call < 0 else calls[call].callee
-        entry = tables.setdefault(name, [depth[frame], 0, 0, 0, 0])
-        entry[1] += 1
-        for i in range(3):
-            entry[2 + i] += sums[frame, i]
-    return tables
-
-
-def listed(tables: Mapping[str, Sequence[Any]]) -> tuple[FunctionTime, ...]:
-    """What :func:`function_table` gives, in seconds."""
-    return tuple(
-        FunctionTime(name, level, count, seconds(spent), seconds(talked), int(done))
-        for name, (level, count, spent, talked, done) in tables.items()
-    )
 
 
 def _event_args(row: OpRow, scope: str) -> dict[str, Any]:

@@ -7,6 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from ..errors import SimulationError, nearest
 from ..ir import COLLECTIVES, TRANSFERS
 
@@ -158,8 +161,30 @@ class GroupLayout:
 
 def layout_of(groups: Sequence[Sequence[int]], devices_per_node: int) -> GroupLayout:
     """How groups of device ids lie on nodes of consecutive devices."""
+    sizes = {len(group) for group in groups}
+    if len(sizes) == 1 and sizes != {0}:
+        return _layout_of_equal(np.array(groups, np.int64) // devices_per_node)
     spreads = tuple(spread(group, devices_per_node) for group in groups)
     return GroupLayout(spreads, nic_sharing(groups, devices_per_node), frozenset(spreads))
+
+
+def _layout_of_equal(nodes: npt.NDArray[np.int64]) -> GroupLayout:
+    """How groups of one size lie, from the nodes of their members, (groups, size)."""
+    groups, size = nodes.shape
+    nodes = np.sort(nodes, axis=1)
+    begins = np.ones((groups, size), bool)
+    begins[:, 1:] = nodes[:, 1:] != nodes[:, :-1]
+    first = np.flatnonzero(begins)  # of each node of each group
+    members = np.diff(np.append(first, groups * size))
+    touched = begins.sum(axis=1)
+    start = np.cumsum(touched) - touched
+    fullest = np.maximum.reduceat(members, start)
+    pairs, kind = np.unique(np.stack((touched, fullest), axis=1), axis=0, return_inverse=True)
+    known = [Spread(size, *pair) for pair in pairs.tolist()]
+    leaving = nodes.ravel()[first][np.repeat(touched > 1, touched)]
+    _, shared = np.unique(leaving, return_counts=True)
+    spreads = tuple([known[k] for k in kind.ravel().tolist()])
+    return GroupLayout(spreads, int(shared.max(initial=1)), frozenset(known))
 
 
 def nic_sharing(groups: Sequence[Sequence[int]], devices_per_node: int) -> int:

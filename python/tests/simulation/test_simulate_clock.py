@@ -13,7 +13,8 @@ from tvm_distir.ir.rewrite import bindings_in
 from tvm_distir.plan import Plan
 from tvm_distir.program import export
 from tvm_distir.simulation.costs import OpCosts
-from tvm_distir.simulation.flat import Flattener
+from tvm_distir.simulation.function_reader import read_functions
+from tvm_distir.simulation.lowering import Lowering
 from tvm_distir.strategy import make_plan
 from tvm_distir.system import System
 from tvm_distir.transform import distribute
@@ -55,8 +56,9 @@ def compare(local, system):
     """Compare the times of all bindings of a level-5 module; count what was compared, by kind."""
     program = export(local)
     simulated = OpCosts(program, system)
-    flattener = Flattener(program, simulated)
-    flats = flattener.flatten()
+    lowering = Lowering()
+    roots = [entry.function for entry in program.entries]
+    numbers = read_functions(lowering, program, simulated, roots)
     scheduled = BindingCosts(local, system)
     devices = {entry.function: entry.device_ids for entry in program.entries}
     compared: dict[str, int] = {}
@@ -77,8 +79,7 @@ def compare(local, system):
             op = ops[number]
             assert op.name == str(var.name)
             if op.callees:
-                rows = [flats[callee].row.tolist() for callee in op.callees]
-                own_ps = max(sum(flattener.rows[i].duration_ps for i in row) for row in rows)
+                own_ps = max(lowering.functions[numbers[one]].work_ps for one in op.callees)
             else:
                 own_ps = 0 if op.kind == "view" else simulated.row(name, number).duration_ps
             assert found_ps == own_ps, (name, var.name, op.op)

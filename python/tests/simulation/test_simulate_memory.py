@@ -10,7 +10,6 @@ from hand_programs import MICRO, SYSTEM, Build, program, random_program, round_s
 
 from tvm_distir.program import Op
 from tvm_distir.simulation import simulate
-from tvm_distir.simulation.intervals import measure, overlap, union
 
 ONE = (("x",), (1,))
 
@@ -213,19 +212,3 @@ def test_random_programs_byte_by_byte(seed):
             assert max([*shown, *([] if shown else before[-1:])]) == max(here) or (
                 max(here) == before[-1]
             )
-
-
-def test_intervals_against_points():
-    rng = np.random.default_rng(3)
-    for _ in range(300):
-        sets = []
-        for _ in range(2):
-            start = rng.integers(0, 40, int(rng.integers(0, 8)))
-            sets.append((start, start + rng.integers(0, 9, start.size)))
-        points = [{p for a, b in zip(s.tolist(), e.tolist()) for p in range(a, b)} for s, e in sets]
-        unions = [union(*one) for one in sets]
-        assert [measure(*one) for one in unions] == [len(p) for p in points]
-        assert overlap(*unions) == overlap(*unions[::-1]) == len(points[0] & points[1])
-        for start, end in unions:
-            assert (end > start).all()
-            assert (start[1:] > end[:-1]).all()

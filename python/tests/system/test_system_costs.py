@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import csv
+import random
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -13,6 +14,7 @@ import pytest
 from tvm_distir.errors import SimulationError
 from tvm_distir.ir import COLLECTIVES, TRANSFERS
 from tvm_distir.system import System, wire_bytes
+from tvm_distir.system.network import layout_of, nic_sharing, spread
 
 # 100 TFLOP/s in float16, 10 elsewhere, 1 TB/s; 4 devices per node, 100 GB/s inside;
 # 2 adapters of 10 GB/s. Efficiencies 0.5 and 0.8.
@@ -176,3 +178,15 @@ def test_a100_gemm_is_near_its_peak():
     size = 4096 * 4096 * 2
     took = system.compute_time_s(work(2 * 4096**3, (size, size), (size,)), "float16")
     assert 0.44e-3 < took < 0.6e-3
+
+
+def test_layouts_of_many_groups_are_those_of_each():
+    rng = random.Random(5)
+    for _ in range(300):
+        size, count, per_node = rng.randint(1, 8), rng.randint(1, 10), rng.choice([1, 2, 4, 8])
+        ids = rng.sample(range(200), size * count)
+        groups = [ids[k : k + size] for k in range(0, len(ids), size)]
+        found = layout_of(groups, per_node)
+        each = tuple(spread(group, per_node) for group in groups)
+        assert (found.spreads, found.kinds) == (each, frozenset(each))
+        assert found.sharing == nic_sharing(groups, per_node)
