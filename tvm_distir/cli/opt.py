@@ -25,7 +25,11 @@ def add_parser(commands: Any) -> None:
         description="Run passes over a TVMScript file and print the resulting module.",
         allow_abbrev=False,
     )
-    parser.add_argument("input", metavar="in.py", help="a .py file that holds one module")
+    parser.add_argument(
+        "input",
+        metavar="in.py",
+        help="a .py file that holds one module, a .onnx or .pt2 file, or zoo:NAME",
+    )
     parser.add_argument(
         "-p",
         "--passes",
@@ -73,14 +77,14 @@ def run(arguments: argparse.Namespace) -> int:
     watch = Stopwatch()
     with watch.stage("read"):
         from ..analysis import check_level
-        from ..frontend import from_tvmscript
+        from ..frontend import load_model
 
         given = {} if arguments.plan is None else {"plan": load_plan(arguments.plan, None)}
         system = load_system(arguments, watch)
         if system is not None:
             given["system"] = system
         steps = [spec.make(**given) for spec in specs]
-        mod = from_tvmscript(arguments.input, dims=dims)
+        mod = load_model(arguments.input, dims=dims).mod
     for spec, step, level in zip(specs, steps, levels, strict=True):
         before, name = mod, spec.name
         with watch.stage(name):

@@ -48,7 +48,7 @@ def add_model_options(parser: argparse.ArgumentParser, system_required: bool = F
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a .onnx file, a .py file of TVMScript, or zoo:NAME?key=value,...",
+        help="a .onnx or .pt2 file, a .py file of TVMScript, or zoo:NAME?key=value,...",
     )
     parser.add_argument("--plan", metavar="P.json", help="the plan, as a JSON file")
     parser.add_argument(

@@ -87,7 +87,7 @@ def load_work(
                 specs = strategy.parse(arguments.strategy)
     schedule = strategy.schedule_of(specs, axes) if plan is None else plan.schedule
     with watch.stage("load"):
-        model = _load(arguments, schedule)
+        model = _layered(_load(arguments, schedule))
     if arguments.train:
         with watch.stage("train"):
             usual = "none" if plan is not None else strategy.recompute_of(specs)
@@ -102,6 +102,15 @@ def load_work(
 
             plan = with_updates(model.mod, plan)
     return StagedModel(model, plan, system)
+
+
+def _layered(model: Any) -> Any:
+    """The model, its repeated layers as functions where they were exported flat by torch."""
+    if model.kind != "torch":
+        return model
+    from ..transform import OutlineRepeatedLayers
+
+    return replace(model, mod=OutlineRepeatedLayers()(model.mod))
 
 
 def _load(arguments: argparse.Namespace, schedule: Any) -> Any:

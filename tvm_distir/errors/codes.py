@@ -69,6 +69,9 @@ CODES: dict[str, str] = {
     "DIST0351": "a model, loss or optimizer does not make a training step",
     "DIST0353": "a gradient is registered for a kernel that has one",
     "DIST0354": "a model cannot be cut into stages or micro-batches as asked for",
+    "DIST0360": "a program of PyTorch uses an operator that cannot be imported",
+    "DIST0361": "a node of a program of PyTorch cannot be imported",
+    "DIST0362": "a program of PyTorch takes or gives something else than tensors",
     # 040x-044x: rules and propagation
     "DIST0401": "what a call calls has no sharding rule, and none can be derived",
     "DIST0402": "the shape of an operand or result of a call is unknown",

@@ -3,6 +3,7 @@
 
 from . import zoo as zoo
 from .model import Model as Model
+from .model import from_exported_program as from_exported_program
 from .model import from_onnx as from_onnx
 from .model import load_model as load_model
 from .model import load_weights as load_weights

@@ -1,25 +1,27 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""MODEL strings: ``file.onnx``, ``file.py``, ``zoo:NAME?key=value,...``."""
+"""MODEL strings: ``file.onnx``, ``file.pt2``, ``file.py``, ``zoo:NAME?key=value,...``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
 from ..errors import ModelError
+from ..ir import FRONTEND_ATTR
 from . import zoo
-from .spec import ZOO, model_file
+from .spec import ZOO, check_file, check_torch, model_file
 from .tvmscript import from_tvmscript
 
 if TYPE_CHECKING:
     import onnx
+    from torch.export import ExportedProgram
 
 Weights = dict[str, npt.NDArray[np.generic]]
 
@@ -35,7 +37,7 @@ class Model:
     name : str
         Short name: the file's stem, or ``gpt``, ``llama``.
     kind : str
-        ``onnx``, ``tvmscript`` or ``zoo``.
+        ``onnx``, ``torch``, ``tvmscript`` or ``zoo``.
     read_weights : callable
         Reads the weights that the file has values of, by parameter name; none for other kinds.
     """
@@ -52,9 +54,10 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
     Parameters
     ----------
     spec : str
-        ``m.onnx``, ``m.py`` or ``m.py::Name``, ``zoo:NAME`` or ``zoo:NAME?key=value,...``.
+        ``m.onnx``, ``m.pt2``, ``m.py`` or ``m.py::Name``, ``zoo:NAME`` or
+        ``zoo:NAME?key=value,...``.
     batch : int, optional
-        New batch, for ONNX files and the zoo.
+        New batch, for ONNX files, archives with an open dim 0, and the zoo.
     dims : mapping of str to int, optional
         Sizes of symbolic dims, for files.
 
@@ -92,17 +95,14 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
             )
         return Model(from_tvmscript(spec, dims=dims), Path(path).stem, "tvmscript")
     if suffix == ".pt2":
-        raise ModelError(
-            "DIST0304",
-            "PyTorch archives are not read yet",
-            place=spec,
-            remedy="Export the model to ONNX.",
-        )
+        mod = from_exported_program(path, batch=batch, dims=dims)
+        return Model(mod, Path(path).stem, "torch", lambda: load_weights(path))
     raise ModelError(
         "DIST0302",
         "the model is of no known kind",
         place=spec,
-        remedy=f"Give file.onnx, file.py or zoo:NAME with NAME one of {', '.join(zoo.NAMES)}.",
+        remedy="Give file.onnx, file.pt2, file.py or zoo:NAME with NAME one of "
+        f"{', '.join(zoo.NAMES)}.",
     )
 
 
@@ -139,26 +139,97 @@ def from_onnx(
     return read(source, batch=batch, dims=dims)
 
 
-def load_weights(
-    source: ir.IRModule | onnx.ModelProto | str | Path, *, filled: bool = True
-) -> Weights:
-    """Read the weights of an ONNX model, by the names of ``main``'s parameters.
+def from_exported_program(
+    source: ExportedProgram | str | Path,
+    *,
+    batch: int | None = None,
+    dims: Mapping[str, int] | None = None,
+    outputs: Literal["user", "all"] = "user",
+) -> ir.IRModule:
+    """Import a program of ``torch.export``; its weights become parameters of ``main``.
+
+    No weight is read or copied: programs of models on the meta device are taken like others.
 
     Parameters
     ----------
-    source : IRModule, ModelProto, str or Path
-        A module that `from_onnx` made of a file, the model, or its path.
-    filled : bool
-        Whether to give weights that the file only describes (ConstantOfShape nodes) too.
+    source : ExportedProgram, str or Path
+        The program, or the ``.pt2`` archive that ``torch.export.save`` wrote. Also a joint graph,
+        with a loss and gradients.
+    batch : int, optional
+        Size of dim 0 of the data, where the program leaves it open.
+    dims : mapping of str to int, optional
+        Sizes for other open dims: by torch's symbol (``s77``), or as ``INPUT.INDEX``.
+    outputs : str
+        ``user``: what the model returns, a loss and gradients; ``all``: also the new values of
+        buffers and inputs that the model writes into.
+
+    Returns
+    -------
+    IRModule
+        ``main(*data, *weights)``; its attribute ``num_input`` counts the data, and
+        ``dist.param_names`` holds the names of the data and of the weights as ``state_dict`` has
+        them. `load_weights` reads the values.
 
     Raises
     ------
     ModelError
-        DIST0315 the weights cannot be read; DIST0301, DIST0303 the file cannot.
+        DIST0304 without torch; DIST0301, DIST0303 the file; DIST0313, DIST0314 sizes of dims;
+        DIST0360 to DIST0362 the program.
+    """
+    if isinstance(source, (str, Path)):
+        check_file(source)
+    check_torch("from_exported_program")
+    from .torch import from_exported_program as read
+
+    return read(source, batch=batch, dims=dims, outputs=outputs)
+
+
+def load_weights(source: Any, *, filled: bool = True) -> Weights:
+    """Read the weights of a model, by the names of ``main``'s parameters.
+
+    Parameters
+    ----------
+    source : IRModule, ModelProto, ExportedProgram, str or Path
+        A module that was made of an ONNX file or of a ``.pt2`` archive, the model, or the path.
+    filled : bool
+        Whether to give weights that an ONNX file only describes (ConstantOfShape nodes) too.
+
+    Raises
+    ------
+    ModelError
+        DIST0315 the weights cannot be read; DIST0301, DIST0303 the file cannot; DIST0304 without
+        torch.
     """
     from .onnx import load_weights as read
 
+    if isinstance(source, ir.IRModule):
+        source = _source_of(source)
+    if _is_of_torch(source):
+        check_torch("load_weights")
+        from .torch import load_weights as read_torch
+
+        return read_torch(source)
     return read(source, filled=filled)
+
+
+def _source_of(mod: ir.IRModule) -> str:
+    """The file that a module was made of."""
+    attrs: Any = mod.attrs or {}
+    about = attrs.get(FRONTEND_ATTR)
+    if about is None or not about["source"]:
+        raise ModelError(
+            "DIST0315",
+            "the module does not say which file its weights are in",
+            place="module",
+            remedy="Give the file or the model to load_weights.",
+        )
+    return str(about["source"])
+
+
+def _is_of_torch(source: Any) -> bool:
+    if isinstance(source, (str, Path)):
+        return str(source).lower().endswith(".pt2")
+    return type(source).__name__ == "ExportedProgram"
 
 
 def _split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One message for one error: TVM's complaint about a half-built function is not shown."""
+"""One message for one error: a line, without TVM's complaint about a half-built function."""
 
 from __future__ import annotations
 
@@ -9,6 +9,29 @@ import gc
 import os
 import traceback
 from collections.abc import Iterator
+
+import tvm
+
+IMPORT_ERRORS = (
+    tvm.error.InternalError,
+    tvm.error.OpError,
+    tvm.error.OpNotImplemented,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    NotImplementedError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+"""What TVM's importers, and its type inference, raise for a model that they do not take."""
+
+
+def reason(error: Exception) -> str:
+    """First line of an error's message, or its class."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
 
 
 def drop_half_built(error: BaseException) -> None:

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 from ..errors import ModelError
 from ..reading import file_fault
 
 ZOO = "zoo:"
-FILES = (".onnx", ".py")
+FILES = (".onnx", ".pt2", ".py")
 """How the names of model files end."""
 
 
@@ -39,8 +40,29 @@ def check_file(path: str | Path) -> None:
         )
 
 
+def check_torch(place: str) -> None:
+    """Refuse (DIST0304) to go on where torch is not installed."""
+    if importlib.util.find_spec("torch") is None:
+        raise ModelError(
+            "DIST0304",
+            "programs of torch.export are read with torch, which is not installed",
+            place=place,
+            remedy='Install the extra: pip install "tvm_distir[torch]".',
+        )
+
+
 def check_model(spec: str) -> None:
-    """Refuse (DIST0301) a MODEL string that names a file of a known kind which is not there."""
+    """Refuse a MODEL string before TVM is imported.
+
+    Raises
+    ------
+    ModelError
+        DIST0301 it names a file of a known kind which is not there, DIST0304 an archive of
+        PyTorch where torch is not installed.
+    """
     path = model_file(spec)
-    if path is not None and Path(path).suffix.lower() in FILES:
-        check_file(path)
+    if path is None or Path(path).suffix.lower() not in FILES:
+        return
+    check_file(path)
+    if Path(path).suffix.lower() == ".pt2":
+        check_torch(spec)

@@ -14,7 +14,7 @@ import pytest
 import tvm_ffi
 
 from tvm_distir.errors import ModelError
-from tvm_distir.frontend import load_model, zoo
+from tvm_distir.frontend import check_model, load_model, zoo
 from tvm_distir.frontend.onnx import gpt2
 from tvm_distir.verification import input_specs
 
@@ -63,7 +63,7 @@ def test_tvmscript_strings(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "code", "word"),
     [
-        ("m.pt2", "DIST0304", "PyTorch"),
+        ("m.pt2", "DIST0301", "m.pt2"),
         ("m.txt", "DIST0302", "zoo:NAME"),
         ("", "DIST0302", "zoo:NAME"),
         ("zoo:gpd", "DIST0330", '"gpt"'),
@@ -83,6 +83,16 @@ def test_bad_strings(spec, code, word):
         load_model(spec)
     assert caught.value.code == code
     assert word in str(caught.value)
+
+
+def test_without_torch_the_extra_is_named_before_anything_else(tmp_path, monkeypatch):
+    path = tmp_path / "m.pt2"
+    path.write_bytes(b"")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for read in (check_model, load_model):
+        with pytest.raises(ModelError, match=r"tvm_distir\[torch\]") as caught:
+            read(str(path))
+        assert caught.value.code == "DIST0304"
 
 
 def test_script_writes_a_model_that_loads(tmp_path):

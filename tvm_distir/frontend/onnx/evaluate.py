@@ -14,6 +14,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from ...errors import ModelError
+from ..quiet import reason
 from .batch import node_place
 
 Array = npt.NDArray[np.generic]
@@ -70,9 +71,3 @@ def _gather_elements(data: Array, indices: Array, axis: int) -> Array:
 
 def _int(node: onnx.NodeProto, name: str, default: int) -> int:
     return next((int(a.i) for a in node.attribute if a.name == name), default)
-
-
-def reason(error: Exception) -> str:
-    """First line of an error's message, or its class."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__

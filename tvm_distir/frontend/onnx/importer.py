@@ -19,9 +19,8 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 from ...errors import ModelError
 from ...ir import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
 from ...ir.rewrite import check_sizes
-from ..quiet import drop_half_built, muted_stderr
+from ..quiet import IMPORT_ERRORS, drop_half_built, muted_stderr, reason
 from .batch import node_place
-from .evaluate import reason
 from .inputs import static_shapes
 from .names import check_names
 from .reading import check_complete, opset_version, read_model
@@ -31,19 +30,6 @@ from .skeleton import Skeleton, strip_weights
 from .support import check_inputs
 
 OLDEST_IR = 3
-_IMPORT_ERRORS = (
-    tvm.error.InternalError,
-    tvm.error.OpError,
-    tvm.error.OpNotImplemented,
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    NotImplementedError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 def from_onnx(
@@ -155,7 +141,7 @@ def _import(skeleton: Skeleton, place: str) -> ir.IRModule:
             place=place,
             remedy="Rewrite the model with operators that TVM imports.",
         ) from error
-    except _IMPORT_ERRORS as error:
+    except IMPORT_ERRORS as error:
         node = importer.node
         del importer  # it holds the builder
         drop_half_built(error)
@@ -186,7 +172,7 @@ def _fold_constants(mod: ir.IRModule, place: str) -> ir.IRModule:
     try:
         with muted_stderr():
             return passes(mod)
-    except _IMPORT_ERRORS as error:  # folding asks every call for its kernel
+    except IMPORT_ERRORS as error:  # folding asks every call for its kernel
         call = _without_kernel(mod)
         raise ModelError(
             "DIST0312",
@@ -208,6 +194,6 @@ def _without_kernel(mod: ir.IRModule) -> str:
             try:
                 with muted_stderr():
                     relax.transform.LegalizeOps()(ir.IRModule({**functions, "main": fn}))
-            except _IMPORT_ERRORS:
+            except IMPORT_ERRORS:
                 return str(binding.value).splitlines()[-1].strip()
     return "a call"

@@ -13,8 +13,9 @@ import onnx
 from onnx import helper, numpy_helper, shape_inference
 
 from ...errors import ModelError
+from ..quiet import reason
 from .batch import node_place
-from .evaluate import evaluated, reason
+from .evaluate import evaluated
 from .inputs import Shape
 from .misread import check_read
 from .reading import opset_version

@@ -1,0 +1,182 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Operators on two tensors, or on a tensor and a number, element by element.
+
+TVM's importer gives a scalar the type of the tensor (``ints * 0.5`` multiplied by 0) and drops the
+factor ``alpha`` of sums; here the type of the result, or of the comparison, is torch's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax
+
+from .call import AtenCall, Converter, Unsupported, constant, dtype_of, is_float
+
+_op = relax.op
+
+
+def _binary(make: Callable[[Any, Any], Any], compares: bool = False) -> Converter:
+    def convert(call: AtenCall) -> Any:
+        dtype = call.common_dtype("self", "other") if compares else call.dtype
+        return call.emit(make(call.cast(call["self"], dtype), call.cast(call["other"], dtype)))
+
+    return convert
+
+
+def _wide_binary(make: Callable[[Any, Any], Any]) -> Converter:
+    def convert(call: AtenCall) -> Any:
+        operands = (call.cast(call[name], call.dtype) for name in ("self", "other"))
+        return call.in_float32(make, *operands)
+
+    return convert
+
+
+def _scaled_sum(make: Callable[[Any, Any], Any]) -> Converter:
+    """``self + alpha * other``, or a difference of them."""
+
+    def convert(call: AtenCall) -> Any:
+        a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
+        if call["alpha"] != 1:
+            b = call.emit(_op.multiply(b, constant(call["alpha"], call.dtype)))
+        return call.emit(make(a, b))
+
+    return convert
+
+
+def _reversed_difference(call: AtenCall) -> Any:
+    """``other - alpha * self``."""
+    a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
+    if call["alpha"] != 1:
+        a = call.emit(_op.multiply(a, constant(call["alpha"], call.dtype)))
+    return call.emit(_op.subtract(b, a))
+
+
+def _logical(make: Callable[..., Any], *names: str) -> Converter:
+    return lambda call: call.emit(make(*(call.cast(call[name], "bool") for name in call.names)))
+
+
+def _bitwise(make: Callable[[Any, Any], Any], of_bools: Callable[[Any, Any], Any]) -> Converter:
+    def convert(call: AtenCall) -> Any:
+        a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
+        return call.emit((of_bools if call.dtype == "bool" else make)(a, b))
+
+    return convert
+
+
+def _bitwise_not(call: AtenCall) -> Any:
+    x = call["self"]
+    return call.emit(_op.logical_not(x) if dtype_of(x) == "bool" else _op.bitwise_not(x))
+
+
+def _divide_rounded(call: AtenCall) -> Any:
+    a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
+    mode = call["rounding_mode"]
+    if mode == "floor":
+        return call.emit(_op.floor_divide(a, b))
+    quotient = call.emit(_op.divide(a, b))  # of integers it is truncated
+    return call.emit(_op.trunc(quotient)) if mode and is_float(call.dtype) else quotient
+
+
+def _power(call: AtenCall) -> Any:
+    dtype = call.dtype
+    base, exponent = (call[name] for name in call.names)
+    if isinstance(exponent, (int, float)) and exponent == 2:
+        base = call.cast(base, dtype)
+        return call.emit(_op.multiply(base, base))
+    if is_float(dtype):
+        return call.in_float32(_op.power, call.cast(base, dtype), call.cast(exponent, dtype))
+    if isinstance(exponent, int) and not isinstance(base, (int, float)) and exponent >= 0:
+        result = constant(1, dtype)
+        for _ in range(exponent):
+            result = call.emit(_op.multiply(result, call.cast(base, dtype)))
+        return call.broadcast(result, list(call.results[0].shape))
+    raise Unsupported("a power of integers to a tensor")
+
+
+def _clamp(call: AtenCall) -> Any:
+    low, high = (call[name] if name in call.names else None for name in ("min", "max"))
+    x, dtype = call.cast(call["self"], call.dtype), call.dtype
+    if low is not None:
+        x = call.emit(_op.maximum(x, call.cast(low, dtype)))
+    return x if high is None else call.emit(_op.minimum(x, call.cast(high, dtype)))
+
+
+def _where(call: AtenCall) -> Any:
+    a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
+    return call.emit(_op.where(call.cast(call["condition"], "bool"), a, b))
+
+
+def _masked_fill(call: AtenCall) -> Any:
+    x = call["self"]
+    return call.emit(_op.where(call["mask"], call.cast(call["value"], dtype_of(x)), x))
+
+
+_COMPARED = {
+    "eq": _op.equal,
+    "ne": _op.not_equal,
+    "lt": _op.less,
+    "le": _op.less_equal,
+    "gt": _op.greater,
+    "ge": _op.greater_equal,
+}
+_BITS = {
+    "bitwise_and": (_op.bitwise_and, _op.logical_and),
+    "__and__": (_op.bitwise_and, _op.logical_and),
+    "bitwise_or": (_op.bitwise_or, _op.logical_or),
+    "__or__": (_op.bitwise_or, _op.logical_or),
+    "bitwise_xor": (_op.bitwise_xor, _op.logical_xor),
+}
+
+CONVERTERS: dict[str, Converter] = {
+    **{
+        f"{name}.{kind}": _binary(make, compares=True)
+        for name, make in _COMPARED.items()
+        for kind in ("Tensor", "Scalar")
+    },
+    **{
+        f"{name}.{kind}": _bitwise(*pair)
+        for name, pair in _BITS.items()
+        for kind in ("Tensor", "Scalar")
+    },
+    "bitwise_not.default": _bitwise_not,
+    "logical_not.default": _logical(_op.logical_not, "self"),
+    "logical_and.default": _logical(_op.logical_and, "self", "other"),
+    "logical_or.default": _logical(_op.logical_or, "self", "other"),
+    "logical_xor.default": _logical(_op.logical_xor, "self", "other"),
+    "add.Tensor": _scaled_sum(_op.add),
+    "add.Scalar": _scaled_sum(_op.add),
+    "sub.Tensor": _scaled_sum(_op.subtract),
+    "sub.Scalar": _scaled_sum(_op.subtract),
+    "rsub.Tensor": _reversed_difference,
+    "rsub.Scalar": _reversed_difference,
+    "mul.Tensor": _binary(_op.multiply),
+    "mul.Scalar": _binary(_op.multiply),
+    "div.Tensor": _binary(_op.divide),
+    "div.Scalar": _binary(_op.divide),
+    "div.Tensor_mode": _divide_rounded,
+    "div.Scalar_mode": _divide_rounded,
+    "floor_divide.default": _binary(_op.floor_divide),
+    "remainder.Tensor": _binary(_op.floor_mod),
+    "remainder.Scalar": _binary(_op.floor_mod),
+    "maximum.default": _binary(_op.maximum),
+    "minimum.default": _binary(_op.minimum),
+    "max.other": _binary(_op.maximum),
+    "min.other": _binary(_op.minimum),
+    "atan2.default": _wide_binary(_op.atan2),
+    "pow.Tensor_Scalar": _power,
+    "pow.Tensor_Tensor": _power,
+    "pow.Scalar": _power,
+    "clamp.default": _clamp,
+    "clamp.Tensor": _clamp,
+    "clamp_min.default": _clamp,
+    "clamp_max.default": _clamp,
+    "where.self": _where,
+    "where.ScalarOther": _where,
+    "where.ScalarSelf": _where,
+    "where.Scalar": _where,
+    "masked_fill.Scalar": _masked_fill,
+    "masked_fill.Tensor": _masked_fill,
+}

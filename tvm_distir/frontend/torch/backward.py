@@ -1,0 +1,95 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Operators of backward parts that torch leaves whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import ir, relax
+
+from .call import AtenCall, Converter, Unsupported, constant, dtype_of, shape_of
+from .contraction import sizes
+from .windows import window
+
+_op = relax.op
+
+
+def _embedding(call: AtenCall) -> Any:
+    """Rows of the gradient added up by index, without those of the padding's."""
+    gradient, index = call["grad_output"], call["indices"]
+    if call["scale_grad_by_freq"]:
+        raise Unsupported("gradients scaled by how often an index occurs")
+    count, width, kind = math.prod(shape_of(index)), shape_of(gradient)[-1], dtype_of(gradient)
+    if call["padding_idx"] >= 0:
+        kept = call.emit(_op.not_equal(index, constant(call["padding_idx"], dtype_of(index))))
+        kept = call.emit(_op.expand_dims(call.cast(kept, kind), -1))
+        gradient = call.emit(_op.multiply(gradient, kept))
+    table = call.emit(_op.zeros((int(call["num_weights"]), width), kind))
+    rows, index = call.reshaped(gradient, [count, width]), call.reshaped(index, [count])
+    return call.emit(_op.grad.take_backward(rows, table, index, axis=0))
+
+
+def _convolution(call: AtenCall) -> Any:
+    """Gradients of the image, the kernel and the bias, as TVM's own gradient writes them."""
+    gradient, x, w = call["grad_output"], call["input"], call["weight"]
+    rank = len(shape_of(w)) - 2
+    if call["transposed"] or rank != 2:
+        raise Unsupported("the gradient of a convolution that is transposed or not of images")
+    forward = call.normalized(
+        _op.nn.conv2d(
+            x,
+            w,
+            strides=sizes(call["stride"], rank),
+            padding=sizes(call["padding"], rank) * 2,
+            dilation=sizes(call["dilation"], rank),
+            groups=int(call["groups"]),
+        )
+    )
+    write = ir.Op.get("relax.nn.conv2d").get_attr("FPrimalGradient")
+    parts = list(write(relax.Var("y", forward.ty), forward, gradient, call.builder))
+    wanted = call["output_mask"]
+    results = [call.emit(parts[i]) if wanted[i] else call.absent(i) for i in (0, 1)]
+    bias = call.in_float32(lambda g: _op.sum(g, [0, 2, 3]), gradient) if wanted[2] else None
+    return [*results, call.absent(2) if bias is None else bias]
+
+
+def _max_pool(call: AtenCall) -> Any:
+    kernel, options = window(call, 2)
+    return call.emit(
+        _op.grad.max_pool2d_backward(
+            call["grad_output"],
+            call["self"],
+            kernel,
+            options["strides"],
+            options["padding"],
+            tuple(sizes(call["dilation"], 2)),
+            options["ceil_mode"],
+        )
+    )
+
+
+def _avg_pool(call: AtenCall) -> Any:
+    if call["divisor_override"] is not None:
+        raise Unsupported("an average with a divisor of its own")
+    kernel, options = window(call, 2)
+    return call.emit(
+        _op.grad.avg_pool2d_backward(
+            call["grad_output"],
+            call["self"],
+            kernel,
+            options["strides"],
+            options["padding"],
+            ceil_mode=options["ceil_mode"],
+            count_include_pad=bool(call["count_include_pad"]),
+        )
+    )
+
+
+CONVERTERS: dict[str, Converter] = {
+    "embedding_dense_backward.default": _embedding,
+    "convolution_backward.default": _convolution,
+    "max_pool2d_with_indices_backward.default": _max_pool,
+    "avg_pool2d_backward.default": _avg_pool,
+}

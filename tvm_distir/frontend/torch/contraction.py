@@ -1,0 +1,159 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Products of matrices, attention and convolutions.
+
+TVM's importer gives products the type float32 whatever their operands have; here they keep it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax
+
+from .call import HALVES, AtenCall, Converter, Unsupported, constant, dtype_of, shape_of
+
+_op = relax.op
+_LAYOUTS = {
+    1: ("NCW", "OIW", "IOW"),
+    2: ("NCHW", "OIHW", "IOHW"),
+    3: ("NCDHW", "OIDHW", "IODHW"),
+}
+
+
+def _product(second: str) -> Converter:
+    def convert(call: AtenCall) -> Any:
+        return call.emit(_op.matmul(call["self"], call[second]))
+
+    return convert
+
+
+def _product_and_sum(first: str, second: str) -> Converter:
+    """``beta * self + alpha * first @ second``."""
+
+    def convert(call: AtenCall) -> Any:
+        dtype = call.dtype
+        found = call.emit(_op.matmul(call[first], call[second]))
+        if call["alpha"] != 1:
+            found = call.emit(_op.multiply(found, constant(call["alpha"], dtype)))
+        if call["beta"] == 0:
+            return found
+        added = call["self"]
+        if call["beta"] != 1:
+            added = call.emit(_op.multiply(added, constant(call["beta"], dtype)))
+        return call.emit(_op.add(found, added))
+
+    return convert
+
+
+def _linear(call: AtenCall) -> Any:
+    turned = call["weight"]
+    if len(shape_of(turned)) == 2:
+        turned = call.emit(_op.permute_dims(turned, [1, 0]))
+    found = call.emit(_op.matmul(call["input"], turned))
+    return found if call["bias"] is None else call.emit(_op.add(found, call["bias"]))
+
+
+def _attention(call: AtenCall) -> Any:
+    q, k, v = (call[name] for name in ("query", "key", "value"))
+    if call["dropout_p"]:
+        raise Unsupported("dropout of a model in training mode")
+    shape = shape_of(q)
+    if len(shape) < 3:
+        raise Unsupported("attention of matrices")
+    if len(shape) != 4:
+        q, k, v = (_as_batch(call, x) for x in (q, k, v))
+    heads, held = shape_of(q)[1], shape_of(k)[1]
+    if heads != held:
+        if not call["enable_gqa"] and held != 1:
+            raise Unsupported(f"{heads} query heads for {held} key heads without enable_gqa")
+        k, v = (call.emit(_op.repeat(x, heads // held, 1)) for x in (k, v))
+    mask = None if call["attn_mask"] is None else _mask(call, call["attn_mask"], dtype_of(q), shape)
+    q, k, v = (call.emit(_op.permute_dims(x, [0, 2, 1, 3])) for x in (q, k, v))
+    q, scale = _scaled(call, q)
+    causal = "TopLeft" if call["is_causal"] else None
+    found = call.emit(_op.nn.attention(q, k, v, mask, scale, causal))
+    found = call.emit(_op.permute_dims(found, [0, 2, 1, 3]))
+    return call.reshaped(found, [*shape[:-1], shape_of(found)[-1]])
+
+
+def _scaled(call: AtenCall, q: Any) -> tuple[Any, float | None]:
+    """Queries and a scale; TVM's kernel of half precision takes no scale but its own."""
+    own = shape_of(q)[-1] ** -0.5
+    scale = own if call["scale"] is None else float(call["scale"])
+    if abs(scale - own) <= 1e-6 * own:
+        return q, None
+    if dtype_of(q) not in HALVES:
+        return q, scale
+    return call.emit(_op.multiply(q, constant(scale / own, dtype_of(q)))), None
+
+
+def _as_batch(call: AtenCall, x: Any) -> Any:
+    """Four dims: the batch (one or all leading ones), heads, positions, width."""
+    shape = shape_of(x)
+    batch = 1
+    for n in shape[:-3]:
+        batch *= n
+    return call.reshaped(x, [batch, *shape[-3:]])
+
+
+def _mask(call: AtenCall, mask: Any, dtype: str, shape: Sequence[int]) -> Any:
+    """A mask as what is added to the scores."""
+    if dtype_of(mask) == "bool":
+        low = -6e4 if dtype == "float16" else -1e30
+        mask = call.emit(_op.where(mask, constant(0.0, dtype), constant(low, dtype)))
+    mask = call.cast(mask, dtype)
+    if len(shape) > 4 and len(shape_of(mask)) > 3:
+        mask = _as_batch(call, call.broadcast(mask, [*shape[:-1], shape_of(mask)[-1]]))
+    missing = 4 - len(shape_of(mask))
+    return call.reshaped(mask, [1] * missing + list(shape_of(mask)))
+
+
+def sizes(value: int | Sequence[int], rank: int) -> list[int]:
+    """One number per spatial dim; torch writes one for all."""
+    listed = [value] if isinstance(value, int) else list(value)
+    return listed * (rank if len(listed) == 1 else 1)
+
+
+def _convolution(call: AtenCall) -> Any:
+    x, w, bias = call["input"], call["weight"], call["bias"]
+    rank = len(shape_of(w)) - 2
+    batched = len(shape_of(x)) == rank + 2
+    if not batched:
+        x = call.emit(_op.expand_dims(x, 0))
+    turned = bool(call["transposed"]) if "transposed" in call.names else False
+    data, forward, backward = _LAYOUTS[rank]
+    options = {
+        "strides": sizes(call["stride"], rank),
+        "padding": sizes(call["padding"], rank) * 2,
+        "dilation": sizes(call["dilation"], rank),
+        "groups": int(call["groups"]),
+        "data_layout": data,
+        "kernel_layout": backward if turned else forward,
+    }
+    if turned:
+        options["output_padding"] = sizes(call["output_padding"], rank)
+    make = getattr(_op.nn, f"conv{rank}d{'_transpose' if turned else ''}")
+    found = call.emit(make(x, w, **options))
+    if bias is not None:
+        line = call.emit(_op.reshape(bias, [1, shape_of(bias)[0], *[1] * rank]))
+        found = call.emit(_op.add(found, line))
+    return found if batched else call.emit(_op.squeeze(found, [0]))
+
+
+CONVERTERS: dict[str, Converter] = {
+    "mm.default": _product("mat2"),
+    "bmm.default": _product("mat2"),
+    "mv.default": _product("vec"),
+    "dot.default": _product("tensor"),
+    "matmul.default": _product("other"),
+    "addmm.default": _product_and_sum("mat1", "mat2"),
+    "baddbmm.default": _product_and_sum("batch1", "batch2"),
+    "linear.default": _linear,
+    "scaled_dot_product_attention.default": _attention,
+    "convolution.default": _convolution,
+    "conv1d.default": _convolution,
+    "conv2d.default": _convolution,
+    "conv3d.default": _convolution,
+}

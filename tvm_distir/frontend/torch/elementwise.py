@@ -1,0 +1,127 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Functions of one tensor, element by element; of integers many of them give floats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from tvm import relax
+
+from .call import HALVES, AtenCall, Converter, constant, dtype_of
+
+_op = relax.op
+
+
+def _unary(make: Callable[[Any], Any], computes_in_floats: bool = False) -> Converter:
+    def convert(call: AtenCall) -> Any:
+        x = call["self"]
+        return call.emit(make(call.cast(x, call.dtype) if computes_in_floats else x))
+
+    return convert
+
+
+def _wide_unary(make: Callable[[Any], Any]) -> Converter:
+    """For what TVM has no kernels of half precision of."""
+    return lambda call: call.in_float32(make, call.cast(call["self"], call.dtype))
+
+
+def _classified(make: Callable[[Any], Any]) -> Converter:
+    def convert(call: AtenCall) -> Any:
+        x = call["self"]
+        return call.emit(make(call.cast(x, "float32") if dtype_of(x) in HALVES else x))
+
+    return convert
+
+
+def _gelu(call: AtenCall) -> Any:
+    make = _op.nn.gelu_tanh if call["approximate"] == "tanh" else _op.nn.gelu
+    return call.emit(make(call["self"]))
+
+
+def _scaled_log(base: float) -> Converter:
+    def convert(call: AtenCall) -> Any:
+        found = call.emit(_op.log(call.cast(call["self"], call.dtype)))
+        return call.emit(_op.multiply(found, constant(1 / math.log(base), call.dtype)))
+
+    return convert
+
+
+def _log1p(call: AtenCall) -> Any:
+    x = call.cast(call["self"], call.dtype)
+    return call.emit(_op.log(call.emit(_op.add(x, constant(1.0, call.dtype)))))
+
+
+def _expm1(call: AtenCall) -> Any:
+    power = call.emit(_op.exp(call.cast(call["self"], call.dtype)))
+    return call.emit(_op.subtract(power, constant(1.0, call.dtype)))
+
+
+def _reciprocal(call: AtenCall) -> Any:
+    x = call.cast(call["self"], call.dtype)
+    return call.emit(_op.divide(constant(1.0, call.dtype), x))
+
+
+def _leaky_relu(call: AtenCall) -> Any:
+    return call.emit(_op.nn.leakyrelu(call["self"], float(call["negative_slope"])))
+
+
+def _softplus(call: AtenCall) -> Any:
+    return call.emit(_op.nn.softplus(call["self"], float(call["beta"]), float(call["threshold"])))
+
+
+def _elu(call: AtenCall) -> Any:
+    x, dtype = call["self"], call.dtype
+    alpha, scale, inner = (float(call[name]) for name in ("alpha", "scale", "input_scale"))
+    power = call.emit(_op.exp(call.emit(_op.multiply(x, constant(inner, dtype)))))
+    below = call.emit(_op.subtract(power, constant(1.0, dtype)))
+    below = call.emit(_op.multiply(below, constant(alpha * scale, dtype)))
+    above = x if scale == 1 else call.emit(_op.multiply(x, constant(scale, dtype)))
+    return call.emit(_op.where(call.emit(_op.greater(x, constant(0.0, dtype))), above, below))
+
+
+def _hard_sigmoid(call: AtenCall) -> Any:
+    dtype = call.dtype
+    moved = call.emit(_op.add(call["self"], constant(3.0, dtype)))
+    inside = call.emit(_op.maximum(moved, constant(0.0, dtype)))
+    inside = call.emit(_op.minimum(inside, constant(6.0, dtype)))
+    return call.emit(_op.multiply(inside, constant(1 / 6, dtype)))
+
+
+def _hard_swish(call: AtenCall) -> Any:
+    return call.emit(_op.multiply(call["self"], _hard_sigmoid(call)))
+
+
+_FLOATS = ("exp", "log", "sin", "cos", "sqrt", "rsqrt", "tanh", "sigmoid", "erf")
+_WIDE = ("tan", "sinh", "cosh", "asin", "acos", "atan")
+
+CONVERTERS: dict[str, Converter] = {
+    **{f"{name}.default": _unary(getattr(_op, name), True) for name in _FLOATS},
+    **{f"{name}.default": _wide_unary(getattr(_op, name)) for name in _WIDE},
+    "abs.default": _unary(_op.abs),
+    "neg.default": _unary(_op.negative),
+    "ceil.default": _unary(_op.ceil),
+    "floor.default": _unary(_op.floor),
+    "trunc.default": _unary(_op.trunc),
+    "sign.default": _unary(_op.sign),
+    "isnan.default": _classified(_op.isnan),
+    "isinf.default": _classified(_op.isinf),
+    "relu.default": _unary(_op.nn.relu),
+    "silu.default": _unary(_op.nn.silu),
+    "gelu.default": _gelu,
+    "elu.default": _elu,
+    "leaky_relu.default": _leaky_relu,
+    "softplus.default": _softplus,
+    "hardsigmoid.default": _hard_sigmoid,
+    "hardswish.default": _hard_swish,
+    "hardtanh.default": lambda call: call.emit(
+        _op.clip(call["self"], float(call["min_val"]), float(call["max_val"]))
+    ),
+    "log2.default": _scaled_log(2),
+    "log10.default": _scaled_log(10),
+    "log1p.default": _log1p,
+    "expm1.default": _expm1,
+    "reciprocal.default": _reciprocal,
+}

@@ -1,0 +1,164 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Look-ups by indices, and writes at them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from torch import fx
+from tvm import ir, relax
+
+from .call import AtenCall, Converter, Unsupported, axis_of, constant, dtype_of, shape_of
+
+_op = relax.op
+_COUNTED = ("arange", "argmax", "argmin", "topk", "argsort", "sort")
+"""Operators whose results are never negative."""
+
+
+def _embedding(call: AtenCall) -> Any:
+    return call.emit(_op.take(call["weight"], call["indices"], axis=0))
+
+
+def _index_select(call: AtenCall) -> Any:
+    axis = axis_of(call["dim"], max(len(shape_of(call["self"])), 1))
+    return call.emit(_op.take(call["self"], call["index"], axis=axis))
+
+
+def _gather(call: AtenCall) -> Any:
+    axis = axis_of(call["dim"], max(len(shape_of(call["self"])), 1))
+    return call.emit(_op.gather_elements(call["self"], call["index"], axis))
+
+
+def _is_counted(node: Any) -> bool:
+    """Whether a node's values are known not to be negative."""
+    while isinstance(node, fx.Node):
+        name = str(getattr(node.target, "__name__", ""))
+        if name.startswith(_COUNTED):
+            return True
+        views = ("getitem", "unsqueeze", "view", "_to_copy", "to.", "clone", "expand", "reshape")
+        if not name.startswith(views):
+            return False
+        node = node.args[0]
+    return False
+
+
+def _counted_from_front(call: AtenCall, node: Any, index: Any, size: int) -> Any:
+    """Indices with ``size`` added where they are negative, as torch reads them."""
+    if dtype_of(index) == "bool":
+        raise Unsupported("an index that is a mask: the size of its result depends on data")
+    if _is_counted(node):
+        return index
+    if isinstance(index, ir.GenericConst):
+        values = index.value.numpy()
+        return relax.const(np.where(values < 0, values + size, values), dtype_of(index))
+    kind = dtype_of(index)
+    below = call.emit(_op.less(index, constant(0, kind)))
+    return call.emit(_op.where(below, call.emit(_op.add(index, constant(size, kind))), index))
+
+
+def _indices(call: AtenCall, shape: tuple[int, ...]) -> tuple[list[int], list[Any]]:
+    """Axes that are indexed, and their indices."""
+    axes, found = [], []
+    for axis, node in enumerate(call.argument("indices")):
+        if node is not None:
+            axes.append(axis)
+            value = call.value(node)
+            found.append(_counted_from_front(call, node, value, shape[axis]))
+    return axes, found
+
+
+def _joined(call: AtenCall, shape: tuple[int, ...], axes: list[int], indices: list[Any]) -> Any:
+    """One index into the flattened axes, which stand side by side."""
+    if axes != list(range(axes[0], axes[0] + len(axes))):
+        raise Unsupported("indices of axes with others between them")
+    total = call.cast(indices[0], "int64")
+    for axis, index in zip(axes[1:], indices[1:], strict=True):
+        scaled = call.emit(_op.multiply(total, constant(shape[axis], "int64")))
+        total = call.emit(_op.add(scaled, call.cast(index, "int64")))
+    return total
+
+
+def _index(call: AtenCall) -> Any:
+    """Several indices are taken together, element by element; TVM's importer crosses them."""
+    x = call["self"]
+    shape = shape_of(x)
+    axes, indices = _indices(call, shape)
+    if len(axes) == 1:
+        return call.emit(_op.take(x, indices[0], axis=axes[0]))
+    if axes[0] == 0 and len(axes) == len(shape):
+        return call.emit(_op.index_tensor(x, indices))
+    index = _joined(call, shape, axes, indices)
+    first, last = axes[0], axes[-1] + 1
+    flat = call.reshaped(x, [*shape[:first], math.prod(shape[first:last]), *shape[last:]])
+    return call.emit(_op.take(flat, index, axis=first))
+
+
+def _index_put(call: AtenCall) -> Any:
+    x, values = call["self"], call["values"]
+    shape, adds = shape_of(x), bool(call["accumulate"])
+    values = call.cast(values, dtype_of(x))
+    masks = [node for node in call.argument("indices") if node is not None]
+    if len(masks) == 1 and dtype_of(call.value(masks[0])) == "bool":
+        return _put_at_mask(call, x, values, call.value(masks[0]), adds)
+    axes, indices = _indices(call, shape)
+    index = _joined(call, shape, axes, indices)
+    first, last, place = axes[0], axes[-1] + 1, shape_of(index)
+    flat = call.reshaped(x, [*shape[:first], math.prod(shape[first:last]), *shape[last:]])
+    count = math.prod(place)
+    values = call.broadcast(values, [*shape[:first], *place, *shape[last:]])
+    values = call.reshaped(values, [*shape[:first], count, *shape[last:]])
+    line = [1] * first + [count] + [1] * (len(shape) - last)
+    index = call.broadcast(call.reshaped(index, line), shape_of(values))
+    done = _op.scatter_elements(flat, index, values, first, "add" if adds else "update")
+    return call.reshaped(call.emit(done), shape)
+
+
+def _put_at_mask(call: AtenCall, x: Any, values: Any, mask: Any, adds: bool) -> Any:
+    if math.prod(shape_of(values)) != 1:
+        raise Unsupported("values written at a mask: how many depends on data")
+    inner = [*shape_of(mask), *[1] * (len(shape_of(x)) - len(shape_of(mask)))]
+    value = call.reshaped(values, [])
+    new = call.emit(_op.add(x, value)) if adds else value
+    return call.emit(_op.where(call.reshaped(mask, inner), new, x))
+
+
+def _scatter(reduction: str) -> Converter:
+    def convert(call: AtenCall) -> Any:
+        x, index = call["self"], call["index"]
+        axis = axis_of(call["dim"], max(len(shape_of(x)), 1))
+        if "value" in call.names:
+            new = call.broadcast(constant(call["value"], dtype_of(x)), shape_of(index))
+        else:
+            new = call.cast(call["src"], dtype_of(x))
+            if shape_of(new) != shape_of(index):
+                raise Unsupported("a source of another shape than its indices")
+        return call.emit(_op.scatter_elements(x, index, new, axis, reduction))
+
+    return convert
+
+
+def _one_hot(call: AtenCall) -> Any:
+    index, classes = call["self"], int(call["num_classes"])
+    if classes < 0:
+        raise Unsupported("one_hot without a number of classes")
+    places = call.emit(_op.arange(0, classes, 1, dtype_of(index)))
+    same = call.emit(_op.equal(call.emit(_op.expand_dims(index, -1)), places))
+    return call.cast(same, "int64")
+
+
+CONVERTERS: dict[str, Converter] = {
+    "embedding.default": _embedding,
+    "index_select.default": _index_select,
+    "gather.default": _gather,
+    "index.Tensor": _index,
+    "index_put.default": _index_put,
+    "_unsafe_index_put.default": _index_put,
+    "_unsafe_index.Tensor": _index,
+    "scatter.src": _scatter("update"),
+    "scatter.value": _scatter("update"),
+    "scatter_add.default": _scatter("add"),
+    "one_hot.default": _one_hot,
+}

@@ -1,0 +1,155 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Norms, in float32 where the tensors are of half precision.
+
+All results are written that anything reads: the mean and the reciprocal deviation too, which TVM's
+importer gives as the normalised tensor, or as zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from .call import AtenCall, Converter, Unsupported, constant, dtype_of, shape_of
+
+_op = relax.op
+
+
+def _filled(value: Any, shape: Sequence[int], number: float, dtype: str) -> Any:
+    """A weight or, where the model has none, the number that changes nothing."""
+    if value is not None:
+        return value
+    return constant(np.full([int(n) for n in shape], number, "float32"), dtype)
+
+
+def _inverse_deviation(call: AtenCall, variance: Any, epsilon: float) -> Any:
+    moved = call.emit(_op.add(variance, constant(epsilon, dtype_of(variance))))
+    return call.emit(_op.rsqrt(moved))
+
+
+def _moments(call: AtenCall, x: Any, axes: list[int], epsilon: float, keeps: bool) -> list[Any]:
+    """Mean and reciprocal deviation, computed in float32: results 1 and 2 of a norm."""
+    wide = call.cast(x, "float32")
+    variance = call.emit(_op.variance(wide, axes, keeps))
+    mean = call.emit(_op.mean(wide, axes, keeps))
+    found = (mean, _inverse_deviation(call, variance, epsilon))
+    return [call.cast(value, call.result_dtype(i)) for i, value in enumerate(found, 1)]
+
+
+def _layer_norm(call: AtenCall) -> Any:
+    x, shape = call["input"], [int(n) for n in call["normalized_shape"]]
+    epsilon, axes = float(call["eps"]), list(range(-len(shape), 0))
+    weight = _filled(call["weight"], shape, 1.0, dtype_of(x))
+    bias = _filled(call["bias"], shape, 0.0, dtype_of(x))
+    found = call.in_float32(
+        lambda *values: _op.nn.layer_norm(*values, axes=axes, epsilon=epsilon), x, weight, bias
+    )
+    if len(call.results) == 1:
+        return found
+    if not (call.is_read(1) or call.is_read(2)):
+        return [found, call.absent(1), call.absent(2)]
+    return [found, *_moments(call, x, axes, epsilon, True)]
+
+
+def _rms_norm(call: AtenCall) -> Any:
+    import torch
+
+    x, shape = call["input"], [int(n) for n in call["normalized_shape"]]
+    epsilon = call["eps"]
+    if epsilon is None:
+        epsilon = torch.finfo(call.results[0].dtype).eps
+    weight, axes = _filled(call["weight"], shape, 1.0, dtype_of(x)), list(range(-len(shape), 0))
+    return call.in_float32(
+        lambda *values: _op.nn.rms_norm(*values, axes=axes, epsilon=float(epsilon)), x, weight
+    )
+
+
+def _group_norm(call: AtenCall) -> Any:
+    native = "group" in call.names
+    x = call["input"]
+    shape = shape_of(x)
+    groups = int(call["group" if native else "num_groups"])
+    weight = _filled(call["weight"], shape[1:2], 1.0, dtype_of(x))
+    bias = _filled(call["bias"], shape[1:2], 0.0, dtype_of(x))
+    epsilon, axes = float(call["eps"]), list(range(2, len(shape)))
+    found = call.in_float32(
+        lambda *values: _op.nn.group_norm(
+            *values, num_groups=groups, channel_axis=1, axes=axes, epsilon=epsilon
+        ),
+        x,
+        weight,
+        bias,
+    )
+    if not native:
+        return found
+    if not (call.is_read(1) or call.is_read(2)):
+        return [found, call.absent(1), call.absent(2)]
+    parts = call.reshaped(x, [shape[0], groups, math.prod(shape[1:]) // groups])
+    return [found, *_moments(call, parts, [2], epsilon, False)]
+
+
+def _batch_norm(call: AtenCall) -> Any:
+    """With the statistics of the model."""
+    x, mean, variance = call["input"], call["running_mean"], call["running_var"]
+    kind, epsilon = dtype_of(x), float(call["eps"])
+    weight = _filled(call["weight"], shape_of(mean), 1.0, kind)
+    bias = _filled(call["bias"], shape_of(mean), 0.0, kind)
+    wide = "float32" if kind in ("bfloat16", "float16") else kind
+    values = [call.cast(value, wide) for value in (x, weight, bias, mean, variance)]
+    triple = call.emit(_op.nn.batch_norm(*values, axis=1, epsilon=epsilon, training=False))
+    found = call.cast(call.emit(relax.TupleGetItem(triple, 0)), kind)
+    return [found, *(call.absent(i) for i in range(1, len(call.results)))]
+
+
+def _batch_norm_training(call: AtenCall) -> Any:
+    """With the statistics of the batch: the result, mean, deviation, and new running ones.
+
+    Torch's running variance is that of a sample (n - 1), TVM's that of a population (n).
+    """
+    if not call["training"]:
+        return _batch_norm(call)
+    x, momentum, epsilon = call["input"], float(call["momentum"]), float(call["eps"])
+    shape = shape_of(x)
+    axes = [axis for axis in range(len(shape)) if axis != 1]
+    wide = call.cast(x, "float32")
+    mean, variance = call.emit(_op.mean(wide, axes)), call.emit(_op.variance(wide, axes))
+    inverse = _inverse_deviation(call, variance, epsilon)
+    line = [1, shape[1], *[1] * (len(shape) - 2)]
+    centred = call.emit(_op.subtract(wide, call.reshaped(mean, line)))
+    found = call.emit(_op.multiply(centred, call.reshaped(inverse, line)))
+    for name, make in (("weight", _op.multiply), ("bias", _op.add)):
+        if call[name] is not None:
+            found = call.emit(make(found, call.reshaped(call.cast(call[name], "float32"), line)))
+    results = [call.cast(v, call.result_dtype(i)) for i, v in enumerate((found, mean, inverse))]
+    count = math.prod(shape[axis] for axis in axes)
+    news = ((mean, "running_mean", 1.0), (variance, "running_var", count / max(count - 1, 1)))
+    for new, name, factor in news[: len(call.results) - 3]:
+        kind = dtype_of(call[name])
+        old = call.cast(call[name], "float32")
+        kept = call.emit(_op.multiply(old, constant(1 - momentum, "float32")))
+        share = call.emit(_op.multiply(new, constant(momentum * factor, "float32")))
+        results.append(call.cast(call.emit(_op.add(kept, share)), kind))
+    return results
+
+
+def _batch_norm_without_statistics(call: AtenCall) -> Any:
+    if not call["training"]:
+        raise Unsupported("a batch norm without statistics, in inference")
+    return _batch_norm_training(call)
+
+
+CONVERTERS: dict[str, Converter] = {
+    "layer_norm.default": _layer_norm,
+    "native_layer_norm.default": _layer_norm,
+    "rms_norm.default": _rms_norm,
+    "group_norm.default": _group_norm,
+    "native_group_norm.default": _group_norm,
+    "_native_batch_norm_legit_no_training.default": _batch_norm,
+    "_native_batch_norm_legit_functional.default": _batch_norm_training,
+    "_native_batch_norm_legit.no_stats": _batch_norm_without_statistics,
+}

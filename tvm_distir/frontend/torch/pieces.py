@@ -1,0 +1,182 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Cuts and joins: slices, parts, padding, and what is put together of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import relax
+
+from .call import AtenCall, Converter, Unsupported, axis_of, dtype_of, shape_of
+
+_op = relax.op
+_MOST = 2**63 - 1
+"""Torch's word for the end of a dim."""
+
+
+def _cat(call: AtenCall) -> Any:
+    parts = [call.cast(part, call.dtype) for part in call["tensors"]]
+    held = [part for part in parts if shape_of(part) != (0,)]  # torch passes over empty vectors
+    if not held:
+        return parts[0]
+    axis = axis_of(call["dim"], len(shape_of(held[0])))
+    return held[0] if len(held) == 1 else call.emit(_op.concat(held, axis))
+
+
+def _stack(call: AtenCall) -> Any:
+    parts = [call.cast(part, call.dtype) for part in call["tensors"]]
+    axis = axis_of(call["dim"], len(shape_of(parts[0])) + 1)
+    return call.emit(_op.concat([call.emit(_op.expand_dims(part, axis)) for part in parts], axis))
+
+
+def _cut(call: AtenCall, sizes: list[int], axis: int) -> list[Any]:
+    if len(sizes) == 1:
+        return [call["self"]]
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes) - 1)]
+    parts = call.emit(_op.split(call["self"], ends, axis))
+    return [call.emit(relax.TupleGetItem(parts, i)) for i in range(len(sizes))]
+
+
+def _split(call: AtenCall) -> Any:
+    shape = shape_of(call["self"])
+    axis = axis_of(call["dim"], len(shape))
+    if "split_sizes" in call.names:
+        return _cut(call, [int(n) for n in call["split_sizes"]], axis)
+    size, whole = call["split_size"], shape[axis]
+    return _cut(call, [min(size, whole - begin) for begin in range(0, whole, size)], axis)
+
+
+def _chunk(call: AtenCall) -> Any:
+    shape = shape_of(call["self"])
+    axis = axis_of(call["dim"], len(shape))
+    size = -(-shape[axis] // call["chunks"])
+    return _cut(call, [min(size, shape[axis] - b) for b in range(0, shape[axis], size)], axis)
+
+
+def _unbind(call: AtenCall) -> Any:
+    shape = shape_of(call["self"])
+    axis = axis_of(call["dim"], len(shape))
+    parts = _cut(call, [1] * shape[axis], axis)
+    return [call.emit(_op.squeeze(part, [axis])) for part in parts]
+
+
+def sliced(call: AtenCall, x: Any, axis: int, begin: int, end: int, step: int = 1) -> Any:
+    """``x[begin:end:step]`` along an axis, bounds as Python takes them."""
+    whole = shape_of(x)[axis]
+    first, last, _ = slice(begin, end, step).indices(whole)
+    if (first, step) == (0, 1) and last >= whole:
+        return x
+    return call.emit(_op.strided_slice(x, [axis], [first], [max(last, first)], [step]))
+
+
+def _slice(call: AtenCall) -> Any:
+    x = call["self"]
+    begin, end = call["start"], call["end"]
+    axis = axis_of(call["dim"], len(shape_of(x)))
+    return sliced(call, x, axis, begin or 0, _MOST if end is None else end, call["step"])
+
+
+def _narrow(call: AtenCall) -> Any:
+    x = call["self"]
+    axis, begin = axis_of(call["dim"], len(shape_of(x))), call["start"]
+    begin = begin + shape_of(x)[axis] if begin < 0 else begin
+    return sliced(call, x, axis, begin, begin + call["length"])
+
+
+def _select(call: AtenCall) -> Any:
+    x = call["self"]
+    axis = axis_of(call["dim"], len(shape_of(x)))
+    index = call["index"] + (shape_of(x)[axis] if call["index"] < 0 else 0)
+    return call.emit(_op.squeeze(sliced(call, x, axis, index, index + 1), [axis]))
+
+
+def _roll(call: AtenCall) -> Any:
+    x = call["self"]
+    if not call["dims"]:
+        raise Unsupported("a roll over the flattened tensor")
+    for shift, dim in zip(call["shifts"], call["dims"], strict=True):
+        axis = axis_of(dim, len(shape_of(x)))
+        size = shape_of(x)[axis]
+        cut = -shift % size
+        if cut:
+            parts = [sliced(call, x, axis, cut, size), sliced(call, x, axis, 0, cut)]
+            x = call.emit(_op.concat(parts, axis))
+    return x
+
+
+def _pad(call: AtenCall) -> Any:
+    if "mode" in call.names and call["mode"] != "constant":
+        raise Unsupported(f'padding of the mode "{call["mode"]}"')
+    x, pads = call["self"], [int(n) for n in call["pad"]]
+    widths = [(0, 0)] * (len(shape_of(x)) - len(pads) // 2)
+    widths += list(zip(pads[::2], pads[1::2], strict=True))[::-1]
+    for axis, (before, after) in enumerate(widths):
+        if before < 0 or after < 0:  # torch crops
+            x = sliced(call, x, axis, max(-before, 0), shape_of(x)[axis] + min(after, 0))
+    flat = [max(n, 0) for pair in widths for n in pair]
+    if not any(flat):
+        return x
+    value, dtype = call["value"] or 0.0, dtype_of(x)
+    if dtype != "bool":
+        return call.emit(_op.nn.pad(x, flat, pad_value=float(value)))
+    padded = call.emit(_op.nn.pad(call.cast(x, "int8"), flat, pad_value=float(bool(value))))
+    return call.cast(padded, dtype)
+
+
+def _diff(call: AtenCall) -> Any:
+    x = call["self"]
+    axis = axis_of(call["dim"], len(shape_of(x)))
+    ends = [call["prepend"], x, call["append"]]
+    held = [part for part in ends if part is not None]
+    x = held[0] if len(held) == 1 else call.emit(_op.concat(held, axis))
+    for _ in range(call["n"]):
+        size = shape_of(x)[axis]
+        later, sooner = sliced(call, x, axis, 1, size), sliced(call, x, axis, 0, size - 1)
+        make = _op.not_equal if call.dtype == "bool" else _op.subtract
+        x = call.emit(make(later, sooner))
+    return x
+
+
+def _slice_scatter(call: AtenCall) -> Any:
+    x, src = call["self"], call["src"]
+    axis = axis_of(call["dim"], len(shape_of(x)))
+    size = shape_of(x)[axis]
+    end = size if call["end"] is None else call["end"]
+    first, last, step = slice(call["start"] or 0, end, call["step"]).indices(size)
+    if step != 1:
+        raise Unsupported("slice_scatter with a step")
+    src = call.cast(src, dtype_of(x))
+    parts = [sliced(call, x, axis, 0, first)] if first else []
+    parts += [src, *([sliced(call, x, axis, last, size)] if last < size else [])]
+    return call.emit(_op.concat(parts, axis)) if len(parts) > 1 else src
+
+
+def _select_scatter(call: AtenCall) -> Any:
+    x = call["self"]
+    axis = axis_of(call["dim"], len(shape_of(x)))
+    size = shape_of(x)[axis]
+    index = call["index"] % size
+    row = call.emit(_op.expand_dims(call.cast(call["src"], dtype_of(x)), axis))
+    parts = [sliced(call, x, axis, 0, index)] if index else []
+    parts += [row, *([sliced(call, x, axis, index + 1, size)] if index + 1 < size else [])]
+    return call.emit(_op.concat(parts, axis)) if len(parts) > 1 else row
+
+
+CONVERTERS: dict[str, Converter] = {
+    "cat.default": _cat,
+    "stack.default": _stack,
+    "split.Tensor": _split,
+    "split_with_sizes.default": _split,
+    "chunk.default": _chunk,
+    "unbind.int": _unbind,
+    "slice.Tensor": _slice,
+    "narrow.default": _narrow,
+    "select.int": _select,
+    "roll.default": _roll,
+    "pad.default": _pad,
+    "constant_pad_nd.default": _pad,
+    "diff.default": _diff,
+    "slice_scatter.default": _slice_scatter,
+    "select_scatter.default": _select_scatter,
+}
