@@ -97,9 +97,8 @@ def test_parameters_have_the_names_of_the_checkpoint():
         "weight",
         "variance",
     )
-    assert {"up", "down", "norm"} <= {
-        str(b.var.name).rstrip("0123456789") for k in mod["main"].body.blocks for b in k.bindings
-    }
+    values = {str(b.var.name) for block in mod["main"].body.blocks for b in block.bindings}
+    assert {"embed_embedding", "layers_0_up_linear", "layers_2_norm_layer_norm"} <= values
 
 
 def test_layers_become_a_function():

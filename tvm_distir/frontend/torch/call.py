@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -223,11 +224,11 @@ def constant(value: Any, dtype: str) -> Any:
 
 
 def name_hint(node: fx.Node) -> str:
-    """Name of the innermost named module that a node stands in, numbers left out."""
+    """The module that a node stands in and its operator: ``layers_0_attn_q_proj_linear``."""
     stack = node.meta.get("nn_module_stack") or {}
-    path = next(reversed(list(stack.values())))[0] if stack else ""
-    words = [word for word in str(path).split(".") if word.isidentifier()]
-    return words[-1] if words else ""
+    path = str(next(reversed(list(stack.values())))[0]) if stack else ""
+    operator = str(getattr(node.target, "__name__", "value")).partition(".")[0].strip("_")
+    return re.sub(r"\W+", "_", f"{path}.{operator}".strip("."))
 
 
 def axis_of(axis: int, rank: int) -> int:
