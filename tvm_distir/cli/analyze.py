@@ -77,7 +77,7 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
     watch = Stopwatch()
     work = load_work(arguments, axes, watch)
     local = run_passes(work, watch, keep=folder is not None)
-    warned = unused_axes(work.plan)
+    warned = unused_axes(work.plan) if work.plan.rules else ()
     for line in warned:
         say(f"warning: {line}")
     with watch.stage("export"):

@@ -135,6 +135,13 @@ def _check_training(arguments: argparse.Namespace) -> None:
             )
 
 
+def _is_script(model: str) -> bool:
+    """Whether a MODEL is a TVMScript file, which may have annotations instead of a plan."""
+    from ..frontend import model_file
+
+    return str(model_file(model)).endswith(".py")
+
+
 def model_inputs(arguments: argparse.Namespace) -> dict[str, str | None]:
     """Paths that the options of :func:`add_model_options` read, by option."""
     from ..frontend import model_file
@@ -147,7 +154,9 @@ def model_inputs(arguments: argparse.Namespace) -> dict[str, str | None]:
 
 
 def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
-    """Refuse a plan and a strategy together, or neither; read the mesh; look for the model's file.
+    """Refuse a plan and a strategy together; read the mesh; look for the model's file.
+
+    Neither is needed for TVMScript, which may have annotations.
 
     TVM is imported behind this, not before.
 
@@ -156,8 +165,9 @@ def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
     axes : dict of str to int or None
         The mesh of ``--mesh``; None when it is left to the plan.
     """
-    if (arguments.plan is None) == (arguments.strategy is None):
-        both = arguments.plan is not None
+    both = arguments.plan is not None and arguments.strategy is not None
+    neither = arguments.plan is None and arguments.strategy is None
+    if both or (neither and not _is_script(arguments.model)):
         raise UsageError(
             "DIST0151",
             "--plan and --strategy are both given" if both else "neither --plan nor --strategy",

@@ -80,12 +80,14 @@ def load_work(
     with watch.stage("plan"):
         if arguments.plan is not None:
             plan = load_plan(arguments.plan, axes)
-        else:
+        elif arguments.strategy is not None:
             from .. import strategy
 
             with asked_by("--strategy", *_STRATEGY):
                 specs = strategy.parse(arguments.strategy)
-    schedule = strategy.schedule_of(specs, axes) if plan is None else plan.schedule
+    schedule = None if plan is None else plan.schedule
+    if arguments.strategy is not None:
+        schedule = strategy.schedule_of(specs, axes)
     with watch.stage("load"):
         model = _layered(_load(arguments, schedule))
     if arguments.train:
@@ -94,9 +96,14 @@ def load_work(
             step = training_step(model.mod, arguments, plan, axes, system, schedule, usual)
             model = replace(model, mod=step)
     with watch.stage("plan"):
-        if plan is None:
+        if arguments.strategy is not None:
             with asked_by("--strategy", *_STRATEGY):
                 plan = strategy.compose(model.mod, axes or {}, specs, system)
+        elif plan is None:
+            from ..plan import as_plan
+
+            with asked_by("--plan", "DIST0238"):
+                plan = as_plan(None, model.mod)
         elif arguments.train:
             from ..strategy import with_updates
 

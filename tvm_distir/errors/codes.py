@@ -44,6 +44,8 @@ CODES: dict[str, str] = {
     "DIST0235": "a strategy text cannot be read",
     "DIST0236": "a schedule of stages and micro-batches is wrong",
     "DIST0237": "search: labels are decided on one mesh, and there are several",
+    "DIST0238": "no plan is given for a module without annotations",
+    "DIST0239": "rules of a plan contradict each other",
     # 03xx: frontends
     "DIST0301": "a model file is missing or cannot be read",
     "DIST0302": "a MODEL string is of no known kind",

@@ -51,14 +51,18 @@ def check_axes(axes: Mapping[str, int], place: str = "mesh") -> None:
 
 
 def device_mesh(
-    axes: Mapping[str, int], *, start: int = 0, device_ids: Sequence[int] | None = None
+    axes: Mapping[str, int] | Sequence[int],
+    *,
+    start: int = 0,
+    device_ids: Sequence[int] | None = None,
 ) -> DeviceMesh:
     """Make a TVM ``DeviceMesh`` from named axes.
 
     Parameters
     ----------
-    axes : mapping of str to int
-        Axis names and sizes, major first. TVM's mesh holds no names: they live in the module
+    axes : mapping of str to int, or sequence of int
+        Axis names and sizes, or sizes alone (``[2, 4]``), major first.
+        TVM's mesh holds no names: they live in the module
         attribute ``mesh_axes``.
     start : int
         The first device id, when ``device_ids`` is not given.
@@ -70,6 +74,15 @@ def device_mesh(
     MeshError
         DIST0201 for bad axes, DIST0202 for device ids that do not fit.
     """
+    if isinstance(axes, (list, tuple)):
+        axes = {str(number): size for number, size in enumerate(axes)}
+    if not isinstance(axes, Mapping):
+        raise MeshError(
+            "DIST0201",
+            f"the axes are {shortened(repr(axes))}",
+            place="mesh",
+            remedy='Give names and sizes, {"dp": 2, "tp": 4}, or sizes alone, [2, 4].',
+        )
     check_axes(axes)
     count = math.prod(axes.values())
     if device_ids is None:

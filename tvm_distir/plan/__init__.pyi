@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .given import PlanLike as PlanLike
+from .given import as_plan as as_plan
 from .matching import FunctionTargets as FunctionTargets
 from .matching import resolve as resolve
 from .names import MAIN as MAIN

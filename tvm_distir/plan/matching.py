@@ -13,6 +13,7 @@ from tvm import ir, relax
 from ..errors import Faults, MeshError, PlanError, nearest
 from ..ir import check_placement, is_private, param_names, static_shape, tensor_type
 from ..ir.rewrite import all_bindings
+from .agreement import give
 from .names import MAIN, is_pattern, match_name, plain_name
 from .plan import Plan
 from .schema import MeshSpec, PlanRule, faults_of_plan, labels_text
@@ -47,7 +48,10 @@ class FunctionTargets:
 
 
 def resolve(plan: Plan, mod: ir.IRModule) -> dict[str, FunctionTargets]:
-    """Find what each rule means; of several rules for one tensor the last wins.
+    """Find what each rule means; of several for one tensor that which names it counts.
+
+    A rule that names a tensor refines the patterns that match it too. Rules of one kind must
+    agree where both say a label; what one leaves open the other may say.
 
     Parameters
     ----------
@@ -65,7 +69,8 @@ def resolve(plan: Plan, mod: ir.IRModule) -> dict[str, FunctionTargets]:
         All faults at once (``error.violations``; DIST0228 where they differ).
     PlanError
         DIST0223 a rule matches nothing, DIST0224 it names something that is no tensor or is
-        not clear, DIST0225 an unknown function, DIST0226 a dim that several axes cannot share.
+        not clear, DIST0225 an unknown function, DIST0226 a dim that several axes cannot share,
+        DIST0239 rules contradict each other.
     MeshError
         DIST0204, DIST0205: the placement does not fit the tensor.
     """
@@ -172,7 +177,7 @@ def _match_params(
         raise _no_tensor(rule, f"{name}/{fn.params[named[0]].name}", fn.params[named[0]].ty)
     for i in tensors:
         check(fn.params[i].ty, f"{name}/{fn.params[i].name}")
-        targets.params[i] = rule
+        give(targets.params, i, rule, f"{name}/{fn.params[i].name}")
     return bool(tensors)
 
 
@@ -198,7 +203,7 @@ def _match_values(
         )
     for var in tensors:
         check(var.ty, f"{name}/{var.name}")
-        targets.values[var] = rule
+        give(targets.values, var, rule, f"{name}/{var.name}")
     return bool(tensors)
 
 
@@ -226,7 +231,7 @@ def _match_calls(
         if tensor_type(ty) is None:
             raise _no_tensor(rule, place, ty)
         check(ty, place)
-        targets.args.setdefault(binding.var, {})[arg] = rule
+        give(targets.args.setdefault(binding.var, {}), arg, rule, place)
         found = True
     return found
 

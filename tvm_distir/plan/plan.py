@@ -20,7 +20,7 @@ from .writing import plan_dict, save_plan
 
 @dataclass(frozen=True)
 class Plan:
-    """Meshes, and rules that put tensors on them. Of several rules for one tensor the last wins.
+    """Meshes, and rules that put tensors on them; a name counts more than a pattern.
 
     Parameters
     ----------

@@ -42,7 +42,8 @@ def simulate(
     Parameters
     ----------
     program : Program
-    system : System
+    system : System or str
+        A system, its name or its path.
     engine : str
         ``native``, or ``reference`` for the event loop in plain Python.
     fold_devices : bool
@@ -62,6 +63,8 @@ def simulate(
     DependencyError
         DIST0110 without the native library.
     """
+    if isinstance(system, str):
+        system = System.load(system)
     laps = Laps()
     if program.staged is not None:
         if not fold_devices:

@@ -15,6 +15,8 @@ from .facts import Parameter
 LEAST_SHARE = 0.05
 """Projections that hold less than this of the elements of all are not worth a word."""
 SHOWN = 4
+_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])")
+"""Of a layer, in the name of its weight: tables and heads, which have none, are no layers."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Projection:
 
 
 def warn_of_whole(projections: Iterable[Projection], strategy: str, axis: str) -> None:
-    """Warn where projections stay whole on every device, with their names by layer.
+    """Warn where projections of layers stay whole on every device, with their names.
 
     Parameters
     ----------
@@ -47,7 +49,7 @@ def warn_of_whole(projections: Iterable[Projection], strategy: str, axis: str) -
     strategy, axis : str
         For the message.
     """
-    known = list(projections)
+    known = [one for one in projections if _NUMBER.search(one.parameter.name)]
     whole = [one for one in known if one.why_whole]
     total = sum(one.elements for one in known)
     share = sum(one.elements for one in whole) / total if total else 0.0
@@ -55,14 +57,14 @@ def warn_of_whole(projections: Iterable[Projection], strategy: str, axis: str) -
         return
     groups: dict[tuple[str, str], int] = {}
     for one in whole:
-        pattern = re.sub(r"(?<![A-Za-z0-9])\d+(?![A-Za-z0-9])", "*", one.parameter.name)
+        pattern = _NUMBER.sub("*", one.parameter.name)
         groups[pattern, one.why_whole] = groups.get((pattern, one.why_whole), 0) + 1
     shown = [f"{name} ({count}: {why})" for (name, why), count in list(groups.items())[:SHOWN]]
     more = f" and {len(groups) - SHOWN} more" if len(groups) > SHOWN else ""
     warnings.warn(
-        f'{strategy} over "{axis}" cuts {len(known) - len(whole)} of {len(known)} weights of '
-        f"matrix products; each device has the others whole, {share:.0%} of their elements, and "
-        f"does all of their work: {'; '.join(shown)}{more}. tensor_parallel cuts weights of any "
-        "name.",
+        f'{strategy} over "{axis}" cuts {len(known) - len(whole)} of {len(known)} weights of the '
+        "layers' matrix products; each device has the others whole, "
+        f"{share:.0%} of their elements, and does all of their work: {'; '.join(shown)}{more}. "
+        "tensor_parallel cuts weights of any name.",
         stacklevel=3,
     )

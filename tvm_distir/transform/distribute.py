@@ -9,7 +9,7 @@ from typing import Any
 import tvm
 from tvm import ir
 
-from ..plan import Plan
+from ..plan import Plan, PlanLike, as_plan
 from ..propagation import Decision
 from ..system import System
 from .registry import passes_for
@@ -47,7 +47,7 @@ def pipeline(
 
 def distribute(
     mod: ir.IRModule,
-    plan: Plan,
+    plan: PlanLike = None,
     *,
     system: System | str | None = None,
     bucket_bytes: int | None = None,
@@ -59,7 +59,8 @@ def distribute(
     ----------
     mod : IRModule
         Level 1 or 2; it is not changed.
-    plan : Plan
+    plan : Plan, mapping, str or Path, optional
+        A plan, its JSON form, or the path of its file. None: the module's annotations.
     system : System or str, optional
         Whose times decide what the plan leaves open, and by which collectives values move. None:
         bytes and operations count, by fixed weights.
@@ -81,4 +82,6 @@ def distribute(
     DistIRError
         What the passes raise, naming the place.
     """
-    return pipeline(plan, system=system, bucket_bytes=bucket_bytes, overlap=overlap)(mod)
+    return pipeline(as_plan(plan, mod), system=system, bucket_bytes=bucket_bytes, overlap=overlap)(
+        mod
+    )

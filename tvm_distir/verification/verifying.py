@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tvm import ir
 
 from ..errors import DistIRError, EngineError
+from ..plan import PlanLike, as_plan
 from ..program import export
 from ..runtime.engines import Engine, Reference, strip_annotations
 from ..runtime.engines import engine as make_engine
@@ -171,7 +172,7 @@ def _located(search: Bisection) -> tuple[Fault | None, str]:
 
 def verify(
     mod: ir.IRModule,
-    plan: Any,
+    plan: PlanLike = None,
     engine: str | Engine = "virtual",
     seed: int = 0,
     exact: bool = False,
@@ -188,9 +189,9 @@ def verify(
     ----------
     mod : IRModule
         The original, at level 1 or 2, with a function ``main``.
-    plan : Plan
-        How to distribute it. Where ``dist`` is given it only serves to find a fault, and may
-        be None.
+    plan : Plan, mapping, str or Path, optional
+        How to distribute it: a plan, its JSON form, or the path of its file; None: as its
+        annotations say. Where ``dist`` is given it only serves to find a fault.
     engine : str or Engine
         See :func:`tvm_distir.runtime.run`.
     seed : int
@@ -226,6 +227,8 @@ def verify(
     reference = Reference(plain)
     expected = reference.run(values)
     refuse_nothing_proved(expected)
+    if plan is not None or dist is None:
+        plan = as_plan(plan, mod)
     if dist is None:
         from ..transform import distribute
 

@@ -102,7 +102,7 @@ def test_gpt2_with_one_projection_to_query_key_value(tmp_path: Path) -> None:
         "h.*.mlp.c_fc.bias": "S[0]",
         "h.*.mlp.c_proj.weight": "S[0]",
     }
-    with pytest.warns(UserWarning, match=r"cuts 7 of 9 .*h\.\*\.attn\.c_attn\.weight \(2: query"):
+    with pytest.warns(UserWarning, match=r"cuts 6 of 8 .*h\.\*\.attn\.c_attn\.weight \(2: query"):
         plan = strategy.megatron(mod, {"tp": 4})
     check_roles(placements(plan), wanted)
     with pytest.raises(PlanError, match=r"DIST0234.*c_attn.*number of heads 4"):
