@@ -7,6 +7,7 @@ from . import explain as explain
 from . import ops as ops
 from . import propagation as propagation
 from . import redistribution as redistribution
+from . import searching as searching
 from . import strategy as strategy
 from . import transform as transform
 from .deployment import deploy as deploy
@@ -24,7 +25,8 @@ from .program import Program as Program
 from .program import export as export
 from .runtime import ShardedArray as ShardedArray
 from .runtime import run as run
-from .search import label as label
+from .searching import label as label
+from .searching import search as search
 from .simulation import simulate as simulate
 from .system import System as System
 from .transform import distribute as distribute

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ..errors import DistIRError, UsageError
@@ -43,13 +43,8 @@ def add_dim_option(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_options(parser: argparse.ArgumentParser, system_required: bool = False) -> None:
-    """Add MODEL, the plan or strategy, the mesh, the batch and the system."""
-    parser.set_defaults(registers=True)
-    parser.add_argument(
-        "model",
-        metavar="MODEL",
-        help="a .onnx or .pt2 file, a .py file of TVMScript, or zoo:NAME?key=value,...",
-    )
+    """Add MODEL, the plan or strategy, the mesh, the batch, the system and the training step."""
+    add_model(parser)
     parser.add_argument("--plan", metavar="P.json", help="the plan, as a JSON file")
     parser.add_argument(
         "--strategy",
@@ -65,17 +60,38 @@ def add_model_options(parser: argparse.ArgumentParser, system_required: bool = F
     parser.add_argument(
         "--mesh", metavar="dp=2,tp=4", help="mesh axes and sizes, major first (with --strategy)"
     )
+    add_system(parser, system_required)
+    add_training(parser)
+    add_recompute(parser)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add MODEL and its sizes."""
+    parser.set_defaults(registers=True)
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a .onnx or .pt2 file, a .py file of TVMScript, or zoo:NAME?key=value,...",
+    )
     parser.add_argument(
         "--batch", metavar="N", help="set the batch dimension of the model to N (whole batch)"
     )
     add_dim_option(parser)
+
+
+def add_system(parser: argparse.ArgumentParser, required: bool) -> None:
+    """Add ``--system``."""
     parser.add_argument(
         "--system",
         action=LateHelp,
-        required=system_required,
+        required=required,
         metavar="S",
         late=lambda: f"{system_help()}; its times decide what the plan leaves open",
     )
+
+
+def add_training(parser: argparse.ArgumentParser) -> None:
+    """Add ``--train`` and the options of a training step, but for ``--recompute``."""
     parser.add_argument(
         "--train",
         action="store_true",
@@ -110,6 +126,10 @@ def add_model_options(parser: argparse.ArgumentParser, system_required: bool = F
         action="append",
         help="with --train: weights that are not trained, as wte.*; may be given again",
     )
+
+
+def add_recompute(parser: argparse.ArgumentParser) -> None:
+    """Add ``--recompute`` of one step."""
     parser.add_argument(
         "--recompute",
         metavar="POLICY",
@@ -123,9 +143,11 @@ TRAINING = ("loss", "optimizer", "clip", "loss_scale", "master", "freeze", "reco
 """Options of a training step."""
 
 
-def _check_training(arguments: argparse.Namespace) -> None:
-    """Refuse options of a training step without ``--train``."""
+def check_training(arguments: argparse.Namespace, others: Sequence[str] = ()) -> None:
+    """Refuse options of a training step without ``--train``, but for ``others``."""
     for option in TRAINING:
+        if option in others:
+            continue
         if getattr(arguments, option) is not None and not arguments.train:
             raise UsageError(
                 "DIST0151",
@@ -176,7 +198,7 @@ def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
         )
     arguments.batch = parse_batch(arguments.batch)
     arguments.dims = parse_dims(arguments.dim)
-    _check_training(arguments)
+    check_training(arguments)
     with asked_by("--mesh", "DIST0201"):
         axes = None if arguments.mesh is None else parse_mesh(arguments.mesh)
     if axes is None and arguments.strategy is not None:

@@ -173,28 +173,42 @@ def training_step(
     Raises
     ------
     UsageError
-        DIST0151 where both ``--recompute`` and the plan say what is made again; DIST0152 where
-        ``--clip`` or an option of the optimizer is no number.
+        DIST0151 where both ``--recompute`` and the plan say what is made again; as
+        :func:`training_keywords`.
     """
-    from ..transform.gradient import optimizer_named, read_optimizer, train_step
+    from ..transform.gradient import train_step
+
+    return train_step(
+        mod,
+        recompute=_recompute(arguments, plan, axes, usual),
+        system=system,
+        schedule=schedule,
+        **training_keywords(arguments),
+    )
+
+
+def training_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of ``train_step`` that the options of a training step say.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 where ``--clip`` or an option of the optimizer is no number.
+    """
+    from ..transform.gradient import optimizer_named, read_optimizer
 
     name, numbers = read_optimizer(arguments.optimizer or "sgd", "--optimizer")
     with asked_by("--optimizer", "DIST0351"):
         optimizer_named(name, numbers)
-    options: dict[str, Any] = dict(numbers)
-    return train_step(
-        mod,
-        arguments.loss or "cross_entropy",
-        name,
-        clip=0.0 if arguments.clip is None else parse_number(arguments.clip, "--clip"),
-        loss_scale=1.0 if arguments.loss_scale is None else arguments.loss_scale,
-        master=bool(arguments.master),
-        frozen=arguments.freeze or (),
-        recompute=_recompute(arguments, plan, axes, usual),
-        system=system,
-        schedule=schedule,
-        **options,
-    )
+    return {
+        "loss": arguments.loss or "cross_entropy",
+        "optimizer": name,
+        "clip": 0.0 if arguments.clip is None else parse_number(arguments.clip, "--clip"),
+        "loss_scale": 1.0 if arguments.loss_scale is None else arguments.loss_scale,
+        "master": bool(arguments.master),
+        "frozen": arguments.freeze or (),
+        **numbers,
+    }
 
 
 def _recompute(

@@ -5,11 +5,10 @@
 from __future__ import annotations
 
 import itertools
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from systems import A100, QUICK
 from tvm.script import ir as I
 from tvm.script import relax as R
 
@@ -18,24 +17,8 @@ from tvm_distir.errors import InfeasibleError, PlanError
 from tvm_distir.native import INFINITE, Problem
 from tvm_distir.plan import MeshSpec, Plan
 from tvm_distir.propagation.solve import integer_optimum
-from tvm_distir.search import label
-from tvm_distir.search.labelling import Labeller
-
-ROOT = Path(td.__file__).parent
-A100 = td.System.load("dgx-a100")
-
-
-def _quick() -> td.System:
-    """An A100 without latencies, on which small models are worth distributing."""
-    data = json.loads((ROOT / "system" / "data" / "dgx-a100.json").read_text())
-    data["name"] = "quick"
-    data["device"]["launch_floor_us"] = 1e-6
-    for net in ("intra_node", "inter_node"):
-        data[net]["latency_us"] = data[net]["setup_us"] = 0.0
-    return td.System.from_dict(data)
-
-
-QUICK = _quick()
+from tvm_distir.searching import label
+from tvm_distir.searching.labelling import Labeller
 
 
 @I.ir_module
@@ -180,6 +163,15 @@ def test_rules_that_are_given_hold():
     assert td.verify(Chain, fixed, engine="virtual", dist=local).equal
 
 
+def test_an_axis_of_one_device_cuts_nothing():
+    rules = [{"param": "x", "placement": "S[0], S[1]", "stationary": True}]
+    fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 1, "b": 2}, "rules": rules})
+    found = label(Chain, {"a": 1, "b": 2}, QUICK, fixed=fixed)
+    alone = label(Chain, {"b": 2}, QUICK)
+    assert label(Chain, {"a": 1, "b": 2}, QUICK).price_ps == alone.price_ps <= found.price_ps
+    assert td.verify(Chain, fixed, engine="virtual", dist=found.distribute()).equal
+
+
 def test_equal_functions_may_be_done_in_different_ways():
     """A rule for one call's weight: the other call is free, and both are called rightly."""
     rules = [{"param": "v", "placement": "S[0]", "stationary": True}]
@@ -214,6 +206,18 @@ def test_no_sweep_bounds_more_than_the_optimum():
         found = label(mod, {"a": 2, "b": 2}, QUICK, gap=gap)
         assert found.bound_ps <= exact.price_ps <= found.price_ps
         assert found.gap <= gap
+
+
+def test_new_weights_and_states_lie_as_the_old_ones():
+    """So that a step can be repeated."""
+    mod = td.train_step(td.zoo.llama(size="tiny", batch=8), optimizer="adam")
+    local = label(mod, {"a": 4, "b": 2}, QUICK, gap=0.01).distribute()
+    io = local["main"].attrs["dist.io"]
+    weights = [one for one in io["inputs"] if "role" not in one or one["role"] != "data"]
+    placed = {str(one["name"]): str(one["placement"]) for one in weights}
+    results = [str(one["placement"]) for one in io["outputs"]][1:]
+    assert len(results) == len(placed) and len(set(results)) > 1
+    assert results == list(placed.values())
 
 
 class TestMemory:

@@ -75,7 +75,8 @@ class MeshPrices:
         """Forms of a tensor on the mesh, and what changing them costs."""
         key = (shape, dtype)
         if key not in self._forms:
-            choices = [(*range(len(shape)), R, P)] * len(self.sizes)
+            every = (*range(len(shape)), R, P)
+            choices = [every if size > 1 else (R,) for size in self.sizes]
             placements = [x for x in itertools.product(*choices) if self.divides(shape, x)]
             self._forms[key] = price_matrix(
                 self, shape, dtype, self.sizes, self.devices, placements

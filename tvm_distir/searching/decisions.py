@@ -4,9 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from ..ir import P
+from tvm import relax
+
+from ..ir import Labels, P, value_types
 from ..plan import MeshSpec, Plan, PlanRule
 from ..propagation import Decision, Instance, Instances, PlacedModule, Reach
 from ..propagation.graph import Graph
@@ -97,6 +99,7 @@ def plan_of(decision: Decision, mesh: MeshSpec) -> Plan:
     for name, instances in seen.items():
         function = None if name == "main" else name
         rules += _params(decision, instances, mesh, function)
+        rules += _arguments(decision, instances, mesh, function)
         rules += _values(decision, instances, mesh, function)
     return Plan((mesh,), tuple(rules))
 
@@ -114,6 +117,40 @@ def _params(
         form = decision.value_form(instances[0], v)
         found.append(PlanRule("param", g.values[v].name, form, mesh.name, function=function))
     return found
+
+
+def _arguments(
+    decision: Decision, instances: Sequence[Instance], mesh: MeshSpec, function: str | None
+) -> list[PlanRule]:
+    """Placements of arguments that all calls of a function have the same way, in one caller.
+
+    Tuples are left to propagation.
+    """
+    wanted: dict[tuple[str, int], set[Labels]] = {}
+    for inst in instances:
+        for k, kid in inst.kids.items():
+            for number, operand in _tensors(kid):
+                v = kid.graph.param_values[operand]
+                form = decision.value_form(kid, v)
+                wanted.setdefault((inst.graph.nodes[k].callee, number), set()).add(form)
+    names = {kid.graph.key: kid.graph.name for inst in instances for kid in inst.kids.values()}
+    return [
+        PlanRule("call", names[key], form, mesh.name, function=function, arg=number)
+        for (key, number), forms in wanted.items()
+        for form in forms
+        if len(forms) == 1 and P not in form
+    ]
+
+
+def _tensors(inst: Instance) -> Iterator[tuple[int, int]]:
+    """Parameters that are tensors with dims: their number, and that of their value."""
+    flat = 0
+    for number, param in enumerate(inst.graph.fn.params):
+        count = len(value_types(param.ty))
+        if count == 1 and not isinstance(param.ty, relax.TupleType):
+            if inst.graph.values[inst.graph.param_values[flat]].shape:
+                yield number, flat
+        flat += count
 
 
 def _values(

@@ -205,7 +205,12 @@ class Labeller:
         if not notes:
             return {}
         numbers = {name: i for i, name in enumerate(param_names(g.fn))}
-        at = {g.values[v].name: i for i, v in enumerate(g.result_values) if v >= 0}
+        results = {v: i for i, v in enumerate(g.result_values) if v >= 0}
+        at = {
+            str(var.name): results[g.env[key][0]]
+            for key, var in g.variables.items()
+            if len(g.env.get(key, ())) == 1 and g.env[key][0] in results
+        }
         return {
             at[str(value)]: numbers[name]
             for name, value in notes.items()

@@ -138,6 +138,8 @@ class OpStates:
         found: list[tuple[Alternative, ...]] = [()]
         for axis, size in enumerate(sizes):
             options, longer = self._options(rule, partial[axis]), []
+            if size == 1:
+                options = options[-1:]
             for chosen in found:
                 taken: dict[int, int] = {}
                 for n, x in zip(sizes, chosen):

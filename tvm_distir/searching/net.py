@@ -128,8 +128,9 @@ class Shared:
         if found is None:
             partial, pin = key
             forms = all_forms(matrix.placements, partial=partial)
-            if pin is not None:
-                forms = pinned(forms, pin)
+            if pin is not None:  # along an axis of one device all forms are the same
+                sizes = self.prices.sizes
+                forms = pinned(forms, [x if n > 1 else None for x, n in zip(pin, sizes)])
             found = self._ends[known] = kind(forms)
         return found
 

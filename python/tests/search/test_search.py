@@ -1,0 +1,225 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Search over meshes, stages and micro-batches."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import pytest
+from systems import A100, QUICK
+
+import tvm_distir as td
+from tvm_distir.errors import InfeasibleError, UsageError
+from tvm_distir.plan import Plan
+from tvm_distir.searching import Constraints, Folder, driver, search
+from tvm_distir.searching.candidates import Enumeration, factorisations, kept_rules
+
+
+def _gpt(batch: int):
+    return td.zoo.gpt(size="tiny", layers=4, batch=batch)
+
+
+ADAM = {"optimizer": "adam"}
+
+
+class TestEnumeration:
+    """What is enumerated."""
+
+    @pytest.mark.parametrize("number", [1, 7, 24, 96, 960])
+    @pytest.mark.parametrize("count", [1, 2, 3])
+    def test_factorisations_are_all_there_are(self, number, count):
+        divisors = [n for n in range(1, number + 1) if number % n == 0]
+        every = itertools.product(divisors, repeat=count)
+        assert list(factorisations(number, count)) == [x for x in every if math.prod(x) == number]
+
+    def test_each_mesh_comes_once_whatever_its_axes_are_called(self):
+        found = list(Enumeration(Constraints(), 24, A100, None, stages=False))
+        shapes = [tuple(size for _, size in one.axes) for one in found]
+        assert len(set(shapes)) == len(shapes)
+        assert sorted(shapes) == sorted(
+            {tuple(n for n in x if n > 1) for x in factorisations(24, 2)}
+        )
+
+    def test_constraints_hold(self):
+        rules = Constraints(("pp", "dp", "tp"), {"tp": 8}, {"pp": 4}, ("tp",))
+        found = Enumeration(rules, 96, A100, 96, stages=True)
+        kept = {(one.stages, one.axes) for one in found}
+        sizes = [(4, dp, tp) for dp in range(1, 25) for tp in (1, 2, 4, 8) if 4 * dp * tp == 96]
+        assert kept == {
+            (pp, tuple((n, s) for n, s in (("dp", dp), ("tp", tp)) if s > 1))
+            for pp, dp, tp in sizes
+        }
+
+    def test_groups_inside_a_node_do_not_leave_it(self):
+        """Nodes of 8: 3 and 6 devices would lie across their border, and so would 16."""
+        rules = Constraints(("dp", "tp"), inside_node=("tp",))
+        found = Enumeration(rules, 96, A100, None, stages=False)
+        assert {dict(one.axes).get("tp", 1) for one in found} == {1, 2, 4, 8}
+
+    def test_micro_batches_divide_the_batch(self):
+        rules = Constraints(("pp", "dp"), fixed={"pp": 2}, micro_batches=(1, 3, 4), chunks=(1, 2))
+        found = list(Enumeration(rules, 4, A100, 24, stages=True))
+        assert {(one.micro_batches, one.chunks) for one in found} == {
+            (12, 1), (12, 2), (4, 1), (4, 2), (3, 1)
+        }  # fmt: skip
+
+    def test_an_unknown_axis_is_refused(self):
+        with pytest.raises(UsageError, match='DIST0152 most: there is no axis "pt"'):
+            Constraints(("dp", "tp"), most={"pt": 8})
+
+    def test_kept_rules_go_by_names_of_axes(self):
+        rules = [{"param": "x", "placement": "S[0], R", "stationary": True}]
+        keep = Plan.from_dict({"schema_version": 1, "mesh": {"dp": 2, "tp": 2}, "rules": rules})
+        mesh = next(iter(Enumeration(Constraints(fixed={"tp": 1}), 8, A100, None, stages=False)))
+        assert kept_rules(keep, mesh.mesh).rules[0].placement == (0,)
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """A search for a training step on eight devices, everything solved."""
+    return search(_gpt, 8, QUICK, batch=16, train=ADAM, top=99)
+
+
+class TestPlans:
+    """What is found."""
+
+    def test_times_are_those_of_the_plans(self, steps):
+        """As another run distributes and simulates them, read from their JSON."""
+        step = td.train_step(_gpt(16), **ADAM)
+        assert len(steps.plans) == 3 and steps.complete
+        for found in steps.plans:
+            plan = td.strategy.with_updates(step, Plan.from_dict(found.plan.to_dict()))
+            program = td.export(td.distribute(step, plan, system=QUICK))
+            assert td.simulate(program, QUICK).time_s == found.time_s
+        times = [found.time_s for found in steps.plans]
+        assert times == sorted(times)
+
+    def test_no_time_is_below_what_is_proved(self, steps):
+        for row in steps.rows:
+            assert 0 < row.least_s <= row.price_s
+            assert row.gap <= 0.01
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "data_parallel+megatron",
+            "data_parallel+megatron:sequence=1",
+            "zero:stage=1",
+            "zero:stage=3",
+        ],
+    )
+    def test_the_best_is_no_worse_than_a_strategy_on_any_mesh(self, steps, text):
+        compared = search(
+            _gpt, 8, QUICK, batch=16, train=ADAM, top=1,
+            constraints=Constraints(fixed={"dp": 8} if "zero" in text else {}),
+            compare=(text, lambda mod, mesh, known: td.strategy.make_plan(mod, text, mesh, known)),
+        )  # fmt: skip
+        assert compared.baseline is not None
+        assert steps.plans[0].time_s <= compared.baseline.time_s
+
+    def test_a_bound_cuts_nothing_that_is_better(self, steps):
+        cut = search(_gpt, 8, QUICK, batch=16, train=ADAM, top=1)
+        assert cut.plans[0].row == steps.plans[0].row
+
+    def test_plans_run_and_are_equal_to_one_device(self, steps):
+        step = td.train_step(_gpt(16), **ADAM)
+        found = steps.plans[0]
+        plan = td.strategy.with_updates(step, found.plan)
+        report = td.verify(step, plan, engine="virtual")
+        assert report.equal and report.collectives
+
+    def test_the_front_has_what_no_other_beats(self, steps):
+        solved = [(row.time_s, row.peak_bytes) for row in steps.rows]
+        front = {(row.time_s, row.peak_bytes) for row in steps.front}
+        for time_s, peak in solved:
+            beaten = any(t <= time_s and p <= peak and (t, p) != (time_s, peak) for t, p in solved)
+            assert beaten or (time_s, peak) in front
+
+
+class TestStages:
+    """Pipelines."""
+
+    rules = Constraints(("pp", "dp", "tp"), fixed={"pp": 2}, micro_batches=(2,))
+
+    def test_plans_of_stages_run(self):
+        found = search(_gpt, 4, QUICK, batch=8, train=ADAM, constraints=self.rules, top=9)
+        assert {one.row.candidate.micro_batches for one in found.plans} == {2, 4}
+        for one in found.plans:
+            schedule = one.plan.schedule
+            model = _gpt(8 // schedule.micro_batches)
+            step = td.train_step(model, schedule=schedule, **ADAM)
+            plan = td.strategy.with_updates(step, one.plan)
+            assert td.verify(step, plan, engine="virtual").equal
+            program = td.export(td.distribute(step, plan, system=QUICK))
+            assert td.simulate(program, QUICK).time_s == one.time_s
+
+    def test_what_does_not_fit_is_made_again(self):
+        free = search(_gpt, 2, QUICK, batch=8, train=ADAM, constraints=self.rules).plans[0]
+        rules = Constraints(
+            ("pp", "dp", "tp"), fixed={"pp": 2}, micro_batches=(2,), recompute=("none", "full")
+        )
+        limit = int(0.95 * free.row.peak_bytes)
+        found = search(_gpt, 2, QUICK, batch=8, train=ADAM, constraints=rules, memory_bytes=limit)
+        best = found.plans[0]
+        assert best.row.candidate.recompute == "full" and best.row.peak_bytes <= limit
+        assert found.space["memory"] == 1
+        assert best.plan.recompute == {"*": "full"}
+
+    def test_nothing_that_fits_is_refused(self):
+        with pytest.raises(InfeasibleError, match="DIST0801 search: none of 1 candidates"):
+            search(_gpt, 2, QUICK, batch=8, train=ADAM, constraints=self.rules, memory_bytes=1000)
+
+
+def test_contradictions_are_refused():
+    rules = Constraints(most={"dp": 1, "tp": 2})
+    with pytest.raises(InfeasibleError, match=r"DIST0803 .*\(3 by constraint"):
+        search(_gpt, 4, QUICK, batch=8, constraints=rules)
+
+
+def test_a_module_has_its_own_batch():
+    found = search(td.zoo.vit(size="tiny", batch=8), 4, QUICK)
+    assert found.plans and found.plans[0].row.candidate.schedule is None
+    with pytest.raises(UsageError, match="DIST0151"):
+        search(td.zoo.vit(size="tiny", batch=8), 4, QUICK, batch=8)
+
+
+class TestFolder:
+    """Searches that go on."""
+
+    def test_an_interrupted_search_goes_on(self, tmp_path, monkeypatch):
+        whole = search(_gpt, 4, QUICK, batch=8, train=ADAM)
+        label, calls = driver.label, []
+
+        def interrupted(*given, **more):
+            calls.append(given)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return label(*given, **more)
+
+        monkeypatch.setattr(driver, "label", interrupted)
+        folder = Folder(tmp_path, {"what": 1}, resume=False)
+        first = search(_gpt, 4, QUICK, batch=8, train=ADAM, folder=folder)
+        assert not first.complete and first.space["left"] == len(first.rows) - 1
+        folder = Folder(tmp_path, {"what": 1}, resume=True)
+        second = search(_gpt, 4, QUICK, batch=8, train=ADAM, folder=folder)
+        assert second.rows == whole.rows and second.complete
+        assert [one.plan for one in second.plans] == [one.plan for one in whole.plans]
+        assert len(calls) == 1 + len(whole.rows)  # the first one is not labelled again
+
+    def test_other_settings_are_refused(self, tmp_path):
+        Folder(tmp_path, {"model": "a"}, resume=False)
+        with pytest.raises(UsageError, match=r"DIST0151 .*other settings \(model\)"):
+            Folder(tmp_path, {"model": "b"}, resume=True)
+        with pytest.raises(UsageError, match=r"DIST0151 .*holds a search already"):
+            Folder(tmp_path, {"model": "a"}, resume=False)
+
+    def test_what_is_written_can_be_read(self, tmp_path):
+        folder = Folder(tmp_path, {}, resume=False)
+        found = search(_gpt, 4, QUICK, batch=8, folder=folder)
+        paths = folder.finish(found)
+        data = json.loads((tmp_path / "search.json").read_text())
+        assert [row["time_s"] for row in data["plans"]] == [one.time_s for one in found.plans]
+        assert [Plan.load(path) for path in paths[1:]] == [one.plan for one in found.plans]

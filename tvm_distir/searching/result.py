@@ -1,0 +1,147 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a search found: plans by their simulated times, and what became of everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..plan import Plan
+from ..simulation import Result
+from .candidates import Candidate
+
+SOLVED, MEMORY, BOUND, REFUSED, LEFT = "solved", "memory", "bound", "refused", "left"
+"""What becomes of a candidate: a plan; nothing fits; it cannot be better; the model cannot be cut
+so; the time was up."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one candidate.
+
+    Attributes
+    ----------
+    candidate : Candidate
+    state : str
+    least_s : float
+        No plan of the candidate takes less.
+    price_s : float, optional
+        Of the labels found, all communication one after the other with the work.
+    gap : float, optional
+        How far the price may be above the least, as a share of it.
+    time_s : float, optional
+        Of the plan, as simulated.
+    peak_bytes : int, optional
+        Of the plan, as simulated.
+    why : str
+        Why there is no plan.
+    """
+
+    candidate: Candidate
+    state: str
+    least_s: float
+    price_s: float | None = None
+    gap: float | None = None
+    time_s: float | None = None
+    peak_bytes: int | None = None
+    why: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the fields by name, the candidate by its parts."""
+        one = self.candidate
+        return {
+            "key": one.key,
+            "mesh": dict(one.axes),
+            "stages": one.stages,
+            "micro_batches": one.micro_batches,
+            "chunks": one.chunks,
+            "recompute": one.recompute,
+            **{k: v for k, v in self.__dict__.items() if k != "candidate" and v not in (None, "")},
+        }
+
+
+@dataclass(frozen=True)
+class Found:
+    """One plan.
+
+    Attributes
+    ----------
+    row : Row
+    plan : Plan
+        Complete: ``analyze --plan``, ``verify --plan`` and ``deploy --plan`` take it.
+    simulated : Result, optional
+        None where it was taken from a search before.
+    """
+
+    row: Row
+    plan: Plan
+    simulated: Result | None = None
+
+    @property
+    def time_s(self) -> float:
+        """As simulated."""
+        assert self.row.time_s is not None
+        return self.row.time_s
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Outcome of a search.
+
+    Attributes
+    ----------
+    plans : tuple of Found
+        The fastest first.
+    rows : tuple of Row
+        Everything that was enumerated.
+    excluded : mapping of str to int
+        Meshes that were not enumerated, by what excluded them.
+    baseline : Row, optional
+        What the plans are compared with.
+    complete : bool
+        Whether the search came to its end.
+    """
+
+    plans: tuple[Found, ...]
+    rows: tuple[Row, ...]
+    excluded: Mapping[str, int] = field(default_factory=dict)
+    baseline: Row | None = None
+    complete: bool = True
+
+    @property
+    def space(self) -> dict[str, int]:
+        """How many candidates came to which end."""
+        found = dict(self.excluded)
+        for row in self.rows:
+            found[row.state] = found.get(row.state, 0) + 1
+        return found
+
+    @property
+    def front(self) -> tuple[Row, ...]:
+        """Solved rows of which no other is faster and smaller, the fastest first."""
+        solved = [row for row in self.rows if row.time_s is not None and row.peak_bytes is not None]
+        solved.sort(key=lambda row: (row.time_s, row.peak_bytes, row.candidate.key))
+        found: list[Row] = []
+        for row in solved:
+            if not found or row.peak_bytes < found[-1].peak_bytes:  # type: ignore[operator]
+                found.append(row)
+        return tuple(found)
+
+    @property
+    def least_s(self) -> float:
+        """No plan of the space takes less."""
+        return min((row.least_s for row in self.rows), default=0.0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Give the content of ``search.json``."""
+        return {
+            "schema_version": 1,
+            "plans": [found.row.to_dict() for found in self.plans],
+            "front": [row.candidate.key for row in self.front],
+            "space": self.space,
+            "complete": self.complete,
+            **({} if self.baseline is None else {"baseline": self.baseline.to_dict()}),
+            "rows": [row.to_dict() for row in self.rows],
+        }
