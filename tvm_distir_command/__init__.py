@@ -20,6 +20,10 @@ def main() -> int:
     registers = True
     try:
         from tvm_distir.cli import main as run
+    except KeyboardInterrupt:
+        if sys.stderr is not None:
+            print("interrupted", file=sys.stderr)
+        return 130
     except Exception as error:
         code = getattr(error, "exit_code", None)  # of an error of ours
         if not isinstance(code, int):

@@ -14,7 +14,7 @@ from .opt import script
 from .options import TRAINING, add_model_options, check_model_options, model_inputs
 from .outputs import Outputs
 from .stages import StagedModel, Stopwatch, load_work, run_passes
-from .terminal import put, say, wants_colour
+from .terminal import put, put_page, say, wants_colour
 
 
 def add_parser(commands: Any) -> None:
@@ -88,7 +88,7 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
         from ..simulation import simulate
 
         result = simulate(program, work.system)
-    from ..report import analysis_of, batch_of, to_dict, to_html, to_json, to_text
+    from ..report import analysis_of, batch_of, to_dict, to_html, to_json, to_text, to_verdict
 
     analysis = analysis_of(
         result,
@@ -120,7 +120,11 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
             say(f"wrote {path}")
     if folder is not None:
         say(f"wrote {sum(path.parent == folder for path in written)} files into {folder}")
-    put(data if arguments.json else to_text(analysis, wants_colour()))
+    if arguments.json:
+        put(data)
+    else:
+        colour = wants_colour()
+        put_page(to_text(analysis, colour), to_verdict(analysis, colour))
     return 0
 
 

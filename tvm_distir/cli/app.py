@@ -22,6 +22,7 @@ from typing import Any, NoReturn, TextIO
 from ..errors import DistIRError, UsageError
 from . import analyze, deploy, explain, opt, run, search, simulate, verify
 from .listing import get_to_work
+from .progress import Interrupts, at_work
 from .terminal import forget, open_closed_streams, put, say
 
 EXIT_INTERNAL = 70
@@ -147,20 +148,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: Sequence[str]) -> int:
     """Run the sub-command; failures become a message and a code."""
-    debug = _wants_debug(words)
+    debug, interrupts = _wants_debug(words), Interrupts()
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             arguments = build_parser().parse_args(words)
             if not getattr(arguments, "registers", False):
                 get_to_work()
-            return int(arguments.run(arguments))
+            with interrupts.noted(), at_work(quiet=not debug):
+                return int(arguments.run(arguments))
     except SystemExit as stop:  # --help and --version
         return int(stop.code or 0)
     except KeyboardInterrupt:
-        say("interrupted")
-        return EXIT_INTERRUPTED
+        return _stopped()
     except BrokenPipeError:
         raise
     except Exception as error:
-        return _report(error, debug)
+        return _stopped() if interrupts.seen else _report(error, debug)
+
+
+def _stopped() -> int:
+    """Say that Ctrl-C ended the command."""
+    say("interrupted")
+    return EXIT_INTERRUPTED

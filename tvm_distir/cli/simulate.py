@@ -12,7 +12,7 @@ from .listing import LateHelp, system_help
 from .options import asked_by
 from .outputs import Outputs
 from .stages import Stopwatch
-from .terminal import put, wants_colour
+from .terminal import put, put_page, wants_colour
 
 
 def add_parser(commands: Any) -> None:
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     watch = Stopwatch()
     with watch.stage("load"):
         from ..program import Program
-        from ..report import analysis_of, to_dict, to_json, to_text
+        from ..report import analysis_of, to_dict, to_json, to_text, to_verdict
         from ..simulation import simulate
         from ..system import System
 
@@ -65,9 +65,12 @@ def run(arguments: argparse.Namespace) -> int:
         command=command_line(arguments),
         timings_s=watch.timings_s,
     )
-    text = to_json(to_dict(analysis)) if arguments.json else to_text(analysis, wants_colour())
     if trace is not None:
         outputs.add(trace, result.to_perfetto)
     outputs.commit()
-    put(text)
+    if arguments.json:
+        put(to_json(to_dict(analysis)))
+    else:
+        colour = wants_colour()
+        put_page(to_text(analysis, colour), to_verdict(analysis, colour))
     return 0

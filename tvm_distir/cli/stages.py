@@ -14,6 +14,7 @@ from typing import Any
 
 from ..errors import UsageError
 from .options import asked_by
+from .progress import enter_stage
 from .values import parse_number
 
 
@@ -27,6 +28,7 @@ class Stopwatch:
     def stage(self, name: str) -> Iterator[None]:
         """Time what stands inside; repeated stages add up."""
         start_s = time.perf_counter()
+        enter_stage(name)
         try:
             yield
         finally:

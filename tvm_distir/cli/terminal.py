@@ -7,10 +7,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import sys
 from typing import TextIO
 
 from ..errors import UsageError, printable
+from .progress import clear_line
 
 _CHUNK = 4096
 """Characters that are written at once."""
@@ -67,6 +69,7 @@ def put(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     if _is_terminal():
         text = _harmless(text)
+    clear_line()
     known = text.encode(encoding, "backslashreplace").decode(encoding)
     try:
         # Of one large text, an unbuffered stdout (PYTHONUNBUFFERED) drops what a pipe whose
@@ -79,6 +82,20 @@ def put(text: str) -> None:
     except OSError as error:
         forget(sys.stdout)
         raise _unwritable(error.strerror or str(error)) from error
+
+
+def put_page(text: str, verdict: str) -> None:
+    """Print results; on a terminal that does not hold them, what came out once more at the end.
+
+    Parameters
+    ----------
+    text : str
+        Begins with the verdict.
+    verdict : str
+    """
+    rows = shutil.get_terminal_size((80, 24)).lines
+    again = _is_terminal() and text.count("\n") >= rows
+    put(f"{text}\n{verdict}" if again else text)
 
 
 def _unwritable(why: str) -> UsageError:
@@ -100,6 +117,7 @@ def say(message: str) -> None:
     BrokenPipeError
         Where its reader has gone.
     """
+    clear_line()
     try:
         print(printable(message, _KEPT), file=sys.stderr, flush=True)
     except BrokenPipeError:

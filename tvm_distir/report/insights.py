@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from . import units
 from .model import Analysis, ReportParameter
-from .text import pipeline_words
+from .verdict import pipeline_words
 
 
 def findings(analysis: Analysis) -> list[str]:

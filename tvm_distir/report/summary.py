@@ -8,7 +8,7 @@ from . import units
 from .insights import findings
 from .markup import bar, esc
 from .model import Analysis
-from .text import mesh_words
+from .verdict import mesh_words
 
 
 def header(analysis: Analysis) -> str:

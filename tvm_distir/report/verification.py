@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import printable
 from . import units
-from .text import Painter, table
+from .text import table
+from .verdict import Painter
 
 if TYPE_CHECKING:
     from ..verification import VerifyReport
