@@ -128,6 +128,11 @@ class Edge:
         The most that one device sends, and receives.
     placements : (str, str)
         At either end.
+    split : int
+        Devices that each send a part of what they hold alike, which is gathered behind; 1: all of
+        them send the whole.
+    blocking : bool
+        Whether the sender runs nothing else until the message is there.
     """
 
     source: tuple[int, int]
@@ -136,6 +141,8 @@ class Edge:
     bytes: tuple[int, int]
     wire_bytes: tuple[int, int]
     placements: tuple[str, str]
+    split: int = 1
+    blocking: bool = False
 
 
 @dataclass(frozen=True)

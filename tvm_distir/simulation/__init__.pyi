@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .costs import HOST as HOST
+from .costs import HOSTS as HOSTS
 from .lanes import Branch as Branch
 from .lanes import CollectiveTotal as CollectiveTotal
 from .lanes import DeviceResult as DeviceResult
@@ -13,3 +15,4 @@ from .memory import MemoryAccount as MemoryAccount
 from .result import PipelineResult as PipelineResult
 from .result import Result as Result
 from .simulator import simulate as simulate
+from .stage_units import unit_phases as unit_phases

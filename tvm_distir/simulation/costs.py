@@ -7,9 +7,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..program import Edge, Op, Program
-from ..system import Clock, GroupLayout, System, wire_bytes
+from ..system import Clock, GroupLayout, System, picoseconds, wire_bytes
 
 COMPUTE, COMM, SEND, RECV = range(4)
+HOST, GRADIENTS = "host", "gradients"
+HOSTS = {HOST: "python_launch_us", "unit": "unit_overhead_us", "step": "step_overhead_us"}
+"""Kernel classes of what the host does, and the constant of each."""
 STREAMS = ("compute", "comm", "send", "recv")
 """Streams of a device. Compute, collectives and sends run in order of issue, each on its own
 stream; a receive only waits for its send."""
@@ -63,7 +66,9 @@ class OpCosts:
         if op.kind == "collective":
             wire = wire_bytes(op.collective, op.payload_bytes, op.group_size)
             layout = self._layout(op)
-            slowest = self.clock.collective_ps(op.collective, op.payload_bytes, layout, place)
+            slowest = self.clock.collective_ps(
+                op.collective, op.payload_bytes, layout, place, op.kernel_class == GRADIENTS
+            )
             return OpRow(function, op, COMM, slowest, "network", wire)
         if op.kind == "wait":
             return OpRow(function, op, COMPUTE, 0, "network")
@@ -72,9 +77,29 @@ class OpCosts:
             return OpRow(
                 function, op, stream, self._transfer_ps(op, place), "network", op.wire_bytes
             )
+        if op.kernel_class in HOSTS:
+            return OpRow(function, op, COMPUTE, self._host_ps(function, op, place), "host")
         moved = op.bytes_read + op.bytes_written
         found = self.clock.kernel(op.flops, moved, op.kernel_class, op.dtype, place)
         return OpRow(function, op, COMPUTE, found.duration_ps, found.bound_by)
+
+    def _host_ps(self, function: str, op: Op, place: str) -> int:
+        """What the host takes beyond the device.
+
+        The one place where host and device meet: over a function, which waits at its end.
+        """
+        constant = self.clock.system.constant
+        if op.kernel_class != HOST:
+            return picoseconds(op.flops * constant(HOSTS[op.kernel_class]) * 1e-6, place)
+        busy_ps = 0
+        for own in self.program.functions[function].ops:
+            if own.kind == "compute" and own.kernel_class not in HOSTS:
+                moved = own.bytes_read + own.bytes_written
+                busy_ps += self.clock.kernel(
+                    own.flops, moved, own.kernel_class, own.dtype, place
+                ).duration_ps
+        issued_ps = picoseconds(op.flops * constant(HOSTS[HOST]) * 1e-6, place)
+        return max(issued_ps - busy_ps, 0)
 
     def group_durations_ps(self, op: Op, place: str) -> tuple[int, ...]:
         """Duration of a collective in each of the groups of its mesh, all running at once."""
@@ -83,13 +108,21 @@ class OpCosts:
 
     def edge_ps(self, edge: Edge, here: int, there: int) -> tuple[int, int]:
         """Durations of the two ends of a message between ranks of a pipeline."""
+        place = f"edge {edge.source} to {edge.target}"
         sent, received = (
-            self._pair_ps(kind, size, *ends, f"edge {edge.source} to {edge.target}")
+            self._pair_ps(kind, -(-size // edge.split), *ends, place)
             for kind, size, ends in (
                 ("send", edge.wire_bytes[0], (here, there)),
                 ("recv", edge.wire_bytes[1], (there, here)),
             )
         )
+        if edge.split > 1:  # gathered where it arrives, along the last axes
+            mesh = self.program.meshes[there]
+            ids, count = mesh.device_ids, edge.split
+            layout = self.clock.system.layout(
+                [ids[k : k + count] for k in range(0, len(ids), count)]
+            )
+            sent += self.clock.collective_ps("all_gather", edge.bytes[1], layout, place)
         return sent, received
 
     def _layout(self, op: Op) -> GroupLayout:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from ..errors import SimulationError
 from ..native import schedule
 from ..program import Program
+from ..program.kernels import Profile, grouped
 from ..system import System
 from .accounts import account, collectives, unmodelled
 from .costs import OpCosts
@@ -28,6 +29,7 @@ def simulate(
     engine: str = "native",
     fold_devices: bool = True,
     blocking: bool = False,
+    kernels: Profile | str | None = None,
 ) -> Result:
     """Predict one step: time, memory and traffic of every device.
 
@@ -53,6 +55,9 @@ def simulate(
         Let collectives that are not split into a start and a done stop the compute stream, as
         an engine without a stream for them does. False: they only wait for their operands,
         and only what reads their results waits for them.
+    kernels : Profile or str, optional
+        Profile by which ops are grouped into kernels: see :func:`tvm_distir.program.kernels.grouped`.
+        None: the system's.
 
     Raises
     ------
@@ -66,6 +71,9 @@ def simulate(
     if isinstance(system, str):
         system = System.load(system)
     laps = Laps()
+    profile = Profile.known(system.kernels if kernels is None else kernels)
+    program, blocking = grouped(program, profile), blocking or profile.blocking
+    laps.end("kernels")
     if program.staged is not None:
         if not fold_devices:
             raise SimulationError(

@@ -14,7 +14,7 @@ from ..plan import plain_name
 from .consumers import Consumers, Use
 from .facts import Parameter
 
-QUERY = ("q_proj", "query", "wq", "SelfAttention_q", "EncDecAttention_q")
+QUERY = ("q_proj", "query", "wq", "qkv_by_head", "SelfAttention_q", "EncDecAttention_q")
 KEY_VALUE = (
     *("k_proj", "v_proj", "key", "value", "wk", "wv"),
     *("SelfAttention_k", "SelfAttention_v", "EncDecAttention_k", "EncDecAttention_v"),

@@ -4,6 +4,9 @@
 from .clock import PICOSECONDS as PICOSECONDS
 from .clock import Clock as Clock
 from .clock import picoseconds as picoseconds
+from .constants import MEANINGS as MEANINGS
+from .constants import Constant as Constant
+from .constants import Meaning as Meaning
 from .hardware import KERNEL_CLASSES as KERNEL_CLASSES
 from .hardware import VIEW as VIEW
 from .hardware import Device as Device
@@ -14,6 +17,7 @@ from .model import Roofline as Roofline
 from .model import System as System
 from .model import WorkLike as WorkLike
 from .network import GroupLayout as GroupLayout
+from .network import Spread as Spread
 from .network import wire_bytes as wire_bytes
 from .network import wire_share as wire_share
 from .reading import SCHEMA_VERSION as SCHEMA_VERSION

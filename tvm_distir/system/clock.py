@@ -34,7 +34,9 @@ class Clock:
     def __init__(self, system: System) -> None:
         self.system = system
         self._kernels: dict[tuple[int, int, str, str], KernelTime] = {}
-        self._collectives: dict[tuple[str, int, GroupLayout], tuple[int, dict[object, int]]] = {}
+        self._collectives: dict[
+            tuple[str, int, GroupLayout, bool], tuple[int, dict[object, int]]
+        ] = {}
         self._transfers: dict[tuple[str, int, GroupLayout], int] = {}
 
     def kernel(
@@ -48,26 +50,37 @@ class Clock:
         return self._kernels[key]
 
     def collective_ps(
-        self, kind: str, payload_bytes: int, layout: GroupLayout, place: str = ""
+        self,
+        kind: str,
+        payload_bytes: int,
+        layout: GroupLayout,
+        place: str = "",
+        gradients: bool = False,
     ) -> int:
-        """Time of a collective in the slowest of the groups, which all run at once."""
-        return self._collective(kind, payload_bytes, layout, place)[0]
+        """Time of a collective in the slowest of the groups, which all run at once.
+
+        ``gradients``: a sum of gradients behind a step, see :meth:`System.spread_time_s`.
+        """
+        return self._collective(kind, payload_bytes, layout, place, gradients)[0]
 
     def group_durations_ps(
         self, kind: str, payload_bytes: int, layout: GroupLayout, place: str = ""
     ) -> tuple[int, ...]:
         """Time of a collective in each of the groups, which all run at once."""
-        _, times = self._collective(kind, payload_bytes, layout, place)
+        _, times = self._collective(kind, payload_bytes, layout, place, False)
         return tuple(times[spread] for spread in layout.spreads)
 
     def _collective(
-        self, kind: str, payload_bytes: int, layout: GroupLayout, place: str
+        self, kind: str, payload_bytes: int, layout: GroupLayout, place: str, gradients: bool
     ) -> tuple[int, dict[object, int]]:
-        key = (kind, payload_bytes, layout)
+        key = (kind, payload_bytes, layout, gradients)
         if key not in self._collectives:
             times: dict[object, int] = {
                 spread: picoseconds(
-                    self.system.spread_time_s(kind, payload_bytes, spread, layout.sharing), place
+                    self.system.spread_time_s(
+                        kind, payload_bytes, spread, layout.sharing, gradients
+                    ),
+                    place,
                 )
                 for spread in layout.kinds
             }

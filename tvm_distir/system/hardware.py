@@ -7,11 +7,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-KERNEL_CLASSES = ("matmul", "conv", "attention", "memory", "gather", "view")
+KERNEL_CLASSES = (
+    "matmul", "conv", "attention", "memory", "gather", "view", "batched", "vocabulary", "scores",
+    "logits",
+)  # fmt: skip
 """How a kernel spends its time: what share of the peaks it reaches on a system."""
+LIKE = {"batched": "matmul", "vocabulary": "matmul", "scores": "memory", "logits": "memory"}
+"""Kernel classes that are another one where a system says nothing of them."""
 VIEW = "view"
 """The kernel class that costs nothing: the result is the operand's memory."""
-TENSOR_CLASSES = ("matmul", "conv", "attention")
+TENSOR_CLASSES = ("matmul", "conv", "attention", "batched", "vocabulary")
 """Kernel classes that run at the peak of the matrix units."""
 
 
@@ -51,6 +56,12 @@ class IntraNode:
         Per ring step.
     setup_us : float
         Per collective.
+    root_us : float
+        Times the square root of the MB that a rank sends: the bandwidth that grows with the size.
+    share : float
+        Over the ranks: the part by which few of them are slower per byte.
+    send_us : float, optional
+        Of a message; None: as a collective.
     """
 
     name: str
@@ -58,6 +69,9 @@ class IntraNode:
     bandwidth_GBps: float
     latency_us: float
     setup_us: float
+    root_us: float = 0.0
+    share: float = 0.0
+    send_us: float | None = None
 
 
 @dataclass(frozen=True)

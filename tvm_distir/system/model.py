@@ -10,17 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from .hardware import TENSOR_CLASSES, VIEW, Device, InterNode, IntraNode
-from .network import (
-    GroupLayout,
-    Spread,
-    check_kind,
-    layout_of,
-    nic_sharing,
-    ring_steps,
-    spread,
-    wire_bytes,
-)
+from .constants import Constant
+from .hardware import LIKE, TENSOR_CLASSES, VIEW, Device, InterNode, IntraNode
+from .links import far_time_s, near_time_s
+from .network import GroupLayout, Spread, check_kind, layout_of, nic_sharing, spread
+from .rates import Rate, rate
 from .reading import load, parse
 
 
@@ -58,6 +52,11 @@ class System:
     inter_node : InterNode
     sources : mapping of str to str
         Where each number comes from, by its key.
+    kernels : str
+        Profile by which ops are grouped into kernels (``tvm_distir/program/kernels/data``).
+    constants : mapping of str to Constant
+        Those of :data:`.constants.MEANINGS`, for the model of fused kernels, host and network;
+        none: a roofline per op.
     """
 
     name: str
@@ -66,6 +65,8 @@ class System:
     intra_node: IntraNode
     inter_node: InterNode
     sources: Mapping[str, str] = field(default_factory=dict)
+    kernels: str = "eager"
+    constants: Mapping[str, Constant] = field(default_factory=dict)
 
     @staticmethod
     def load(name_or_path: str | Path) -> System:
@@ -117,10 +118,26 @@ class System:
                 return peaks[name] * 1e12
         return peaks["default"] * 1e12
 
+    def rate(self, kernel_class: str, dtype: str) -> Rate:
+        """What flops and bytes of kernels of a class take, and each kernel besides."""
+        peak = self.peak_flops_per_s(dtype, kernel_class)
+        if self.constants:
+            return rate(self.constants, kernel_class, peak, self.memory_bandwidth_bytes_per_s)
+        known = self.device.efficiency
+        found = known.get(LIKE.get(kernel_class, kernel_class), known["memory"])
+        bandwidth = self.memory_bandwidth_bytes_per_s * found.bandwidth
+        floor_s = self.device.launch_floor_us * 1e-6
+        return Rate(peak * found.flops, bandwidth, 0.0, floor_s, True)
+
+    def constant(self, name: str) -> float:
+        """Value of a constant; 0 where the system has none."""
+        return self.constants[name].value if self.constants else 0.0
+
     def roofline(self, flops: int, moved_bytes: int, kernel_class: str, dtype: str) -> Roofline:
-        """Time of one kernel: the larger of arithmetic and memory traffic, with a floor.
+        """Time of one kernel.
 
         ``max(flops / (e_f peak), bytes / (e_b bandwidth), launch floor)``; a view costs nothing.
+        With constants as :class:`.constants.Form` says.
 
         Notes
         -----
@@ -128,16 +145,13 @@ class System:
         """
         if kernel_class == VIEW:
             return Roofline(0.0, VIEW)
-        efficiency = self.device.efficiency.get(kernel_class, self.device.efficiency["memory"])
-        peak = self.peak_flops_per_s(dtype, kernel_class) * efficiency.flops
-        bandwidth = self.memory_bandwidth_bytes_per_s * efficiency.bandwidth
-        times = {
-            "compute": flops / peak,
-            "memory": moved_bytes / bandwidth,
-            "launch": self.device.launch_floor_us * 1e-6,
-        }
-        bound_by = max(times, key=lambda kind: times[kind])
-        return Roofline(times[bound_by], bound_by)
+        found = self.rate(kernel_class, dtype)
+        compute_s, memory_s = flops / found.flops_per_s, moved_bytes / found.bytes_per_s
+        busy_s = max(compute_s, memory_s) if found.overlaps else compute_s + memory_s
+        time_s = max(busy_s + found.gap_s, found.floor_s)
+        if busy_s < found.floor_s or busy_s < found.gap_s:
+            return Roofline(time_s, "launch")
+        return Roofline(time_s, "compute" if compute_s >= memory_s else "memory")
 
     def compute_time_s(self, work: WorkLike, dtype: str) -> float:
         """Seconds that one device needs for the work of a call.
@@ -160,15 +174,20 @@ class System:
         """How many of the groups that run at once share a node's network adapters (1: none)."""
         return nic_sharing(groups, self.intra_node.devices_per_node)
 
-    def node_bandwidth_bytes_per_s(self, per_node: int, sharing: int) -> float:
+    def node_bandwidth_bytes_per_s(
+        self, per_node: int, sharing: int, gradients: bool = False
+    ) -> float:
         """What a group of which ``per_node`` members lie on a node may send out of it.
 
         All adapters divided by the groups that share them; one device drives its part only.
+        ``gradients``: of sums of gradients behind a step.
         """
         net = self.inter_node
         own = math.ceil(net.nics_per_node / self.intra_node.devices_per_node) * per_node
         adapters = min(net.nics_per_node / sharing, own)
-        return adapters * net.bandwidth_per_nic_GBps * 1e9
+        name = "nic_efficiency_gradients" if gradients else "nic_efficiency"
+        reached = self.constant(name) if self.constants else 1.0
+        return adapters * net.bandwidth_per_nic_GBps * 1e9 * reached
 
     def collective_time_s(
         self, kind: str, payload_bytes: int, ranks: Sequence[int], sharing: int = 1
@@ -189,31 +208,21 @@ class System:
         where = spread(ranks, self.intra_node.devices_per_node)
         return self.spread_time_s(kind, payload_bytes, where, sharing)
 
-    def spread_time_s(self, kind: str, payload_bytes: int, where: Spread, sharing: int) -> float:
+    def spread_time_s(
+        self, kind: str, payload_bytes: int, where: Spread, sharing: int, gradients: bool = False
+    ) -> float:
         """Seconds of one collective over a group that lies on the nodes as ``where`` says.
 
-        Notes
-        -----
-        alpha-beta: ``setup + steps * latency + wire bytes / bandwidth``, where a ring runs at the
-        pace of its slowest link. In an all-to-all ``L (n - L) / n`` of the result leave a node
-        with L of the n members, together with what the others keep inside it.
+        See :mod:`.links`; ``gradients`` as in :meth:`node_bandwidth_bytes_per_s`.
         """
         check_kind(kind)
         if where.ranks <= 1:
             return 0.0
-        wire = wire_bytes(kind, payload_bytes, where.ranks)
-        steps = ring_steps(kind, where.ranks)
-        near = self.intra_node
-        near_bandwidth = near.bandwidth_GBps * 1e9
         if where.nodes == 1:
-            return 1e-6 * (near.setup_us + steps * near.latency_us) + wire / near_bandwidth
-        far = self.inter_node
-        far_bandwidth = self.node_bandwidth_bytes_per_s(where.per_node, sharing)
-        alpha_us = near.setup_us + far.setup_us + steps * max(near.latency_us, far.latency_us)
-        if kind == "all_to_all":
-            outside = where.per_node * (where.ranks - where.per_node) / where.ranks
-            inside = (where.per_node - 1) / where.ranks
-            beta_s = payload_bytes * max(outside / far_bandwidth, inside / near_bandwidth)
-        else:
-            beta_s = wire / min(near_bandwidth, far_bandwidth)
-        return 1e-6 * alpha_us + beta_s
+            factor = self.constant("collective_factor") if self.constants else 1.0
+            return factor * near_time_s(self.intra_node, kind, payload_bytes, where.ranks)
+        bandwidth = self.node_bandwidth_bytes_per_s(where.per_node, sharing, gradients)
+        hop_us = self.constant("hop_us") if self.constants else None
+        return far_time_s(
+            self.intra_node, self.inter_node, kind, payload_bytes, where, bandwidth, hop_us
+        )

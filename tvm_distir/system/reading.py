@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import HardwareError, nearest
 from ..reading import JsonValue, read_json
-from .hardware import KERNEL_CLASSES, VIEW, Device, Efficiency, InterNode, IntraNode
+from .constants import FORMS, MEANINGS, Constant
+from .hardware import KERNEL_CLASSES, LIKE, VIEW, Device, Efficiency, InterNode, IntraNode
 from .offered import offered, offered_names
 
 SCHEMA_VERSION = 1
@@ -18,14 +19,18 @@ DATA = Path(__file__).parent / "data"
 
 _TOP = (
     "schema_version", "name", "description", "device", "intra_node", "inter_node", "sources",
+    "kernels", "constants",
 )  # fmt: skip
 _DEVICE = (
     "name", "memory_capacity_GiB", "memory_bandwidth_GBps", "launch_floor_us", "matmul_TFLOPs",
     "vector_TFLOPs", "efficiency",
 )  # fmt: skip
-_INTRA = ("name", "devices_per_node", "bandwidth_GBps", "latency_us", "setup_us")
+_BY_CONSTANTS = ("launch_floor_us", "efficiency")
+_CURVE = ("root_us", "share", "send_us")
+_CONSTANT = ("value", "unit", "meaning", "source")
+_INTRA = ("name", "devices_per_node", "bandwidth_GBps", "latency_us", "setup_us", *_CURVE)
 _INTER = ("name", "nics_per_node", "bandwidth_per_nic_GBps", "latency_us", "setup_us")
-_PRICED = tuple(one for one in KERNEL_CLASSES if one != VIEW)
+_PRICED = tuple(one for one in KERNEL_CLASSES if one != VIEW and one not in LIKE)
 
 Made = TypeVar("Made")
 
@@ -74,40 +79,69 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
 
 def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     """Hand the parts of a system that plain data tells to ``make``."""
-    top = JsonValue(data, place, _wrong).object(_TOP, optional=("description", "sources"))
+    optional = ("description", "sources", "kernels", "constants")
+    top = JsonValue(data, place, _wrong).object(_TOP, optional=optional)
     top["schema_version"].version(SCHEMA_VERSION)
     sources = top["sources"].object().fields() if "sources" in top else ()
+    constants = _constants(top["constants"]) if "constants" in top else {}
     return make(
         name=top["name"].text(),
         description=top["description"].text() if "description" in top else "",
-        device=_device(top["device"]),
+        kernels=top["kernels"].text() if "kernels" in top else "eager",
+        constants=constants,
+        device=_device(top["device"], constants),
         intra_node=_intra(top["intra_node"]),
         inter_node=_inter(top["inter_node"]),
         sources={key: source.text() for key, source in sources},
     )
 
 
-def _device(data: JsonValue) -> Device:
-    found = data.object(_DEVICE)
+def _device(data: JsonValue, constants: Mapping[str, Constant]) -> Device:
+    found = data.object([k for k in _DEVICE if not (constants and k in _BY_CONSTANTS)])
+    floor = constants["kernel_gap_us"].value if constants else None
     return Device(
         name=found["name"].text(),
         memory_capacity_GiB=found["memory_capacity_GiB"].number(),
         memory_bandwidth_GBps=found["memory_bandwidth_GBps"].number(),
-        launch_floor_us=found["launch_floor_us"].number(least=0.0),
+        launch_floor_us=found["launch_floor_us"].number(least=0.0) if floor is None else floor,
         matmul_TFLOPs=_peaks(found["matmul_TFLOPs"]),
         vector_TFLOPs=_peaks(found["vector_TFLOPs"]),
-        efficiency=_efficiencies(found["efficiency"]),
+        efficiency=_by_constants(constants) if constants else _efficiencies(found["efficiency"]),
     )
 
 
+def _by_constants(constants: Mapping[str, Constant]) -> dict[str, Efficiency]:
+    """Fractions of the peaks that the constants say."""
+    memory = constants["memory_efficiency"].value
+    return {
+        one: Efficiency(constants[form.efficiency].value if form.efficiency else memory, memory)
+        for one, form in FORMS.items()
+    }
+
+
+def _constants(data: JsonValue) -> dict[str, Constant]:
+    """All constants of the model, each within its bounds."""
+    found = data.object(MEANINGS)
+    out = {}
+    for name, meaning in MEANINGS.items():
+        given = found[name].object(_CONSTANT, optional=("unit", "meaning"))
+        value = given["value"].number(least=0.0)
+        if meaning.unit.startswith("fraction") and not 0 < value <= 1:
+            raise given["value"].wrong(f"{value} of a peak", "Give a fraction up to 1.")
+        out[name] = Constant(value, given["source"].text())
+    return out
+
+
 def _intra(data: JsonValue) -> IntraNode:
-    found = data.object(_INTRA)
+    found = data.object(_INTRA, optional=_CURVE)
+    curve = {key: found[key].number(least=0.0) for key in _CURVE if key in found}
     return IntraNode(
         name=found["name"].text(),
         devices_per_node=found["devices_per_node"].integer(least=1),
         bandwidth_GBps=found["bandwidth_GBps"].number(),
         latency_us=found["latency_us"].number(least=0.0),
         setup_us=found["setup_us"].number(least=0.0),
+        **curve,
     )
 
 

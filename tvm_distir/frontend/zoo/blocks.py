@@ -63,7 +63,21 @@ def merge_heads(x: Any) -> Any:
     return nn.op.reshape(x, (batch, seq, heads * width))
 
 
-def attend(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+def dropped(x: Any, rate: float) -> Any:
+    """``x`` with a share of its elements dropped in training; itself where that is 0."""
+    return emit(relax.op.nn.dropout(x._expr, rate), "dropout")[0] if rate else x
+
+
+def attend_at_once(q: Any, k: Any, v: Any) -> Any:
+    """Causal attention as one op: (batch, seq, heads, width) to the same shape."""
+    width = q.shape[3]
+    found = relax.op.nn.attention(
+        q._expr, k._expr, v._expr, scale=1.0 / math.sqrt(width), causal_mask="TopLeft"
+    )
+    return emit(found, "mixed")
+
+
+def attend(q: Any, k: Any, v: Any, mask: Any = None, dropout: float = 0.0) -> Any:
     """Scaled dot product attention, softmax in float32.
 
     Parameters
@@ -73,6 +87,8 @@ def attend(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
         heads, which are then shared by consecutive heads of ``q``.
     mask : Tensor, optional
         Bool, broadcast to the scores (batch, heads, seq, seq): True where a score counts.
+    dropout : float
+        Of the weights.
 
     Returns
     -------
@@ -94,7 +110,7 @@ def attend(q: Any, k: Any, v: Any, mask: Any = None) -> Any:
     if mask is not None:
         floor = Tensor.from_scalar(MASKED_SCORE, "float32")
         scores = nn.op.where(mask, scores, floor, name="masked")
-    weights = back_to(nn.op.softmax(scores, axis=-1, name="probs"), dtype)
+    weights = dropped(back_to(nn.op.softmax(scores, axis=-1, name="probs"), dtype), dropout)
     mixed = nn.op.matmul(weights, v, name="mixed")
     return nn.op.reshape(mixed, (batch, heads, seq, width)) if kv_heads != heads else mixed
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from ...errors import MAX_INT, ModelError, nearest, shortened
 
 DTYPES = ("float32", "float16", "bfloat16")
+ATTENTIONS = ("softmax", "flash")
 
 Fault = tuple[str, str]
 """What is wrong with a configuration, and its remedy."""
@@ -89,7 +90,17 @@ class GptConfig(FourfoldFfn):
         Of weights and activations: float32, float16 or bfloat16.
     nested : int
         1: a layer is a private function; 0: everything stands in ``main``.
+    dropout : float
+        Share of elements that training drops: of embeddings, weights of attention, and results of
+        blocks.
+    fused_qkv : int
+        1: one projection to query, key and value, by head.
+    attention : str
+        ``flash``: one op (with ``fused_qkv`` and without dropout); ``softmax``: products and a softmax.
     """
+
+    FLAGS = frozenset({"nested", "fused_qkv"})
+    MAY_BE_ZERO = frozenset({"ffn", "dropout"})
 
     layers: int = 12
     hidden: int = 768
@@ -101,6 +112,9 @@ class GptConfig(FourfoldFfn):
     seq: int = 128
     dtype: str = "float32"
     nested: int = 1
+    dropout: float = 0.0
+    fused_qkv: int = 0
+    attention: str = "softmax"
 
     @property
     def head_dim(self) -> int:
@@ -110,6 +124,13 @@ class GptConfig(FourfoldFfn):
     def faults(self) -> Iterator[Fault]:
         """Yield what is wrong: also heads that do not divide, and too few positions."""
         yield from super().faults()
+        if self.dropout >= 1:
+            yield f"dropout={self.dropout}", "Give a share below 1."
+        if self.attention not in ATTENTIONS:
+            known = nearest(self.attention, ATTENTIONS)
+            yield f'unknown attention "{self.attention}"', known
+        elif self.attention == "flash" and (not self.fused_qkv or self.dropout):
+            yield "attention=flash", "Add fused_qkv=1, and leave dropout away."
         yield from indivisible("hidden", self.hidden, "heads", self.heads)
         if self.seq > self.positions:
             yield f"seq={self.seq} exceeds positions={self.positions}", f"Add positions={self.seq}."

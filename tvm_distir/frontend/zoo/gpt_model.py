@@ -9,9 +9,9 @@ from typing import Any
 from tvm import ir
 from tvm.relax.frontend import nn
 
-from .blocks import LayerNorm, causal_mask, export_tokens, layer_class, positions
+from .blocks import LayerNorm, causal_mask, dropped, export_tokens, layer_class, positions
 from .configs import GptConfig
-from .layers import Attention, FeedForward
+from .layers import Attention, FeedForward, FusedAttention
 
 
 class GptLayer(nn.Module):  # type: ignore[misc]
@@ -20,9 +20,16 @@ class GptLayer(nn.Module):  # type: ignore[misc]
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         self.ln_1 = LayerNorm(config.hidden, config.dtype)
-        self.attn = Attention(config.hidden, config.heads, config.dtype)
+        sizes, rate = (config.hidden, config.heads, config.dtype), config.dropout
+        self.attn = (
+            FusedAttention(*sizes, dropout=rate, flash=config.attention == "flash")
+            if config.fused_qkv
+            else Attention(*sizes, dropout=rate)
+        )
         self.ln_2 = LayerNorm(config.hidden, config.dtype)
-        self.mlp = FeedForward(config.hidden, config.ffn_dim, config.dtype, approximate="tanh")
+        self.mlp = FeedForward(
+            config.hidden, config.ffn_dim, config.dtype, approximate="tanh", dropout=rate
+        )
 
     def forward(self, x: Any, mask: Any) -> Any:
         """(batch, seq, hidden) to the same shape."""
@@ -36,7 +43,7 @@ class Gpt(nn.Module):  # type: ignore[misc]
     def __init__(self, config: GptConfig) -> None:
         super().__init__()
         layer = layer_class(GptLayer, config.nested)
-        self.seq = config.seq
+        self.seq, self.dropout = config.seq, config.dropout
         self.wte = nn.Embedding(config.vocab, config.hidden, config.dtype)
         self.wpe = nn.Embedding(config.positions, config.hidden, config.dtype)
         self.h = nn.ModuleList([layer(config) for _ in range(config.layers)])
@@ -47,6 +54,7 @@ class Gpt(nn.Module):  # type: ignore[misc]
         places = positions(self.seq)
         tokens = nn.op.take(self.wte.weight, input_ids, axis=0, name="tokens")
         x = nn.op.add(tokens, nn.op.take(self.wpe.weight, places, axis=0, name="places"))
+        x = dropped(x, self.dropout)
         mask = causal_mask(places)
         for layer in self.h:
             x = layer(x, mask)

@@ -1,0 +1,134 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which ops of a function run as one kernel."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from .dataflow import Dataflow
+from .profile import Profile, Rule
+
+MOST_APART = 512
+"""Ops further apart in a function than this never share a kernel: they seldom touch."""
+
+
+@dataclass
+class Group:
+    """Ops that one kernel runs."""
+
+    rule: Rule
+    members: set[int] = field(default_factory=set)
+
+
+class Grouping:
+    """Grows groups around anchors, rule by rule; an op belongs to one group at most.
+
+    Parameters
+    ----------
+    flow : Dataflow
+    profile : Profile
+    late : collection of int
+        Ops that the backward part issues.
+
+    Attributes
+    ----------
+    groups : list of Group
+    absorbed : set of int
+        Ops that run inside whatever reads them.
+    """
+
+    def __init__(self, flow: Dataflow, profile: Profile, late: Collection[int]) -> None:
+        self.flow, self.late = flow, late
+        ops = flow.fn.ops
+        self.absorbed = {
+            number
+            for number, op in enumerate(ops)
+            if op.kind == "compute"
+            and number not in flow.views
+            and all(flow.fn.values[v].dtype in profile.absorb for v in op.outputs)
+        }
+        self._taken: set[int] = {*flow.views, *self.absorbed}
+        self._taken.update(n for n, op in enumerate(ops) if op.kind != "compute")
+        self.groups: list[Group] = []
+        for rule in profile.rules:
+            for number in range(len(ops)):
+                if number not in self._taken and self._begins(rule, number):
+                    self._grow(rule, number)
+
+    def _begins(self, rule: Rule, number: int) -> bool:
+        op = self.flow.fn.ops[number]
+        if not rule.begins(op.op) or not self._issued(rule, number):
+            return False
+        return _is_multiple(self.flow, rule, number)
+
+    def _issued(self, rule: Rule, number: int) -> bool:
+        return rule.issue == "any" or (rule.issue == "autograd") == (number in self.late)
+
+    def _grow(self, rule: Rule, anchor: int) -> None:
+        group = Group(rule, {anchor})
+        refused: set[int] = set()
+        todo = [anchor]
+        while todo:
+            for number in self.flow.neighbours(todo.pop()):
+                if number in group.members or number in self._taken or number in refused:
+                    continue
+                if self._fits(group, anchor, number):
+                    group.members.add(number)
+                    todo.append(number)
+                    todo.extend(sorted(group.members) if refused else ())
+                    refused.clear()
+                else:
+                    refused.add(number)
+        self._taken.update(group.members)
+        self.groups.append(group)
+
+    def _fits(self, group: Group, anchor: int, number: int) -> bool:
+        op = self.flow.fn.ops[number]
+        return (
+            abs(number - anchor) <= MOST_APART
+            and not (group.rule.issue == "python" and number in self.late)
+            and (
+                (self.flow.casts and self.flow.is_cast(number))
+                or group.rule.takes(op.op, self.flow.has_scalar(number))
+            )
+            and not self.flow.closes_circle(group.members, number)
+        )
+
+
+def _is_multiple(flow: Dataflow, rule: Rule, number: int) -> bool:
+    shape = flow.fn.values[flow.fn.ops[number].inputs[0]].shape
+    return math.prod(shape[:-2]) % rule.batch_multiple == 0
+
+
+def plain(flow: Dataflow, profile: Profile) -> tuple[set[int], int]:
+    """Casts around ops that a rule does not take because of their shape.
+
+    Returns
+    -------
+    casts : set of int
+    launches : int
+        What the host does besides.
+    """
+    found: set[int] = set()
+    launches = 0
+    for rule in profile.rules:
+        if rule.batch_multiple == 1:
+            continue
+        for anchor, op in enumerate(flow.fn.ops):
+            if not rule.begins(op.op) or _is_multiple(flow, rule, anchor):
+                continue
+            launches += rule.launches_else
+            size, seen, todo = flow.elements(op.inputs[0]), {anchor}, [anchor]
+            while todo:
+                for number in flow.neighbours(todo.pop()):
+                    other = flow.fn.ops[number]
+                    sizes = {flow.elements(v) for v in (*other.inputs, *other.outputs)}
+                    fits = flow.is_cast(number) or rule.takes(other.op, flow.has_scalar(number))
+                    if number not in seen and size in sizes and fits:
+                        seen.add(number)
+                        todo.append(number)
+            found.update(number for number in seen if flow.is_cast(number))
+    return found, launches

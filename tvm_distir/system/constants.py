@@ -1,0 +1,118 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The constants of a system's cost model: what each means, its unit, what values are plausible."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """A constant of the model.
+
+    Attributes
+    ----------
+    unit, meaning : str
+    least, most : float
+        Bounds of what fits may find.
+    spread : float
+        How far, as a standard deviation of its logarithm, a fit may take it from where it begins
+        at the price of one row that is off by the tolerance.
+    """
+
+    unit: str
+    meaning: str
+    least: float
+    most: float
+    spread: float
+
+
+MEANINGS: Mapping[str, Meaning] = {
+    "matmul_efficiency": Meaning(
+        "fraction of the peak", "large matrix products and convolutions", 0.3, 0.97, 0.1
+    ),
+    "vocabulary_efficiency": Meaning(
+        "fraction of the peak", "products that make or read logits", 0.2, 0.95, 0.3
+    ),
+    "attention_efficiency": Meaning(
+        "fraction of the peak", "attention as one kernel", 0.2, 0.95, 0.3
+    ),
+    "memory_efficiency": Meaning(
+        "fraction of the bandwidth", "memory-bound kernels, operands of products", 0.3, 0.95, 0.15
+    ),
+    "scores_factor": Meaning(
+        "multiple of the bytes", "passes over the scores of attention", 0.4, 3.0, 0.5
+    ),
+    "logits_factor": Meaning("multiple of the time", "passes over logits", 0.4, 4.0, 0.5),
+    "kernel_gap_us": Meaning("us", "device idle between two kernels", 0.2, 20.0, 0.5),
+    "python_launch_us": Meaning(
+        "us", "host time of a kernel that Python launches; the device waits for it", 1.0, 150.0, 0.5
+    ),
+    "unit_overhead_us": Meaning(
+        "us", "host time of a forward or backward part of a micro-batch", 1.0, 3000.0, 0.7
+    ),
+    "step_overhead_us": Meaning("us", "host time of a step", 10.0, 20000.0, 0.7),
+    "collective_factor": Meaning(
+        "multiple of the curve", "collectives inside a node", 0.5, 2.0, 0.2
+    ),
+    "hop_us": Meaning("us", "a message between nodes", 1.0, 200.0, 0.5),
+    "nic_efficiency": Meaning(
+        "fraction of the line rate", "messages and collectives between nodes", 0.3, 1.0, 0.15
+    ),
+    "nic_efficiency_gradients": Meaning(
+        "fraction of the line rate", "sums of gradients between nodes", 0.1, 1.0, 0.3
+    ),
+}
+"""At most 14, so that a few measured rows determine them."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant of a system, and where it comes from (``assumed`` where from nowhere)."""
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """How long a kernel of a class takes.
+
+    ``flops / (efficiency peak)`` and ``share factor bytes / (memory_efficiency bandwidth)``, one
+    behind the other, or at once where ``overlaps``; then a gap.
+
+    Attributes
+    ----------
+    efficiency : str
+        Constant; empty: arithmetic takes no time.
+    share : float
+        Of the bytes that arithmetic does not hide.
+    factor : str
+        Constant that multiplies the bytes.
+    overlaps : bool
+    gap_factor : str
+        Constant that multiplies the gap.
+    """
+
+    efficiency: str = ""
+    share: float = 1.0
+    factor: str = ""
+    overlaps: bool = False
+    gap_factor: str = ""
+
+
+FORMS: Mapping[str, Form] = {
+    "matmul": Form("matmul_efficiency", 0.5),
+    "conv": Form("matmul_efficiency", 0.5),
+    "vocabulary": Form("vocabulary_efficiency", 0.5),
+    "batched": Form("matmul_efficiency", overlaps=True),
+    "attention": Form("attention_efficiency", overlaps=True),
+    "memory": Form(),
+    "gather": Form(),
+    "scores": Form(factor="scores_factor"),
+    "logits": Form(factor="logits_factor", gap_factor="logits_factor"),
+}
+"""By kernel class: see :class:`Form`. Dropping to ``share`` one half is what a pipelined product
+does: loads of one tile run beside the arithmetic of another, at their ends they do not."""

@@ -1,0 +1,51 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What flops, bytes and launches of a kernel class take on a system."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .constants import FORMS, Constant
+
+
+class Rate(NamedTuple):
+    """Time of kernels of one class and dtype: ``max(flops, bytes)`` or their sum, gap, floor.
+
+    Attributes
+    ----------
+    flops_per_s, bytes_per_s : float
+        Infinite where they take no time.
+    gap_s : float
+        Per kernel, behind it.
+    floor_s : float
+        The least a kernel takes.
+    overlaps : bool
+        Whether arithmetic and traffic run at once.
+    """
+
+    flops_per_s: float
+    bytes_per_s: float
+    gap_s: float
+    floor_s: float
+    overlaps: bool
+
+
+def rate(
+    constants: Mapping[str, Constant], kernel_class: str, peak_flops: float, peak_bytes: float
+) -> Rate:
+    """Rate of a kernel class by the constants of a system; peaks per second."""
+    form = FORMS.get(kernel_class, FORMS["memory"])
+
+    def of(name: str) -> float:
+        return constants[name].value if name else 1.0
+
+    return Rate(
+        of(form.efficiency) * peak_flops if form.efficiency else math.inf,
+        of("memory_efficiency") * peak_bytes / (form.share * of(form.factor)),
+        of("kernel_gap_us") * of(form.gap_factor) * 1e-6,
+        0.0,
+        form.overlaps,
+    )
