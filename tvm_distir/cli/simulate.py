@@ -30,6 +30,11 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="let collectives that are not split into start and done stop the compute stream",
     )
+    parser.add_argument(
+        "--kernels",
+        metavar="P",
+        help="kernel profile (eager, megatron, ...) or its file; else that of the system",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--trace", metavar="t.json", help="write a trace for Perfetto")
     parser.set_defaults(run=run)
@@ -38,7 +43,8 @@ def add_parser(commands: Any) -> None:
 def command_line(arguments: argparse.Namespace) -> str:
     """The command that gives the same prediction again, without its output files."""
     words = ["tvm-distir", "simulate", arguments.program, "--system", arguments.system]
-    return shlex.join([*words, *(["--blocking"] if arguments.blocking else [])])
+    words += ["--blocking"] if arguments.blocking else []
+    return shlex.join([*words, *(["--kernels", arguments.kernels] if arguments.kernels else [])])
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -56,7 +62,10 @@ def run(arguments: argparse.Namespace) -> int:
             system = System.load(arguments.system)
         program = Program.load(arguments.program)
     with watch.stage("simulate"):
-        result = simulate(program, system, blocking=arguments.blocking)
+        with asked_by("--kernels", "DIST0701"):
+            result = simulate(
+                program, system, blocking=arguments.blocking, kernels=arguments.kernels
+            )
     analysis = analysis_of(
         result,
         program,

@@ -131,8 +131,6 @@ class Edge:
     split : int
         Devices that each send a part of what they hold alike, which is gathered behind; 1: all of
         them send the whole.
-    blocking : bool
-        Whether the sender runs nothing else until the message is there.
     """
 
     source: tuple[int, int]
@@ -142,7 +140,6 @@ class Edge:
     wire_bytes: tuple[int, int]
     placements: tuple[str, str]
     split: int = 1
-    blocking: bool = False
 
 
 @dataclass(frozen=True)

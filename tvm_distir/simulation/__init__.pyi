@@ -15,4 +15,3 @@ from .memory import MemoryAccount as MemoryAccount
 from .result import PipelineResult as PipelineResult
 from .result import Result as Result
 from .simulator import simulate as simulate
-from .stage_units import unit_phases as unit_phases

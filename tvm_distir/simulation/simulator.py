@@ -56,8 +56,8 @@ def simulate(
         an engine without a stream for them does. False: they only wait for their operands,
         and only what reads their results waits for them.
     kernels : Profile or str, optional
-        Profile by which ops are grouped into kernels: see :func:`tvm_distir.program.kernels.grouped`.
-        None: the system's.
+        By which ops are grouped into kernels, :func:`tvm_distir.program.kernels.grouped`. None:
+        the system's.
 
     Raises
     ------

@@ -87,7 +87,9 @@ def far_time_s(
         return min(ring_s, tree_s)
     shared = payload_bytes / where.per_node
     inside_s = near_time_s(near, kind, payload_bytes, where.per_node)
-    crossing_s = 2 * (where.nodes - 1) * (
-        1e-6 * hop_us + shared / where.nodes * where.per_node / far_bandwidth
+    crossing_s = (
+        2
+        * (where.nodes - 1)
+        * (1e-6 * hop_us + shared / where.nodes * where.per_node / far_bandwidth)
     )
     return min(ring_s, tree_s, inside_s + crossing_s)

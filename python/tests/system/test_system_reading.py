@@ -35,8 +35,10 @@ def test_every_number_has_a_source(name):
 
     sources = data.pop("sources")
     data.pop("schema_version")
+    for constant in data.pop("constants", {}).values():
+        assert constant["source"] and constant["unit"] and constant["meaning"]
     leaves = keys(data, [])
-    assert len(leaves) > 20
+    assert len(leaves) > 15
     for leaf in leaves:
         named = [".".join(leaf[:n]) for n in range(2, len(leaf) + 1)]
         assert any(key in sources for key in named), leaf

@@ -96,7 +96,8 @@ class GptConfig(FourfoldFfn):
     fused_qkv : int
         1: one projection to query, key and value, by head.
     attention : str
-        ``flash``: one op (with ``fused_qkv`` and without dropout); ``softmax``: products and a softmax.
+        ``softmax``: products and a softmax; ``flash``: one op, with ``fused_qkv`` and without
+        dropout.
     """
 
     FLAGS = frozenset({"nested", "fused_qkv"})

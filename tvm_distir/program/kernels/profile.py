@@ -24,6 +24,7 @@ _TOP = (
 _OPTIONAL = _TOP[2:]
 _RULE = (
     "name", "anchors", "members", "issue", "batch_multiple", "launches_else", "extra_bytes",
+    "class",
 )  # fmt: skip
 _RULE_OPTIONAL = _RULE[2:]
 
@@ -48,6 +49,8 @@ class Rule:
         What the host does then besides, in launches.
     extra_bytes : int
         Per element, what other kernels beside this one read and write.
+    kernel_class : str
+        Class of the kernel; empty: by its ops.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Rule:
     batch_multiple: int = 1
     launches_else: int = 0
     extra_bytes: int = 0
+    kernel_class: str = ""
 
     def begins(self, op: str) -> bool:
         """Whether an op is an anchor."""
@@ -87,7 +91,7 @@ class Profile:
     split_sends : bool
         What several devices hold alike is sent in parts, and gathered where it arrives.
     blocking : bool
-        Collectives that are not split, and messages between stages, stop the sender's kernels.
+        Collectives that are not split into start and done stop the kernels behind them.
     sums : str
         Type of the sums of gradients over micro-batches: ``float32``, or that of the ``weight``.
     rules : tuple of Rule
@@ -188,4 +192,5 @@ def _rule(data: JsonValue) -> Rule:
         batch_multiple=found["batch_multiple"].integer(1) if "batch_multiple" in found else 1,
         launches_else=found["launches_else"].integer() if "launches_else" in found else 0,
         extra_bytes=found["extra_bytes"].integer() if "extra_bytes" in found else 0,
+        kernel_class=found["class"].text() if "class" in found else "",
     )

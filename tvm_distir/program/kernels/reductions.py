@@ -42,8 +42,6 @@ def reduced(program: Program, profile: Profile) -> Program:
     edges = staged.edges
     if profile.split_sends:
         edges = tuple(_split(edge, program.meshes, staged) for edge in edges)
-    if profile.blocking:
-        edges = tuple(dataclasses.replace(edge, blocking=True) for edge in edges)
     staged = dataclasses.replace(staged, edges=edges)
     return dataclasses.replace(program, functions=functions, staged=staged)
 
@@ -158,9 +156,7 @@ def _bucketed(fn: Function) -> Function:
 
 
 def _marked(fn: Function) -> Function:
-    ops = [
-        op._replace(kernel_class=GRADIENTS) if op.kind == "collective" else op for op in fn.ops
-    ]
+    ops = [op._replace(kernel_class=GRADIENTS) if op.kind == "collective" else op for op in fn.ops]
     return dataclasses.replace(fn, ops=tuple(ops))
 
 
@@ -168,9 +164,7 @@ def _split(edge: Edge, meshes: tuple[Mesh, ...], staged: Staged) -> Edge:
     """Send what several devices hold alike in parts."""
     mesh = meshes[staged.schedule.rank_of[edge.source[0]]]
     labels = [label.strip() for label in edge.placements[0].split(", ")]
-    alike = math.prod(
-        size for size, label in zip(mesh.shape, labels, strict=True) if label == "R"
-    )
+    alike = math.prod(size for size, label in zip(mesh.shape, labels, strict=True) if label == "R")
     return dataclasses.replace(edge, split=alike) if alike > 1 else edge
 
 
@@ -197,9 +191,7 @@ class _Narrowing:
             for phase in role.phases:
                 if phase.name.partition(":")[0] in (ACCUMULATE, NEXT, PART, ADD, END):
                     fn = self.functions[phase.function]
-                    given = {
-                        p for p, s in zip(fn.params, phase.inputs, strict=True) if s in narrow
-                    }
+                    given = {p for p, s in zip(fn.params, phase.inputs, strict=True) if s in narrow}
                     begins = phase.name in (ACCUMULATE, NEXT)
                     found = self._function(phase.function, given, begins)
                     narrow.update(s for r, s in enumerate(phase.outputs) if r in found)
@@ -250,7 +242,8 @@ class _Narrowing:
             written = sum(fn.values[v].bytes // 2 for v in op.outputs if v in narrow)
             if op.kind == "compute":
                 op = op._replace(
-                    bytes_read=max(op.bytes_read - less, 0), bytes_written=op.bytes_written - written
+                    bytes_read=max(op.bytes_read - less, 0),
+                    bytes_written=op.bytes_written - written,
                 )
             ops.append(op)
         values = [

@@ -30,16 +30,19 @@ class Writer:
         """Write the function."""
         fn = self.flow.fn
         nodes: list[tuple[int, Op]] = []  # place in the old order, op
+        fused = [(max(group.members), self._fused(group)) for group in self.grouping.groups]
+        made = {value for number in self.group_of for value in fn.ops[number].outputs}
+        inside = made.difference(value for _, op in fused for value in op.outputs)
         for number, op in enumerate(fn.ops):
+            if number in self.flow.views and self.flow.source[op.inputs[0]] in inside:
+                continue
             if number in self.flow.views:
-                nodes.append((number, op._replace(kind="view", flops=0, bytes_read=0,
-                    bytes_written=0, kernel_class="", dtype="", modelled=True, reason="")))  # fmt: skip
+                nodes.append((number, Op(op.name, "view", op.op, op.inputs, op.outputs)))
             elif number not in self.group_of and number not in self.grouping.absorbed:
                 nodes.append((number, self._alone(op)))
         for number in self.grouping.absorbed:
             nodes.append((number, self._absorbed(fn.ops[number])))
-        for group in self.grouping.groups:
-            nodes.append((max(group.members), self._fused(group)))
+        nodes += fused
         values = list(fn.values)
         for value, (dtype, size) in self.narrowed.items():
             values[value] = values[value]._replace(dtype=dtype, bytes=size)
@@ -81,7 +84,7 @@ class Writer:
             ops[-1].name, "compute", group.rule.name, tuple(inputs), tuple(outputs),
             sum(op.flops for op in ops), min(limit, sum(map(self._bytes, inputs))) + extra,
             sum(map(self._bytes, outputs)), all(op.modelled for op in ops),
-            anchor.kernel_class, anchor.dtype,
+            group.rule.kernel_class or anchor.kernel_class, anchor.dtype,
             next((op.reason for op in ops if not op.modelled), ""),
         )  # fmt: skip
 

@@ -1,6 +1,0 @@
-# Licensed under the Apache License, Version 2.0; see LICENSE.
-# SPDX-License-Identifier: Apache-2.0
-
-from .programs import program_of as program_of
-from .rows import Row as Row
-from .rows import read_rows as read_rows
