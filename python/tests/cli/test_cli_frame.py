@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from tvm_distir.cli import app, main, opt
-from tvm_distir.cli.options import parse_batch, parse_mesh, parse_seed
+from tvm_distir.cli.values import parse_batch, parse_mesh, parse_seed
 from tvm_distir.errors import DistIRError, InfeasibleError, MeshError, ModelError, UsageError
 
 Fail = Callable[[BaseException], None]
