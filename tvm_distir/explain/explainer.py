@@ -18,7 +18,7 @@ from ..ir import (
     mesh_shape,
     placement_text,
 )
-from ..ir.rewrite import open_dims
+from ..ir.rewrite import inner_made_private, open_dims
 from ..ops import nominal
 from ..plan import Plan
 from ..propagation import Costs, costs_for, propagate
@@ -81,7 +81,7 @@ def explain(
     if plan is not None:
         mod = AnnotateSharding(plan)(mod)
     check_level(mod, "annotated")
-    mod = lift_branches(mod)
+    mod = lift_branches(inner_made_private(mod))
     costs = costs or costs_for(mod, system)
     decision = propagate(mod, costs)
     index = InstanceIndex(mod, decision)

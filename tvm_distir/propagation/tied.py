@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tvm import ir
 
 from ..ir import lift_branches
+from ..ir.rewrite import inner_made_private
 from .graph import Axis, Graph
 from .module import PlacedModule
 from .search import WeightSearch
@@ -67,7 +68,7 @@ def tied_dims(
     PropagationError
         DIST0401 an op without a rule; what extraction raises.
     """
-    search = WeightSearch(lift_branches(mod), Axis(0, 0, ranks, ""), Costs())
+    search = WeightSearch(lift_branches(inner_made_private(mod)), Axis(0, 0, ranks, ""), Costs())
     reach = search.reach_of(seeds)
     follows = _following(search.module, seeds)
     found = []

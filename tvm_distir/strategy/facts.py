@@ -22,6 +22,7 @@ from ..ir import (
     tensor_type,
     value_types,
 )
+from ..ir.rewrite import inner_made_private
 from ..plan import DEFAULT_MESH, MAIN, MeshSpec, PlanRule
 from .training import state_names
 
@@ -90,6 +91,7 @@ def entries(mod: ir.IRModule) -> list[tuple[str, relax.Function, str | None]]:
 
     ``main`` where there is one, else all public functions.
     """
+    mod = inner_made_private(mod)
     public = {
         str(gv.name_hint): fn
         for gv, fn in mod.functions.items()

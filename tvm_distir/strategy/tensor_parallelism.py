@@ -20,7 +20,7 @@ from tvm import ir
 
 from ..errors import PlanError
 from ..ir import R, axis_groups, lift_branches
-from ..ir.rewrite import all_bindings
+from ..ir.rewrite import all_bindings, inner_made_private
 from ..plan import MeshSpec, Plan, PlanRule, data_positions
 from ..propagation import Costs, Explorer, Labels, Pin, Trial, main_dtype
 from ..system import System
@@ -108,7 +108,11 @@ def tensor_parallel(
     stored: Labels = {}
     if ranks > 1:
         explorer = Explorer(
-            lift_branches(mod), axis, ranks, weights, _costs(mod, spec, axis, system)
+            lift_branches(inner_made_private(mod)),
+            axis,
+            ranks,
+            weights,
+            _costs(mod, spec, axis, system),
         )
         bounds = bounds_for(explorer, weights, ranks, slack)
         trial = find(explorer, bounds, math.prod(spec.shape))
@@ -175,7 +179,7 @@ def bounds_of(mod: ir.IRModule, ranks: int, axis: str = "tp", slack: int = SLACK
         name: tensor_parameters(name, fn, rule_name) for name, fn, rule_name in entries(mod)
     }
     weights = _weights(mod, parameters)
-    explorer = Explorer(lift_branches(mod), axis, ranks, weights)
+    explorer = Explorer(lift_branches(inner_made_private(mod)), axis, ranks, weights)
     return bounds_for(explorer, weights, ranks, slack)
 
 

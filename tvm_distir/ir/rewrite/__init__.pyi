@@ -26,6 +26,7 @@ from .functions import callees_first as callees_first
 from .functions import callees_of as callees_of
 from .functions import callers_closure as callers_closure
 from .functions import has_dtensor as has_dtensor
+from .functions import inner_made_private as inner_made_private
 from .functions import retyped as retyped
 from .nodes import argument as argument
 from .nodes import handle as handle

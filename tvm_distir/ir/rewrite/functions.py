@@ -12,8 +12,9 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from ...errors import LoweringError
-from ..types import flat_types, relax_functions
+from ..types import flat_types, is_private, relax_functions
 from .calls import bindings_of
+from .scopes import all_bindings
 
 
 def has_dtensor(fn: relax.Function) -> bool:
@@ -47,6 +48,35 @@ def callers_closure(mod: ir.IRModule, first: set[str]) -> set[str]:
                 found.add(caller)
                 waiting.append(caller)
     return found
+
+
+def inner_made_private(mod: ir.IRModule) -> ir.IRModule:
+    """Make public functions private that other functions of the module call.
+
+    A function is an entry, which is cut up for each device, or it is called and has its callers'
+    placements: one that is both counts as called.
+    """
+    functions = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
+    called = {
+        str(callee.name_hint)
+        for name, fn in functions.items()
+        for callee in _calls_of(fn)
+        if str(callee.name_hint) != name
+    }
+    inner = {name for name in called if name in functions and not is_private(functions[name])}
+    if not inner:
+        return mod
+    result = {
+        gv: fn.without_attr("global_symbol") if str(gv.name_hint) in inner else fn
+        for gv, fn in mod.functions.items()
+    }
+    return ir.IRModule(result, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _calls_of(fn: relax.Function) -> list[Any]:
+    """Functions that a function calls, in branches too."""
+    values: list[Any] = [getattr(binding, "value", None) for binding in all_bindings(fn.body)]
+    return [v.op for v in values if type(v) is ir.Call and type(v.op) is ir.GlobalVar]
 
 
 def retyped(gv: Any, ty: Any) -> Any:

@@ -47,6 +47,7 @@ from ...ir import (
 from ...ir.rewrite import (
     BlockWriter,
     all_bindings,
+    inner_made_private,
     make_var,
     merged_blocks,
     rebuild,
@@ -87,6 +88,7 @@ def AnnotateSharding(plan: Plan) -> Rewrite:
 def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     """Do what the pass does; the input is unchanged."""
     _refuse_dtensors(mod)
+    mod = inner_made_private(mod)
     check_policies(plan.recompute, mod)
     schedule = scheduled(plan.schedule, mod)
     targets = resolve(plan, mod)

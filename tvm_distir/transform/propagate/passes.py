@@ -10,6 +10,7 @@ import tvm
 from tvm import ir, relax
 
 from ...ir import OPEN_AXES_ATTR, PARTIAL_ATTR, STATIONARY_ATTR, lift_branches, relax_functions
+from ...ir.rewrite import inner_made_private
 from ...propagation import Costs, Decision, Instance, propagate
 from ...system import System
 from ..branches import sink_conversions
@@ -58,7 +59,7 @@ def PropagateSharding(
     def run(mod: ir.IRModule) -> ir.IRModule:
         if decision is not None:
             return sink_conversions(ModuleRewriter(mod, decision).run())
-        mod = lift_branches(mod)
+        mod = lift_branches(inner_made_private(mod))
         return sink_conversions(
             ModuleRewriter(mod, propagate(mod, costs, memory_bytes, system)).run()
         )
