@@ -137,6 +137,18 @@ def add_recompute(parser: argparse.ArgumentParser) -> None:
         "cut:SHARE, NAME=POLICY,... for functions by name, or auto[:memory_gib=G,...], the least "
         "within the memory of a device",
     )
+    parser.add_argument(
+        "--bucket-bytes",
+        metavar="N",
+        help="join small collectives up to N bytes; 0 none (reductions of training steps for a "
+        "system: 26214400 if not given, all else: none)",
+    )
+    parser.add_argument(
+        "--ahead-bytes",
+        metavar="N",
+        help="let collectives of training steps for a system run beside other work that takes N "
+        "bytes more at most; 0 none (a sixteenth more if not given)",
+    )
 
 
 TRAINING = ("loss", "optimizer", "clip", "loss_scale", "master", "freeze", "recompute")

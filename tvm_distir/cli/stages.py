@@ -15,7 +15,7 @@ from typing import Any
 from ..errors import UsageError
 from .options import asked_by
 from .progress import enter_stage
-from .values import parse_number
+from .values import parse_bytes, parse_number
 
 
 class Stopwatch:
@@ -40,13 +40,16 @@ class Stopwatch:
 class StagedModel:
     """A model on its way through the pipeline (``model`` as ``frontend.load_model`` gives it).
 
-    ``system``: whose times decide, None where none is given.
+    ``system``: whose times decide, None where none is given. ``bucket_bytes``, ``ahead_bytes``:
+    bounds of what joins and overlaps collectives, None where none are given.
     """
 
     model: Any
     plan: Any
     system: Any = None
     levels: dict[str, Any] = field(default_factory=dict)
+    bucket_bytes: int | None = None
+    ahead_bytes: int | None = None
 
 
 _STRATEGY = ("DIST0230", "DIST0231", "DIST0235")
@@ -110,7 +113,13 @@ def load_work(
             from ..strategy import with_updates
 
             plan = with_updates(model.mod, plan)
-    return StagedModel(model, plan, system)
+    return StagedModel(
+        model,
+        plan,
+        system,
+        bucket_bytes=parse_bytes(arguments.bucket_bytes, "--bucket-bytes"),
+        ahead_bytes=parse_bytes(arguments.ahead_bytes, "--ahead-bytes"),
+    )
 
 
 def _layered(model: Any) -> Any:
@@ -284,12 +293,13 @@ def run_passes(work: StagedModel, watch: Stopwatch, keep: bool) -> Any:
     mod : tvm.ir.IRModule
         At the level local.
     """
-    from ..transform import PassSpec, passes_for
+    from ..transform import PassSpec, communication_passes, passes_for
 
-    steps = [
-        (name, PassSpec(name).make(**given, system=work.system))
-        for name, given in passes_for(work.plan)
-    ]
+    known = [(name, {**given, "system": work.system}) for name, given in passes_for(work.plan)]
+    later = communication_passes(
+        work.model.mod, work.system, bucket_bytes=work.bucket_bytes, ahead_bytes=work.ahead_bytes
+    )
+    steps = [(name, PassSpec(name).make(**given)) for name, given in (*known, *later)]
     mod = work.model.mod
     for name, step in steps:
         with watch.stage(name):

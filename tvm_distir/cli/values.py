@@ -125,6 +125,19 @@ def parse_number(text: str, option: str) -> float:
     return number
 
 
+def parse_bytes(text: str | None, option: str) -> int | None:
+    """Read a number of bytes, 0 or more (UsageError DIST0152)."""
+    size = None if text is None else parse_int(text, 0)
+    if text is not None and size is None:
+        raise UsageError(
+            "DIST0152",
+            f'"{shortened(text)}" is not a number of bytes',
+            place=option,
+            remedy=f"Give an integer, e.g. {option} 26214400; 0 switches it off.",
+        )
+    return size
+
+
 def parse_seed(text: str) -> int:
     """Read the value of ``--seed``: an integer from 0 to 2^32 - 1."""
     seed = parse_int(text, 0, 2**32 - 1)

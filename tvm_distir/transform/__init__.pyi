@@ -5,7 +5,9 @@ from .annotate import AnnotateSharding as AnnotateSharding
 from .declaration import PassInfo as PassInfo
 from .declaration import Rewrite as Rewrite
 from .declaration import module_pass as module_pass
+from .distribute import communication_passes as communication_passes
 from .distribute import distribute as distribute
+from .distribute import is_training_step as is_training_step
 from .distribute import pipeline as pipeline
 from .gradient import TrainStep as TrainStep
 from .gradient import register_primfunc_gradient as register_primfunc_gradient

@@ -4,44 +4,78 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tvm
 from tvm import ir
 
+from ..ir import relax_functions, training_notes
 from ..plan import Plan, PlanLike, as_plan
 from ..propagation import Decision
 from ..system import System
 from .registry import passes_for
 from .spec import PassSpec
 
+BUCKET_BYTES = 25 * 2**20
+"""Buckets of gradients that a training step gets where nothing else is asked for."""
+
+Named = tuple[str, dict[str, Any]]
+"""A pass by name, with options."""
+
+
+def communication_passes(
+    mod: ir.IRModule,
+    system: System | str | None = None,
+    *,
+    bucket_bytes: int | None = None,
+    overlap: System | str | None = None,
+    ahead_bytes: int | None = None,
+) -> tuple[Named, ...]:
+    """Passes on collectives of level 5 that :func:`distribute` runs last.
+
+    Parameters
+    ----------
+    mod : IRModule
+        What is distributed. A training step has, where a system is given, its small reductions
+        joined and its collectives overlapped with other work without being asked.
+    system, bucket_bytes, overlap, ahead_bytes
+        See :func:`distribute`.
+    """
+    usual = system is not None and is_training_step(mod)
+    found: list[Named] = []
+    if bucket_bytes is None:
+        found += [("bucket", {"bucket_bytes": BUCKET_BYTES})] if usual else []
+    elif bucket_bytes:
+        found += [(name, {"bucket_bytes": bucket_bytes}) for name in ("bucket", "bucket-gathers")]
+    clock = system if overlap is None and usual else overlap
+    if clock is not None and ahead_bytes != 0:
+        found += [("split", {}), ("schedule", {"system": clock, "ahead_bytes": ahead_bytes})]
+    return tuple(found)
+
+
+def is_training_step(mod: ir.IRModule) -> bool:
+    """Whether a module is a step of training, at once or in stages."""
+    return any(training_notes(fn, "updated") for _, fn in relax_functions(mod))
+
 
 def pipeline(
     plan: Plan,
     *,
     system: System | str | None = None,
-    bucket_bytes: int | None = None,
-    overlap: System | str | None = None,
+    later: Sequence[Named] = (),
     decision: Decision | None = None,
 ) -> tvm.transform.Sequential:
     """The named pipeline: annotate, propagate, legalize, optimize, lower; ``RingAttention`` for a
-    plan with rings.
+    plan with rings; and what is to come later, as :func:`communication_passes` says.
 
-    After it, where asked for, ``BucketReductions`` and ``BucketGathers``, and
-    ``SplitCollectives`` with ``ScheduleCollectives``; see :func:`distribute`. With a ``decision``
-    about a module at level 2 the passes begin with the one that writes it.
+    With a ``decision`` about a module at level 2 the passes begin with the one that writes it.
     """
-    wanted: list[tuple[str, dict[str, Any]]] = [
-        (name, {**given, "system": system}) for name, given in passes_for(plan)
-    ]
+    wanted: list[Named] = [(name, {**given, "system": system}) for name, given in passes_for(plan)]
     if decision is not None:
         wanted = [(name, given) for name, given in wanted if name != "annotate"]
         wanted[0] = (wanted[0][0], {**wanted[0][1], "decision": decision})
-    if bucket_bytes is not None:
-        wanted += [(name, {"bucket_bytes": bucket_bytes}) for name in ("bucket", "bucket-gathers")]
-    if overlap is not None:
-        wanted += [("split", {}), ("schedule", {"system": overlap})]
-    passes = [PassSpec(name).make(**given) for name, given in wanted]
+    passes = [PassSpec(name).make(**given) for name, given in (*wanted, *later)]
     return tvm.transform.Sequential(passes, name="tvm_distir.distribute")
 
 
@@ -52,6 +86,7 @@ def distribute(
     system: System | str | None = None,
     bucket_bytes: int | None = None,
     overlap: System | str | None = None,
+    ahead_bytes: int | None = None,
 ) -> ir.IRModule:
     """Distribute a module as a plan says and lower it to what each device runs.
 
@@ -66,10 +101,15 @@ def distribute(
         bytes and operations count, by fixed weights.
     bucket_bytes : int, optional
         Join small reductions, and small gathers, to buckets of at most so many bytes. None: leave
-        them single, which takes no copies.
+        them single, which takes no copies; but reductions of a training step for a system are
+        joined to buckets of 25 MiB. 0: leave them single.
     overlap : System or str, optional
         Split collectives into a start and a done and order other work between them, by the times
-        of this system. None: leave the order as it is, which takes least memory.
+        of this system. None: leave the order as it is, which takes least memory; but a training
+        step for a system has its own.
+    ahead_bytes : int, optional
+        Most bytes that work running ahead may take in a block beyond those of the order as it is.
+        None: a sixteenth of them. 0: leave the order as it is.
 
     Returns
     -------
@@ -82,6 +122,7 @@ def distribute(
     DistIRError
         What the passes raise, naming the place.
     """
-    return pipeline(as_plan(plan, mod), system=system, bucket_bytes=bucket_bytes, overlap=overlap)(
-        mod
+    later = communication_passes(
+        mod, system, bucket_bytes=bucket_bytes, overlap=overlap, ahead_bytes=ahead_bytes
     )
+    return pipeline(as_plan(plan, mod), system=system, later=later)(mod)

@@ -25,7 +25,10 @@ WINDOWS = (None, 512, 128, 32, 8, 2, 0)
 
 @module_pass("local")
 def ScheduleCollectives(
-    system: System | str = "dgx-a100", *, memory_limit_bytes: int | None = None
+    system: System | str = "dgx-a100",
+    *,
+    memory_limit_bytes: int | None = None,
+    ahead_bytes: int | None = None,
 ) -> Rewrite:
     """Let other work run while collectives are in flight.
 
@@ -41,9 +44,11 @@ def ScheduleCollectives(
     system : System or str
         Whose times the clock follows.
     memory_limit_bytes : int, optional
-        Most bytes that values bound in a block may take at once (of one device). None: a
-        sixteenth more than in the order as it is. Where running ahead takes more, it is narrowed
-        step by step; a block that takes more in any case keeps its order.
+        Most bytes that values bound in a block may take at once (of one device). None: as
+        ``ahead_bytes`` says. Where running ahead takes more, it is narrowed step by step; a block
+        that takes more in any case keeps its order.
+    ahead_bytes : int, optional
+        Most bytes more than in the order as it is. None: a sixteenth of what that takes.
 
     Returns
     -------
@@ -51,7 +56,9 @@ def ScheduleCollectives(
     """
     known = System.known(system)
     kinds = tuple(start_name(kind) for kind in COLLECTIVES)
-    step = FunctionStep(_Schedule, kinds, system=known, limit_bytes=memory_limit_bytes)
+    step = FunctionStep(
+        _Schedule, kinds, system=known, limit_bytes=memory_limit_bytes, more_bytes=ahead_bytes
+    )
     return rewrite_of([step], level=5)
 
 
@@ -64,11 +71,12 @@ class _Schedule(Editor):
         scan: Scan,
         system: System,
         limit_bytes: int | None,
+        more_bytes: int | None,
     ) -> None:
         super().__init__(mod, name, fn, scan)
         self.costs = BindingCosts(mod, system)
         self.costs.read(fn.body)
-        self.limit_bytes = limit_bytes
+        self.limit_bytes, self.more_bytes = limit_bytes, more_bytes
         io: Any = fn.attrs.get(IO_ATTR, {}) if fn.attrs else {}
         self.devices = tuple(int(d) for d in io.get("devices", ()))
 
@@ -95,7 +103,8 @@ class _Schedule(Editor):
         limit_bytes = self.limit_bytes
         if limit_bytes is None:
             given_bytes = peak_bytes(nodes, given)
-            limit_bytes = given_bytes + given_bytes // 16
+            more_bytes = given_bytes // 16 if self.more_bytes is None else self.more_bytes
+            limit_bytes = given_bytes + more_bytes
         spent_ps = [self._spent_ps(row[1], row[2]) for row in rows]
         due = _due(nodes)
         for window in WINDOWS:
