@@ -63,6 +63,7 @@ def add_model_options(parser: argparse.ArgumentParser, system_required: bool = F
     add_system(parser, system_required)
     add_training(parser)
     add_recompute(parser)
+    add_overlap(parser)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -137,6 +138,10 @@ def add_recompute(parser: argparse.ArgumentParser) -> None:
         "cut:SHARE, NAME=POLICY,... for functions by name, or auto[:memory_gib=G,...], the least "
         "within the memory of a device",
     )
+
+
+def add_overlap(parser: argparse.ArgumentParser) -> None:
+    """Add the bounds of what joins and overlaps collectives."""
     parser.add_argument(
         "--bucket-bytes",
         metavar="N",

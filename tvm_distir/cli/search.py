@@ -15,8 +15,9 @@ from ..errors import UsageError, parse_int, shortened
 from .listing import get_to_work
 from .options import add_model, add_system, add_training, check_training
 from .outputs import Outputs
-from .stages import Stopwatch, load_system, training_keywords
+from .stages import Stopwatch, load_system
 from .terminal import put, say
+from .training import training_keywords
 from .values import parse_batch, parse_dims, parse_mesh
 
 _SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}

@@ -1,0 +1,91 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The training step that ``--train`` and its options ask for."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+from ..errors import UsageError
+from .options import asked_by
+from .values import parse_number
+
+
+def training_step(
+    mod: Any,
+    arguments: argparse.Namespace,
+    plan: Any,
+    axes: dict[str, int] | None,
+    system: Any,
+    schedule: Any,
+    usual: str,
+) -> Any:
+    """Make the training step that ``--train`` and its options ask for.
+
+    ``usual`` is made again where neither the options nor the plan say what.
+
+    Raises
+    ------
+    UsageError
+        DIST0151 where both ``--recompute`` and the plan say what is made again; as
+        :func:`training_keywords`.
+    """
+    from ..transform.gradient import train_step
+
+    return train_step(
+        mod,
+        recompute=_recompute(arguments, plan, axes, usual),
+        system=system,
+        schedule=schedule,
+        **training_keywords(arguments),
+    )
+
+
+def training_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Keywords of ``train_step`` that the options of a training step say.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 where ``--clip`` or an option of the optimizer is no number.
+    """
+    from ..transform.gradient import optimizer_named, read_optimizer
+
+    name, numbers = read_optimizer(arguments.optimizer or "sgd", "--optimizer")
+    with asked_by("--optimizer", "DIST0351"):
+        optimizer_named(name, numbers)
+    return {
+        "loss": arguments.loss or "cross_entropy",
+        "optimizer": name,
+        "clip": 0.0 if arguments.clip is None else parse_number(arguments.clip, "--clip"),
+        "loss_scale": 1.0 if arguments.loss_scale is None else arguments.loss_scale,
+        "master": bool(arguments.master),
+        "frozen": arguments.freeze or (),
+        **numbers,
+    }
+
+
+def _recompute(
+    arguments: argparse.Namespace, plan: Any, axes: dict[str, int] | None, usual: str
+) -> Any:
+    """What is made again: as the option says, or the plan, or what is usual.
+
+    ``auto`` takes activations to be cut evenly over the mesh where it does not say it.
+    """
+    said = arguments.recompute
+    if said is not None and plan is not None and plan.recompute:
+        raise UsageError(
+            "DIST0151",
+            f'--recompute is given, and the plan {arguments.plan} has "recompute"',
+            place="--recompute",
+            remedy="Leave one of them out.",
+        )
+    if said is None:
+        return plan.recompute if plan is not None and plan.recompute else usual
+    name, colon, rest = said.partition(":")
+    if name.strip() != "auto" or "activations" in rest:
+        return said
+    devices = math.prod(axes.values()) if axes else max(m.device_count for m in plan.meshes)
+    return f"auto:activations={devices}" + (f",{rest}" if colon else "")
