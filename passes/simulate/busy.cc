@@ -83,6 +83,7 @@ Busy MeasureBusy(Functions* functions, const Ints& runs, const Ints& times, cons
                  const Ints& talking) {
   Intervals compute = Pairs(computing), comm = Pairs(talking);
   std::map<Ints, Profile> known;  // by function and times behind the compute stream's
+  std::vector<std::map<Ints, Profile>::iterator> last(functions->size(), known.end());
   int64_t at = 0;
   Ints key;
   for (const int64_t id : runs) {
@@ -96,7 +97,8 @@ Busy MeasureBusy(Functions* functions, const Ints& runs, const Ints& times, cons
       key.push_back(times[at + p] <= kNever ? kNever : times[at + p] - first);
     }
     at += f.ports;
-    auto found = known.find(key);
+    auto& found = last[id];
+    if (found == known.end() || found->first != key) found = known.find(key);
     if (found == known.end()) {
       found = known.emplace(key, ProfileOf(*functions, id, key.data() + 1)).first;
     }

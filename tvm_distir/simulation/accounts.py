@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +14,7 @@ import numpy.typing as npt
 from ..program import Mesh, Program, Value, reached
 from .costs import COMPUTE, SEND, OpRow
 from .function_table import FunctionTables
-from .lanes import CollectiveTotal, DeviceResult, Lane
+from .lanes import CollectiveTotal, DeviceResult, Held, Lane
 from .memory import EntryMemory, curve
 from .rendezvous import DeviceTasks
 from .timeline import Timeline, all_seconds, op_times, seconds, total_flops
@@ -32,10 +34,10 @@ def account(
     timeline: Timeline,
     finish: int,
     tables: FunctionTables,
-    memory: EntryMemory,
+    memory: Callable[[], EntryMemory],
     taken: Mapping[str, str],
-) -> tuple[Lane, DeviceResult]:
-    """Sum up what the devices of a part did; the result is that of each of them.
+) -> tuple[Lane, Work]:
+    """Sum up what the devices of a part did; the work is that of each of them.
 
     Parameters
     ----------
@@ -46,57 +48,65 @@ def account(
     finish : int
         End of the step, in picoseconds.
     tables : FunctionTables
-    memory : EntryMemory
+    memory : callable giving EntryMemory
         Of the part's entry.
     taken : mapping of str to str
         Branches that run, by place.
     """
     entry, rows = program.entries[part.entry], timeline.lowering.rows
-    during, after = memory.course(taken)
-    end = int(timeline.end.max(initial=0))
-    when, live = curve(memory.resident_bytes, timeline.start, during, end, after)
+
+    @functools.cache
+    def held() -> Held:
+        found = memory()
+        during, after = found.course(taken)
+        end = int(timeline.end.max(initial=0))
+        when, live = curve(found.resident_bytes, timeline.start, during, end, after)
+        shown = tuple(zip(all_seconds(when), live.tolist(), strict=True))
+        return Held(shown, found.account, weight_bytes(program, entry.function))
+
     counts = timeline.counts()
     lane = Lane(
         program.place_of(entry),
         part.devices,
-        tuple(zip(all_seconds(when), live.tolist(), strict=True)),
         op_times(rows, counts),
         timeline.function_times(tables),
         timeline,
-        memory.account,
+        held,
     )
-    sizes = memory.account.peak_bytes, weight_bytes(program, entry.function)
-    return lane, device_result(lane, timeline.busy(), finish, sizes, total_flops(rows, counts))
+    return lane, Work(*timeline.busy(), finish, total_flops(rows, counts))
 
 
-def device_result(
-    lane: Lane, busy: tuple[int, int, int], finish: int, memory: tuple[int, int], flops: int
-) -> DeviceResult:
-    """What the devices of a lane did: the result of the first of them.
+class Work(NamedTuple):
+    """What a device did: times in which it computes, communicates, and does both; the step's end.
 
-    Parameters
-    ----------
-    lane : Lane
-    busy : (int, int, int)
-        Time in which they compute, communicate, and do both, in picoseconds.
-    finish : int
-        End of the step, in picoseconds.
-    memory : (int, int)
-        Bytes at the peak, and of weights and constants.
-    flops : int
+    In picoseconds; and its arithmetic operations.
     """
-    compute_ps, comm_ps, both_ps = busy
-    exposed_ps = comm_ps - both_ps
-    return DeviceResult(
-        lane.devices[0],
-        lane.mesh,
-        seconds(compute_ps),
-        seconds(comm_ps),
-        seconds(exposed_ps),
-        seconds(finish - compute_ps - exposed_ps),
-        *memory,
-        flops,
-    )
+
+    compute_ps: int
+    comm_ps: int
+    both_ps: int
+    finish_ps: int
+    flops: int
+
+    @property
+    def idle_ps(self) -> int:
+        """Time in which it does neither."""
+        return self.finish_ps - self.compute_ps - self.comm_ps + self.both_ps
+
+    def of(self, lane: Lane) -> DeviceResult:
+        """The result of the first device of a lane."""
+        held = lane.held()
+        return DeviceResult(
+            lane.devices[0],
+            lane.mesh,
+            seconds(self.compute_ps),
+            seconds(self.comm_ps),
+            seconds(self.comm_ps - self.both_ps),
+            seconds(self.idle_ps),
+            held.account.peak_bytes,
+            held.param_bytes,
+            self.flops,
+        )
 
 
 def weight_bytes(program: Program, root: str) -> int:

@@ -5,16 +5,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import overload
 
 import numpy as np
 
+from .accounts import Work
 from .lanes import DeviceResult, Lane
-
-Alike = tuple[Sequence[int], DeviceResult]
-"""Devices, and the result of one of them, which all have but for its id."""
 
 
 class Devices(Sequence[DeviceResult]):
@@ -22,26 +20,29 @@ class Devices(Sequence[DeviceResult]):
 
     Parameters
     ----------
-    alike : iterable of (sequence of int, DeviceResult)
+    lanes : sequence of Lane
         Devices that have the same result but for its id.
+    works : sequence of Work
+        What each device of each lane did.
     """
 
-    def __init__(self, alike: Iterable[Alike]) -> None:
-        self._alike = [(tuple(ids), one) for ids, one in alike]
+    def __init__(self, lanes: Sequence[Lane], works: Sequence[Work]) -> None:
+        self._lanes, self._works = lanes, works
 
-    @property
+    @functools.cached_property
     def distinct(self) -> tuple[DeviceResult, ...]:
         """One result of each set of devices that have the same."""
-        return tuple(one for _, one in self._alike)
+        pairs = zip(self._lanes, self._works, strict=True)
+        return tuple(work.of(lane) for lane, work in pairs)
 
     def __len__(self) -> int:
-        return sum(len(ids) for ids, _ in self._alike)
+        return sum(len(lane.devices) for lane in self._lanes)
 
     @functools.cached_property
     def _order(self) -> tuple[list[int], list[int]]:
         """Ids in order, and the set of each."""
-        ids = np.concatenate([np.array(ids, np.int64) for ids, _ in self._alike])
-        kinds = np.repeat(np.arange(len(self._alike)), [len(ids) for ids, _ in self._alike])
+        ids = np.concatenate([np.array(lane.devices, np.int64) for lane in self._lanes])
+        kinds = np.repeat(np.arange(len(self._lanes)), [len(lane.devices) for lane in self._lanes])
         order = np.argsort(ids, kind="stable")
         return ids[order].tolist(), kinds[order].tolist()
 
@@ -55,11 +56,11 @@ class Devices(Sequence[DeviceResult]):
         if isinstance(place, slice):
             return tuple(self[k] for k in range(len(self))[place])
         ids, kinds = self._order
-        return replace(self._alike[kinds[place]][1], id=ids[place])
+        return replace(self.distinct[kinds[place]], id=ids[place])
 
     def __iter__(self) -> Iterator[DeviceResult]:
         for number, kind in zip(*self._order, strict=True):
-            yield replace(self._alike[kind][1], id=number)
+            yield replace(self.distinct[kind], id=number)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence):
@@ -70,8 +71,3 @@ class Devices(Sequence[DeviceResult]):
 
     def __repr__(self) -> str:
         return f"Devices({list(self)})"
-
-
-def lane_devices(lanes: Iterable[Lane], found: Iterable[DeviceResult]) -> list[Alike]:
-    """Devices of lanes with the result of each."""
-    return [(lane.devices, one) for lane, one in zip(lanes, found, strict=True)]

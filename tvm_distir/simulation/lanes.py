@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .memory import MemoryAccount
 
@@ -149,6 +149,24 @@ class Branch:
         return dict(self.__dict__)
 
 
+class Held(NamedTuple):
+    """Memory of a device.
+
+    Attributes
+    ----------
+    curve : tuple of (time_s, live_bytes)
+        Live memory from each time on.
+    account : MemoryAccount
+        What holds it at the peak.
+    param_bytes : int
+        Weights and constants.
+    """
+
+    curve: tuple[tuple[float, int], ...]
+    account: MemoryAccount
+    param_bytes: int
+
+
 @dataclass(frozen=True)
 class Lane:
     """Devices that do the same at the same times.
@@ -157,25 +175,32 @@ class Lane:
     ----------
     mesh : str
     devices : tuple of int
-    memory : tuple of (time_s, live_bytes)
-        Live memory from each time on.
     ops : tuple of OpTime
         By time, the longest first.
     functions : tuple of FunctionTime
         In order of the first call.
     timeline : Timeline
         Source of the events.
-    account : MemoryAccount
-        What holds memory at the peak.
+    held : callable giving Held
+        Memory, found when it is first asked for.
     """
 
     mesh: str
     devices: tuple[int, ...]
-    memory: tuple[tuple[float, int], ...]
     ops: tuple[OpTime, ...]
     functions: tuple[FunctionTime, ...]
     timeline: Any = field(repr=False, compare=False)
-    account: MemoryAccount
+    held: Callable[[], Held] = field(repr=False, compare=False)
+
+    @property
+    def memory(self) -> tuple[tuple[float, int], ...]:
+        """Live memory: time in seconds and bytes from then on."""
+        return self.held().curve
+
+    @property
+    def account(self) -> MemoryAccount:
+        """What holds memory at the peak."""
+        return self.held().account
 
     @property
     def events_total(self) -> int:

@@ -4,12 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .lanes import Branch, CollectiveTotal, DeviceResult, Event, Lane
+from .devices import Devices
+from .lanes import Branch, CollectiveTotal, Event, Lane
 from .trace import write_trace
 
 SCHEMA_VERSION = 1
@@ -50,12 +51,10 @@ class Result:
         Name of the system.
     time_s : float
         From the start to the end of the last task.
-    peak_memory_bytes : int
-        On the fullest device.
     memory_capacity_bytes : int
         Of one device of the system.
     devices : sequence of DeviceResult
-        All of them, by id; made when they are asked for.
+        All of them, by id; made, with their memory, when they are asked for.
     collectives : tuple of CollectiveTotal
         Sorted by mesh, kind, axes and group size.
     unmodelled_ops : tuple of str
@@ -74,9 +73,8 @@ class Result:
 
     system: str
     time_s: float
-    peak_memory_bytes: int
     memory_capacity_bytes: int
-    devices: Sequence[DeviceResult]
+    devices: Devices
     collectives: tuple[CollectiveTotal, ...]
     unmodelled_ops: tuple[str, ...]
     lanes: tuple[Lane, ...]
@@ -84,6 +82,11 @@ class Result:
     timings_s: Mapping[str, float]
     branches: tuple[Branch, ...] = ()
     pipeline: PipelineResult | None = None
+
+    @property
+    def peak_memory_bytes(self) -> int:
+        """Peak memory of the fullest device."""
+        return max(device.peak_memory_bytes for device in self.devices.distinct)
 
     @property
     def fits(self) -> bool:

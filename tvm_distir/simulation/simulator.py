@@ -4,17 +4,19 @@
 
 from __future__ import annotations
 
+import functools
+
 from ..errors import SimulationError
 from ..native import schedule
 from ..program import Program
 from ..program.kernels import Profile, grouped
 from ..system import System
-from .accounts import account, collectives, unmodelled
+from .accounts import Work, account, collectives, unmodelled
 from .costs import OpCosts
-from .devices import Devices, lane_devices
+from .devices import Devices
 from .function_table import FunctionTables
 from .graph import TaskNames, build_graph
-from .lanes import DeviceResult, Lane
+from .lanes import Lane
 from .laps import Laps
 from .memory import EntryMemory, Framework, entry_memory
 from .result import Result
@@ -90,31 +92,31 @@ def simulate(
     start, end = schedule(graph.tasks, engine, TaskNames(program, graph))
     laps.end("schedule")
     finish = int(end.max(initial=0))
-    framework, memories = Framework(program), dict[str, EntryMemory]()
     taken = {branch.place: branch.taken for branch in lowering.branches}
     tables = FunctionTables(lowering)
+    framework = functools.cache(functools.partial(Framework, program))
+
+    @functools.cache
+    def memory(number: int) -> EntryMemory:
+        return entry_memory(program, program.entries[number], framework())
+
     lanes: list[Lane] = []
-    found: list[DeviceResult] = []
+    works: list[Work] = []
     counts: dict[int, list[int]] = {}
     for part in graph.parts:
-        entry = program.entries[part.entry]
-        name = entry.function
-        one = graph.entries[name]
+        one = graph.entries[program.entries[part.entry].function]
         own = slice(part.first, part.first + one.row.size)
         timeline = Timeline(part.devices[0], one, lowering, graph.maps, start[own], end[own])
-        if name not in memories:
-            memories[name] = entry_memory(program, entry, framework)
-        lane, device = account(program, part, timeline, finish, tables, memories[name], taken)
+        held = functools.partial(memory, part.entry)
+        lane, work = account(program, part, timeline, finish, tables, held, taken)
         lanes.append(lane)
-        found.append(device)
+        works.append(work)
         counts[part.entry] = timeline.counts()
-    devices = Devices(lane_devices(lanes, found))
     result = Result(
         system=system.name,
         time_s=seconds(finish),
-        peak_memory_bytes=max(device.peak_memory_bytes for device in found),
         memory_capacity_bytes=system.memory_capacity_bytes,
-        devices=devices,
+        devices=Devices(lanes, works),
         collectives=collectives(program, lowering.rows, counts),
         unmodelled_ops=unmodelled(lowering.rows),
         branches=tuple(lowering.branches),

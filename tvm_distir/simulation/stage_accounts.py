@@ -4,13 +4,16 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 
 from ..program import Program, Staged
-from .accounts import Traffic, add_traffic, constant_bytes, device_result, traffic, value_bytes
+from .accounts import Traffic, Work, add_traffic, constant_bytes, traffic, value_bytes
 from .costs import OpCosts
 from .function_table import FunctionTables
-from .lanes import DeviceResult, Lane
+from .lanes import Held, Lane
 from .memory import RankMemory, curve
 from .stage_lanes import StageTimeline, function_times
 from .stage_runs import StageRuns
@@ -26,43 +29,53 @@ class RankAccount:
     staged : Staged
     rank : int
     ran : StageRuns
-    memory : RankMemory
+    memory : callable giving RankMemory
     """
 
     def __init__(
-        self, program: Program, staged: Staged, rank: int, ran: StageRuns, memory: RankMemory
+        self,
+        program: Program,
+        staged: Staged,
+        rank: int,
+        ran: StageRuns,
+        memory: Callable[[], RankMemory],
     ) -> None:
         self.program, self.staged, self.rank, self.ran = program, staged, rank, ran
         self.memory = memory
         self.lowering = ran.kinds.lowering
         self.mesh = program.meshes[rank]
         self.stages = [k for k, r in enumerate(staged.schedule.rank_of) if r == rank]
-        self.runs = list(ran.of(rank))
+        self.timeline = StageTimeline.of(staged, rank, ran)
         counts = np.zeros(len(self.lowering.rows), np.int64)
-        for one in self.runs:
+        for one in self.timeline.runs:
             counts += one.micros.size * self.lowering.counts(one.unit.function)
         self.counts: list[int] = counts.tolist()
 
-    def run(self, finish: int, tables: FunctionTables) -> tuple[Lane, DeviceResult]:
-        """The rank's lane and the result of its devices; ``finish`` ends the step."""
-        rows, timeline = self.lowering.rows, StageTimeline.of(self.staged, self.rank, self.ran)
+    def run(self, finish: int, tables: FunctionTables) -> tuple[Lane, Work]:
+        """The rank's lane and the work of its devices; ``finish`` ends the step."""
+        rows, timeline = self.lowering.rows, self.timeline
         root = "main" if len(self.program.meshes) == 1 else f"main_mesh{self.rank}"
+
+        @functools.cache
+        def held() -> Held:
+            memory = self.memory()
+            shown = _curve(memory, finish, timeline)
+            return Held(shown, memory.account, self._weights())
+
         lane = Lane(
             self.mesh.name,
             self.mesh.device_ids,
-            self._curve(finish, timeline),
             op_times(rows, self.counts),
-            function_times(root, self.runs, tables),
+            function_times(root, timeline.runs, tables),
             timeline,
-            self.memory.account,
+            held,
         )
         moved = [(one.start, one.end) for one in (*timeline.sent, *timeline.received)]
         talking = np.concatenate(
             [np.zeros(0, np.int64), *(np.stack(pair, axis=1).ravel() for pair in moved)]
         )
-        sizes = self.memory.account.peak_bytes, self._weights()
-        flops = total_flops(rows, self.counts)
-        return lane, device_result(lane, self.ran.busy(self.rank, talking), finish, sizes, flops)
+        busy = self.ran.busy(self.rank, talking)
+        return lane, Work(*busy, finish, total_flops(rows, self.counts))
 
     def traffic(self, costs: OpCosts) -> Traffic:
         """Collectives of the rank, and messages that it gets."""
@@ -87,17 +100,19 @@ class RankAccount:
         roots = {p.function for k in self.stages for p in self.staged.role_of(k).phases}
         return weights + constant_bytes(self.program, sorted(roots))
 
-    def _curve(self, finish: int, timeline: StageTimeline) -> tuple[tuple[float, int], ...]:
-        """Live memory over time, a unit at a time."""
-        starts = {}
-        for one, _, begin, _ in timeline.parts:
-            starts[one.stage, one.name] = iter(begin.tolist())
-        issued = [
-            next(starts.get((event.stage, event.name), iter(())), finish)
-            for event in self.memory.events
-        ]
-        when, live = curve(
-            self.memory.resident_bytes, np.array(issued, np.int64), self.memory.during, finish,
-            int(self.memory.after[-1]),
-        )  # fmt: skip
-        return tuple(zip(all_seconds(when), live.tolist(), strict=True))
+
+def _curve(
+    memory: RankMemory, finish: int, timeline: StageTimeline
+) -> tuple[tuple[float, int], ...]:
+    """Live memory over time, a unit at a time."""
+    starts = {}
+    for one, _, begin, _ in timeline.parts:
+        starts[one.stage, one.name] = iter(begin.tolist())
+    issued = [
+        next(starts.get((event.stage, event.name), iter(())), finish) for event in memory.events
+    ]
+    when, live = curve(
+        memory.resident_bytes, np.array(issued, np.int64), memory.during, finish,
+        int(memory.after[-1]),
+    )  # fmt: skip
+    return tuple(zip(all_seconds(when), live.tolist(), strict=True))

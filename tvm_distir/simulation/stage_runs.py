@@ -114,13 +114,8 @@ class StageRuns:
         own = slice(*self.begin[rank : rank + 2].tolist())
         at, step = self._at[:-1][own], self.step[own]
         micro = units.programs[self.program[own], 1]
-        kinds = [self.steps.runs[k] for k in np.unique(step).tolist()]
-        places = {
-            (one.stage, one.name): [k for k, other in self.steps.runs.items() if other == one]
-            for one in kinds
-        }
         found = []
-        for (stage, name), steps in places.items():
+        for (stage, name), steps in self._steps_of(np.unique(step).tolist()).items():
             rows = np.flatnonzero(np.isin(step, steps))
             unit = self.steps.runs[steps[0]].unit
             ports = STREAM_PORTS + len(self.kinds.maps.ports(unit.number))
@@ -130,6 +125,14 @@ class StageRuns:
                 (int(rows[0]), Runs(unit, stage, name, np.where(once, -1, micro[rows]), times))
             )
         yield from (one for _, one in sorted(found, key=lambda pair: pair[0]))
+
+    def _steps_of(self, used: Sequence[int]) -> dict[tuple[int, str], list[int]]:
+        """Steps by the stage and the unit that they run."""
+        found: dict[tuple[int, str], list[int]] = {}
+        for step in used:
+            kind = self.steps.runs[step]
+            found.setdefault((kind.stage, kind.name), []).append(step)
+        return found
 
     def busy(self, rank: int, talking: Ints) -> tuple[int, int, int]:
         """Time in which a rank computes, communicates (also ``talking``), and does both."""

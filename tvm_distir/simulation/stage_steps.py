@@ -58,6 +58,7 @@ class StageSteps:
         self.schedule = staged.schedule
         self.rank_of = staged.schedule.rank_of
         self.micros = staged.schedule.micro_batches + 1
+        self._last_phase = WEIGHT if staged.schedule.splits_backward else BACKWARD
         self.runs: dict[int, RunKind] = {}
         self._steps: list[tuple[int, ...]] = []
         self._kinds: dict[tuple[int, int, str], int] = {}
@@ -156,7 +157,7 @@ class StageSteps:
         found += self._run(stage, name)
         if phase == FORWARD:
             found += self._handed(stage, role.carried)
-        if phase == (WEIGHT if self.schedule.splits_backward else BACKWARD) and stash:
+        if phase == self._last_phase and stash:
             found += self._run(stage, UPDATE, once=True)
             found += self._handed(stage, role.updated)
         for edge in self.staged.edges:

@@ -8,18 +8,19 @@ for fixed durations, so the time taken grows with units, not with ops.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from ..program import Program, Staged
-from ..schedules import programs
+from ..schedules import Step, programs
 from ..system import System
-from .accounts import Traffic, totals, unmodelled
+from .accounts import Traffic, Work, totals, unmodelled
 from .costs import OpCosts
-from .devices import Devices, lane_devices
+from .devices import Devices
 from .function_table import FunctionTables
-from .lanes import DeviceResult, Lane
+from .lanes import Lane
 from .laps import Laps
-from .memory import Framework, RankMemories
+from .memory import Framework, RankMemories, RankMemory
 from .result import PipelineResult, Result
 from .stage_accounts import RankAccount
 from .stage_kinds import Kinds
@@ -49,23 +50,30 @@ def simulate_stages(
     ran = StageRuns(kinds, StageSteps(staged, kinds, costs), program.meshes)
     laps.end("schedule")
     lanes: list[Lane] = []
-    found: list[DeviceResult] = []
+    works: list[Work] = []
     moved: Traffic = {}
     tables = FunctionTables(kinds.lowering)
-    memories, steps = RankMemories(program, staged, Framework(program)), programs(staged.schedule)
-    for rank, own in enumerate(steps):
-        account = RankAccount(program, staged, rank, ran, memories.of(rank, own))
-        lane, device = account.run(ran.finish, tables)
+
+    @functools.cache
+    def memories() -> tuple[RankMemories, list[list[Step]]]:
+        return RankMemories(program, staged, Framework(program)), programs(staged.schedule)
+
+    def memory(rank: int) -> RankMemory:
+        found, steps = memories()
+        return found.of(rank, steps[rank])
+
+    for rank in range(len(program.meshes)):
+        account = RankAccount(program, staged, rank, ran, functools.partial(memory, rank))
+        lane, work = account.run(ran.finish, tables)
         lanes.append(lane)
-        found.append(device)
+        works.append(work)
         moved.update(account.traffic(costs))
     schedule = staged.schedule
     result = Result(
         system=system.name,
         time_s=seconds(ran.finish),
-        peak_memory_bytes=max(device.peak_memory_bytes for device in found),
         memory_capacity_bytes=system.memory_capacity_bytes,
-        devices=Devices(lane_devices(lanes, found)),
+        devices=Devices(lanes, works),
         collectives=totals(moved),
         unmodelled_ops=unmodelled(kinds.lowering.rows),
         branches=tuple(dict.fromkeys(kinds.lowering.branches)),
@@ -77,13 +85,14 @@ def simulate_stages(
             schedule.stages,
             schedule.chunks,
             schedule.micro_batches,
-            _bubble(found, seconds(ran.finish)),
+            _bubble(works, seconds(ran.finish)),
         ),
     )
     laps.end("account")
     return result
 
 
-def _bubble(found: Sequence[DeviceResult], time_s: float) -> float:
+def _bubble(works: Sequence[Work], time_s: float) -> float:
     """Share of the step in which ranks neither compute nor communicate, on average."""
-    return sum(one.idle_s for one in found) / (len(found) * time_s) if time_s > 0 else 0.0
+    idle_s = sum(seconds(one.idle_ps) for one in works)
+    return idle_s / (len(works) * time_s) if time_s > 0 else 0.0

@@ -159,10 +159,14 @@ class GroupLayout:
     kinds: frozenset[Spread]
 
 
+_FEW = 16
+"""Groups up to which arrays are slower."""
+
+
 def layout_of(groups: Sequence[Sequence[int]], devices_per_node: int) -> GroupLayout:
     """How groups of device ids lie on nodes of consecutive devices."""
     sizes = {len(group) for group in groups}
-    if len(sizes) == 1 and sizes != {0}:
+    if len(groups) > _FEW and len(sizes) == 1 and sizes != {0}:
         return _layout_of_equal(np.array(groups, np.int64) // devices_per_node)
     spreads = tuple(spread(group, devices_per_node) for group in groups)
     return GroupLayout(spreads, nic_sharing(groups, devices_per_node), frozenset(spreads))

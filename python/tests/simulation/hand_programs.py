@@ -22,7 +22,8 @@ def us(time_us):
     return round(time_us * 1e6)
 
 
-def round_system(**device):
+def round_system(wires=1, latency=1, **device):
+    """The system; its networks' bandwidths and latencies times a factor."""
     return System.from_dict(
         {
             "schema_version": 1,
@@ -43,16 +44,16 @@ def round_system(**device):
             "intra_node": {
                 "name": "n",
                 "devices_per_node": 4,
-                "bandwidth_GBps": 1,
-                "latency_us": 1,
-                "setup_us": 10,
+                "bandwidth_GBps": wires,
+                "latency_us": latency,
+                "setup_us": 10 * latency,
             },
             "inter_node": {
                 "name": "n",
                 "nics_per_node": 4,
-                "bandwidth_per_nic_GBps": 1,
-                "latency_us": 1,
-                "setup_us": 100,
+                "bandwidth_per_nic_GBps": wires,
+                "latency_us": latency,
+                "setup_us": 100 * latency,
             },
         }
     )
