@@ -9,6 +9,7 @@
 #include <tvm/ffi/any.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/object.h>
+#include <tvm/ffi/string.h>
 
 #include <cstdint>
 #include <string_view>
@@ -27,6 +28,11 @@ inline int32_t TypeIndex(std::string_view key) {
   int32_t index = 0;
   TVM_FFI_CHECK_SAFE_CALL(TVMFFITypeKeyToIndex(&name, &index));
   return index;
+}
+
+// Numbers as Python reads them quickest: `numbers_of` in tvm_distir/native/reading.py.
+inline tvm::ffi::Bytes AsBytes(const Ints& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(int64_t)};
 }
 
 // The node that a value holds; null for a number, a text and None.

@@ -7,7 +7,6 @@
 
 #include <tvm/ffi/any.h>
 #include <tvm/ffi/container/array.h>
-#include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
 #include <tvm/ffi/object.h>
@@ -29,7 +28,6 @@ using tvm::ffi::AnyView;
 using tvm::ffi::Array;
 using tvm::ffi::Function;
 using tvm::ffi::ObjectRef;
-using tvm::ffi::Shape;
 using tvm::ffi::String;
 
 constexpr int64_t kNone = -1;
@@ -129,12 +127,12 @@ class Reader {
             Array<Any>(variables_.begin(), variables_.end()),
             Array<Any>(values_.begin(), values_.end()),
             String(names_),
-            ToShape(kinds_),
-            ToShape(like_),
-            ToShape(begin_),
-            ToShape(reads_),
-            ToShape(types_),
-            ToShape(result)};
+            AsBytes(kinds_),
+            AsBytes(like_),
+            AsBytes(begin_),
+            AsBytes(reads_),
+            AsBytes(types_),
+            AsBytes(result)};
   }
 
  private:
@@ -147,8 +145,6 @@ class Reader {
     reads_.reserve(3 * bindings);
     shared_.numbers.Reserve(params + 2 * bindings);
   }
-
-  static Shape ToShape(const Ints& values) { return Shape(values.begin(), values.end()); }
 
   void AddVariable(const Any& variable) {
     numbers_.emplace(Node(variable), static_cast<int64_t>(variables_.size()));

@@ -7,7 +7,6 @@
 
 #include <tvm/ffi/any.h>
 #include <tvm/ffi/container/array.h>
-#include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/dtype.h>
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
@@ -30,7 +29,6 @@ namespace {
 
 using tvm::ffi::Array;
 using tvm::ffi::ObjectRef;
-using tvm::ffi::Shape;
 using tvm::ffi::String;
 
 constexpr int64_t kNone = -1;
@@ -79,13 +77,18 @@ class Surveyor {
     if (function->type_index() != fields_.function) {
       TVM_FFI_THROW(TypeError) << "a relax.Function is needed, not a " << function->GetTypeKey();
     }
-    for (const Any& param : fields_.params(function).cast<Array<Any>>()) AddVariable(param);
+    const Array<Any> params = fields_.params(function).cast<Array<Any>>();
+    numbers_.reserve(params.size());
+    for (const Any& param : params) AddVariable(param);
     const Any body = fields_.body(function);
     if (Node(body) == nullptr || Node(body)->type_index() != fields_.sequence) {
       TVM_FFI_THROW(TypeError) << "the body of the function is no sequence of bindings";
     }
     for (const Any& block : fields_.blocks(Node(body)).cast<Array<Any>>()) {
-      for (const Any& binding : fields_.bindings(Node(block)).cast<Array<Any>>()) {
+      const Array<Any> bindings = fields_.bindings(Node(block)).cast<Array<Any>>();
+      numbers_.reserve(numbers_.size() + bindings.size());
+      calls_.reserve(calls_.size() + bindings.size());
+      for (const Any& binding : bindings) {
         const Any variable = fields_.var(Node(binding)), call = CallOf(Node(binding));
         sources_.push_back(Source(Node(call), annotation.get()));
         named_.push_back(IsNamed(Node(variable)));
@@ -94,14 +97,12 @@ class Surveyor {
         AddCall(Node(call));
       }
     }
-    return {String(said_), ToShape(handles_), ToShape(hidden_), ToShape(first_), ToShape(sources_),
-            ToShape(asked_),   ToShape(named_),  ToShape(like_),  ToShape(classes_of_calls_),
-            ToShape(begin_),   ToShape(operands_), ToShape(type_numbers_)};
+    return {String(said_), AsBytes(handles_), AsBytes(hidden_), AsBytes(first_), AsBytes(sources_),
+            AsBytes(asked_),   AsBytes(named_),  AsBytes(like_),  AsBytes(classes_of_calls_),
+            AsBytes(begin_),   AsBytes(operands_), AsBytes(type_numbers_)};
   }
 
  private:
-  static Shape ToShape(const Ints& values) { return Shape(values.begin(), values.end()); }
-
   void AddVariable(const Any& variable) {
     const int64_t number = static_cast<int64_t>(first_.size());
     numbers_.emplace(Node(variable), number);

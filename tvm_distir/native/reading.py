@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -95,8 +96,14 @@ def read_functions(functions: Sequence[Any]) -> list[Reading]:
 
 
 def _reading(found: Any) -> Reading:
-    bindings, variables, values, *others = elements(found)
-    return Reading(elements(bindings), elements(variables), elements(values), *others)
+    bindings, variables, values, said, *others = elements(found)
+    objects = elements(bindings), elements(variables), elements(values)
+    return Reading(*objects, said, *map(numbers_of, others))
+
+
+def numbers_of(data: bytes) -> tuple[int, ...]:
+    """Numbers that the library hands over as bytes of int64."""
+    return struct.unpack(f"{len(data) // 8}q", data)
 
 
 def elements(array: Any) -> list[Any]:

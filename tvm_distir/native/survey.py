@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .loader import native_function
-from .reading import elements
+from .reading import elements, numbers_of
 
 
 class Survey(NamedTuple):
@@ -76,4 +76,4 @@ def survey(function: Any, annotation: Any, names: Sequence[str] = ()) -> Survey:
         What :attr:`Survey.named` looks for.
     """
     said, *found = elements(native_function("survey")(function, annotation, names))
-    return Survey(said.split("\0")[:-1], *found)
+    return Survey(said.split("\0")[:-1], *map(numbers_of, found))
