@@ -88,7 +88,16 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
         from ..simulation import simulate
 
         result = simulate(program, work.system)
-    from ..report import analysis_of, batch_of, to_dict, to_html, to_json, to_text, to_verdict
+    from ..report import (
+        analysis_of,
+        batch_of,
+        check_fits,
+        to_dict,
+        to_html,
+        to_json,
+        to_text,
+        to_verdict,
+    )
 
     analysis = analysis_of(
         result,
@@ -125,6 +134,7 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
     else:
         colour = wants_colour()
         put_page(to_text(analysis, colour), to_verdict(analysis, colour))
+    check_fits(analysis)
     return 0
 
 

@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     watch = Stopwatch()
     with watch.stage("load"):
         from ..program import Program
-        from ..report import analysis_of, to_dict, to_json, to_text, to_verdict
+        from ..report import analysis_of, check_fits, to_dict, to_json, to_text, to_verdict
         from ..simulation import simulate
         from ..system import System
 
@@ -82,4 +82,5 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         colour = wants_colour()
         put_page(to_text(analysis, colour), to_verdict(analysis, colour))
+    check_fits(analysis)
     return 0

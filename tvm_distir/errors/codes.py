@@ -151,6 +151,7 @@ CODES: dict[str, str] = {
     "DIST0801": "no placement found keeps little enough on each device",
     "DIST0802": "a training step does not fit, whatever is made again",
     "DIST0803": "search: what is asked for excludes everything",
+    "DIST0804": "a program needs more memory than a device has",
     # 09xx: our bugs
     "DIST0901": "an internal error: a bug of the plugin",
     "DIST0902": "a result of ours is not a finite number",

@@ -13,6 +13,7 @@ from .model import ReportLane as ReportLane
 from .model import ReportMesh as ReportMesh
 from .model import ReportParameter as ReportParameter
 from .text import to_text as to_text
+from .verdict import check_fits as check_fits
 from .verdict import to_verdict as to_verdict
 from .verification import verdict_dict as verdict_dict
 from .verification import verdict_text as verdict_text

@@ -19,8 +19,9 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
     -------
     data : dict
         ``schema_version``, ``time_s``, ``peak_memory_bytes``, ``fits``, ``bound_by``,
-        ``devices``, ``collectives``, ``warnings``, ``unmodelled_ops``, ``branches``, ``engine``,
-        ``timings_s``, ``meshes``, of a step in stages ``pipeline``, and what was asked for.
+        ``spent_s`` by what it goes to, ``devices``, ``collectives`` and ``ops`` with their times,
+        ``warnings``, ``unmodelled_ops``, ``branches``, ``engine``, ``timings_s``, ``meshes``,
+        of a step in stages ``pipeline``, and what was asked for.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -33,6 +34,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "memory_capacity_bytes": analysis.capacity_bytes,
         "fits": analysis.fits,
         "bound_by": analysis.bound_by,
+        "spent_s": analysis.spent_s,
         "meshes": [
             {
                 "name": mesh.name,
@@ -42,7 +44,8 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
             for mesh in analysis.meshes
         ],
         "devices": [device.to_dict() for device in analysis.devices],
-        "collectives": [one.to_dict() for one in analysis.collectives],
+        "collectives": [{**one.to_dict(), "time_s": one.time_s} for one in analysis.collectives],
+        "ops": [dict(vars(one)) for one in analysis.ops],
         "warnings": list(analysis.warnings),
         "unmodelled_ops": list(analysis.unmodelled_ops),
         "branches": [dict(vars(one)) for one in analysis.branches],

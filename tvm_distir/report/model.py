@@ -149,12 +149,31 @@ class Analysis:
         return max(self.devices, key=lambda d: d.compute_s + d.exposed_comm_s)
 
     @property
-    def bound_by(self) -> str:
-        """What most of the busiest device's step goes to: compute, communication or waiting."""
+    def spent_s(self) -> dict[str, float]:
+        """Seconds of the busiest device's step by what they go to.
+
+        ``compute``, ``memory`` and ``launch`` are what most of each op's time is; compute where
+        ops are not known. ``communication`` is what no compute hides, ``idle`` the rest.
+        """
         device = self.slowest
-        shares = {
-            "compute": device.compute_s,
-            "communication": device.exposed_comm_s,
-            "waiting": device.idle_s,
-        }
-        return max(shares, key=lambda kind: shares[kind])
+        ops = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
+        for one in self.ops:
+            ops[one.bound_by if one.bound_by in ops else "compute"] += one.time_s
+        known_s = sum(ops.values())
+        if known_s <= 0:
+            ops, known_s = {**ops, "compute": 1.0}, 1.0
+        spent = {kind: device.compute_s * took_s / known_s for kind, took_s in ops.items()}
+        return {**spent, "communication": device.exposed_comm_s, "idle": device.idle_s}
+
+    @property
+    def bound_by(self) -> str:
+        """What the largest part of the busiest device's step goes to, of :attr:`spent_s`."""
+        spent = self.spent_s
+        return max(spent, key=lambda kind: spent[kind])
+
+    @property
+    def bound_share(self) -> float:
+        """Share of the step that goes to what it is bound by."""
+        spent = self.spent_s
+        whole_s = sum(spent.values())
+        return spent[self.bound_by] / whole_s if whole_s > 0 else 0.0

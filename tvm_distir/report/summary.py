@@ -26,7 +26,8 @@ def header(analysis: Analysis) -> str:
         f'<p class="sub">on <b>{esc(analysis.hardware.name)}</b>, mesh '
         f"<b>{esc(mesh_words(analysis))}</b>, {what}{esc(batch)}</p>"
         f'<p class="verdict">{badge}<span class="badge {_bound_class(analysis)}">bound by '
-        f"{esc(analysis.bound_by)}</span></p>{_alarm(analysis)}"
+        f"{esc(analysis.bound_by)} ({units.share(analysis.bound_share, 1.0)})</span></p>"
+        f"{_alarm(analysis)}"
         f'<div class="kpis">{_kpis(analysis)}</div>'
         f'<ul class="findings">{"".join(f"<li>{esc(s)}</li>" for s in findings(analysis))}</ul>'
         "</header>"
@@ -34,7 +35,7 @@ def header(analysis: Analysis) -> str:
 
 
 def _bound_class(analysis: Analysis) -> str:
-    return {"compute": "ok", "communication": "warn", "waiting": "warn"}[analysis.bound_by]
+    return "ok" if analysis.bound_by in ("compute", "memory") else "warn"
 
 
 def _alarm(analysis: Analysis) -> str:

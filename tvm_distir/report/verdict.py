@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from ..errors import printable
+from ..errors import InfeasibleError, printable
 from . import units
 from .model import Analysis
 
@@ -26,6 +26,18 @@ class Painter:
     def __call__(self, style: str, words: str) -> str:
         """``words`` in a style of ``bold dim red green yellow``."""
         return f"\x1b[{_STYLES[style]}m{words}\x1b[0m" if self._colour else words
+
+
+def check_fits(analysis: Analysis) -> None:
+    """Refuse (InfeasibleError DIST0804) a program that needs more memory than a device has."""
+    if analysis.fits is False:
+        peak, capacity = analysis.peak_memory_bytes, analysis.capacity_bytes or 0
+        raise InfeasibleError(
+            "DIST0804",
+            f"a device needs {units.size(peak)} and has {units.size(capacity)}",
+            place=analysis.hardware.name,
+            remedy="Use more devices, a smaller batch, or in training --recompute.",
+        )
 
 
 def to_verdict(analysis: Analysis, colour: bool = False) -> str:
@@ -64,8 +76,8 @@ def verdict_lines(analysis: Analysis, paint: Painter) -> list[str]:
     return [
         paint("bold", f"{printable(analysis.title)} on {printable(analysis.hardware.name)}"),
         f"  {mesh_words(analysis)}, {printable(plan)}",
-        f"  {paint('bold', units.duration(analysis.time_s))} per step, mostly "
-        f"{analysis.bound_by}; {fit}",
+        f"  {paint('bold', units.duration(analysis.time_s))} per step, bound by "
+        f"{analysis.bound_by} ({units.share(analysis.bound_share, 1.0)}); {fit}",
         *([f"  {staged}"] if staged else []),
     ]
 

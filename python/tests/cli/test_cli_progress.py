@@ -54,7 +54,7 @@ def test_the_verdict_is_seen_last(
     monkeypatch.setenv("COLUMNS", "100")
     assert main(shlex.split(WORK)) == 0
     lines = capsys.readouterr().out.splitlines()
-    verdict = [line for line in lines if " per step, mostly " in line]
+    verdict = [line for line in lines if " per step, bound by " in line]
     assert len(verdict) == times and (times == 1 or lines[-1] == verdict[0])
 
 

@@ -67,7 +67,7 @@ def test_columns_line_up_and_control_characters_do_not_reach_the_terminal() -> N
 
 def test_text_says_what_the_numbers_say() -> None:
     text = to_text(sample())
-    assert "20.0 ms per step, mostly compute; fits: 8.00 GiB of 16.0 GiB per device" in text
+    assert "20.0 ms per step, bound by compute (60%); fits: 8.00 GiB of 16.0 GiB per device" in text
     assert "16.0 ms (80%)" in text and "4.00 ms (20%)" in text
     row = next(line for line in text.splitlines() if "all_reduce" in line)
     assert row.split() == ["all_reduce", "tp", "2", "4", "4.00", "GiB", "4.00", "GiB", "4.00", "ms"]
