@@ -19,7 +19,7 @@ from tvm_distir.cli import main  # noqa: E402
 from tvm_distir.errors import ModelError  # noqa: E402
 from tvm_distir.frontend import load_model, load_weights  # noqa: E402
 from tvm_distir.frontend.torch.values import as_array  # noqa: E402
-from tvm_distir.runtime.engines import Reference  # noqa: E402
+from tvm_distir.runtime import Reference  # noqa: E402
 from tvm_distir.verification import input_specs  # noqa: E402
 
 
@@ -150,6 +150,28 @@ def test_the_command_takes_archives(tmp_path, capsys):
     with torch.no_grad():
         wanted = net(4)(*ARGS)
     np.testing.assert_allclose(np.load(results)["output0"], wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_archives_without_weights_take_those_of_a_checkpoint(tmp_path):
+    numpy_files = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    with torch.device("meta"):
+        meta = nn.Sequential(Block(8), nn.Linear(8, 4)).eval()
+    path, folder, data, results = (str(tmp_path / n) for n in ("m.pt2", "f", "in.npz", "out.npz"))
+    torch.export.save(export(meta, (torch.zeros(2, 8, device="meta"),)), path)
+    real = nn.Sequential(Block(8), nn.Linear(8, 4)).eval()
+    (tmp_path / "weights").mkdir()
+    state = {name: value.numpy() for name, value in real.state_dict().items()}
+    for file, prefix in (("a", "0."), ("b", "1.")):
+        held = {name: value for name, value in state.items() if name.startswith(prefix)}
+        numpy_files.save_file(held, tmp_path / "weights" / f"{file}.safetensors")
+    plan = ["--strategy", "tensor_parallel", "--mesh", "tp=2"]
+    weights = ["--weights", str(tmp_path / "weights")]
+    assert main(["deploy", path, *plan, *weights, "-o", folder]) == 0
+    x = torch.rand(2, 8)
+    np.savez(data, input=x.numpy())
+    assert main(["run", folder, "--inputs", data, "-o", results]) == 0
+    with torch.no_grad():
+        np.testing.assert_allclose(np.load(results)["output0"], real(x), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -10,6 +10,7 @@ import torch
 
 INF = math.inf
 GROUPS = ("elementwise", "views", "indices", "reductions", "products", "norms", "windows")
+GROUPS += ("backward",)
 
 
 class Draw:
@@ -334,6 +335,23 @@ def windows(d):
     yield "upsample_nearest2d.vec", (image, [11, 5], None), {}
     yield "upsample_bilinear2d.vec", (image, [16, 18], False, None), {}
     yield "upsample_bilinear2d.vec", (image, None, True, [2.0, 2.0]), {}
+
+
+def backward(d):
+    """As parts of joint graphs; the indices of a pool's maxima are not read."""
+    index = d.ints(5, 2, 3)
+    for padding in (-1, 2):
+        arguments = (d.floats(2, 3, 4), index, 5, padding, False)
+        yield "embedding_dense_backward.default", arguments, {}
+    image, kernel = d.floats(2, 4, 7, 8), d.floats(6, 2, 3, 3)
+    plain = [2, 2], [1, 1], [1, 1], False, [0, 0], 2, [True, True, True]
+    gradient = d.floats(2, 6, 4, 4)
+    yield "convolution_backward.default", (gradient, image, kernel, [6], *plain), {}
+    window = [2, 2], [2, 2], [0, 0]
+    found, places = torch.ops.aten.max_pool2d_with_indices.default(image, *window)
+    name = "max_pool2d_with_indices_backward.default"
+    yield name, (torch.ones_like(found), image, *window, [1, 1], False, places), {}
+    yield "avg_pool2d_backward.default", (found, image, *window, False, True, None), {}
 
 
 def cases(group, dtype):

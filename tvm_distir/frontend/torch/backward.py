@@ -57,16 +57,18 @@ def _convolution(call: AtenCall) -> Any:
 
 def _max_pool(call: AtenCall) -> Any:
     kernel, options = window(call, 2)
-    return call.emit(
-        _op.grad.max_pool2d_backward(
-            call["grad_output"],
-            call["self"],
+    return call.in_float32(
+        lambda gradient, x: _op.grad.max_pool2d_backward(
+            gradient,
+            x,
             kernel,
             options["strides"],
             options["padding"],
             tuple(sizes(call["dilation"], 2)),
             options["ceil_mode"],
-        )
+        ),
+        call["grad_output"],
+        call["self"],
     )
 
 
