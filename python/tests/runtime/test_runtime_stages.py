@@ -1,9 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""A rank of a pipeline that fails in the middle of its units: every engine ends, and says where."""
+"""Steps in stages on engines of processes: results, and a rank that ends between two units."""
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 import time
@@ -12,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm_ffi
+from broken_unit import PREFIX
+from test_runtime_mpi import needs_mpi
 from tvm import ir, relax
 
 import tvm_distir as td
@@ -23,28 +25,28 @@ from tvm_distir.transform import ExpandSchedule, RunInTurn
 from tvm_distir.verification import draw_inputs
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "transform"))
-from pipeline_models import tower
+from pipeline_models import normed_tower, tower
 
-ACT = "tvm_distir.test_runtime_stages.act"
-ASKED: list[str] = []
-"""What the next call of the function is to do instead of copying."""
-
-
-def _act(x: Any, out: Any) -> None:
-    """Copy, or fail as was asked for."""
-    what = ASKED.pop() if ASKED else ""
-    if what == "raise":
-        raise ValueError("boom")
-    if what == "sleep":
-        time.sleep(6.0)
-    out.copyfrom(x.numpy())
+MPI = pytest.param("mpi", marks=needs_mpi)
+RAISES = r"DIST0612 main_mesh1.*ValueError: boom"
+WAITED = r"DIST0613.*waited"
+KILLED = r"DIST0615.*worker 1: .*killed by SIGKILL"
+EXITS = r"DIST0615.*worker 1: .*ended with exit code 3"
 
 
-tvm_ffi.register_global_func(ACT, _act, override=True)
+@functools.cache
+def _healthy() -> tuple[ir.IRModule, list[Any], list[Any]]:
+    """The programs of three ranks, inputs, and what they give."""
+    schedule = {"kind": "1f1b", "stages": 3, "micro_batches": 4}
+    step = td.train_step(tower(6, 2), loss="mse", schedule=schedule)
+    plan = make_plan(step, "pipeline:micro_batches=4", {"pp": 3})
+    programs = ExpandSchedule()(td.distribute(step, plan))
+    values = draw_inputs(RunInTurn()(step))
+    return programs, values, list(td.run(programs, values, engine="threads"))
 
 
-def _broken(programs: ir.IRModule, entry: str) -> ir.IRModule:
-    """The programs, one of which hands what arrives third to a function of this file."""
+def _broken(programs: ir.IRModule, entry: str, what: str) -> ir.IRModule:
+    """The programs, one of which hands what arrives third to a function that ends it."""
     fn = programs[entry]
     bindings, arrived = [], 0
     for binding in [b for block in fn.body.blocks for b in block.bindings]:
@@ -52,7 +54,7 @@ def _broken(programs: ir.IRModule, entry: str) -> ir.IRModule:
         if "R.dist.recv" in str(binding.value):
             arrived += 1
             if arrived == 3:
-                call = relax.op.call_dps_packed(ACT, [binding.var], out_ty=binding.var.ty)
+                call = relax.op.call_dps_packed(PREFIX + what, [binding.var], out_ty=binding.var.ty)
                 call = relax.BlockBuilder().normalize(call)
                 bindings.append(relax.VarBinding(relax.Var("acted", binding.var.ty), call))
     functions = dict(programs.functions.items())
@@ -62,25 +64,46 @@ def _broken(programs: ir.IRModule, entry: str) -> ir.IRModule:
     return ir.IRModule(functions, attrs=programs.attrs, global_infos=programs.global_infos)
 
 
+def _engine(name: str, timeout_s: float) -> Any:
+    engine: Any = td.runtime.engine(name)
+    engine.timeout_s = timeout_s
+    if hasattr(engine, "preload"):
+        engine.preload = ("broken_unit",)
+    return engine
+
+
 @pytest.mark.parametrize(
-    ("what", "says"),
-    [("raise", r"DIST0612 main_mesh1.*ValueError: boom"), ("sleep", r"DIST0613.*waited")],
+    ("engine", "what", "says"),
+    [
+        ("threads", "raise", RAISES),
+        ("threads", "sleep", WAITED),
+        ("processes", "raise", RAISES),
+        ("processes", "sleep", WAITED),
+        ("processes", "killed", KILLED),
+        ("processes", "exits", EXITS),
+        pytest.param("mpi", "raise", RAISES, marks=needs_mpi),
+        pytest.param("mpi", "killed", KILLED, marks=needs_mpi),
+    ],
 )
-def test_a_rank_that_fails_between_two_units(what: str, says: str) -> None:
-    schedule = {"kind": "1f1b", "stages": 3, "micro_batches": 4}
-    step = td.train_step(tower(6, 2), loss="mse", schedule=schedule)
-    plan = make_plan(step, "pipeline:micro_batches=4", {"pp": 3})
-    programs = _broken(ExpandSchedule()(td.distribute(step, plan)), "main_mesh1")
-    values = draw_inputs(RunInTurn()(step))
-    engine: Any = td.runtime.engine("threads")
-    wanted = td.run(programs, values, engine=engine)
-    ASKED.append(what)
-    engine.timeout_s = 1.0 if what == "sleep" else 60.0
+def test_a_rank_that_ends_between_two_units(engine: str, what: str, says: str) -> None:
+    """As the table of faults says; the next run has the results of the first."""
+    programs, values, wanted = _healthy()
+    broken = _broken(programs, "main_mesh1", what)
     start_s = time.monotonic()
     with pytest.raises(EngineError) as found:
-        td.run(programs, values, engine=engine)
-    assert re.search(says, str(found.value), re.DOTALL)
-    assert time.monotonic() - start_s < 30.0
-    again: Any = td.runtime.engine("threads")
-    for one, other in zip(td.run(programs, values, engine=again), wanted, strict=True):
+        td.run(broken, values, engine=_engine(engine, 1.0 if what == "sleep" else 60.0))
+    assert re.search(says, str(found.value), re.DOTALL), str(found.value)
+    assert time.monotonic() - start_s < 60.0
+    for one, other in zip(td.run(programs, values, engine=engine), wanted, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("engine", ["processes", MPI])
+@pytest.mark.parametrize("model", ["dropouts", "norms"])
+def test_masks_and_statistics_between_processes(model: str, engine: str) -> None:
+    """Streams of random numbers and running statistics are those of one device."""
+    made = tower(4, 4, rate=0.25) if model == "dropouts" else normed_tower(4, 8)
+    schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2}
+    step = td.train_step(made, loss="mse", schedule=schedule)
+    plan = make_plan(step, "pipeline:micro_batches=2+data_parallel", {"pp": 2, "dp": 2})
+    assert td.verify(step, plan, engine=engine).equal
