@@ -156,8 +156,12 @@ def _tensors(inst: Instance) -> Iterator[tuple[int, int]]:
 def _values(
     decision: Decision, instances: Sequence[Instance], mesh: MeshSpec, function: str | None
 ) -> list[PlanRule]:
-    """Placements of the results of calls that all instances have the same way."""
+    """Placements of the results of calls that all instances have the same way.
+
+    What a public function returns is left out: new weights lie as the old ones.
+    """
     g = instances[0].graph
+    returned = set(g.result_values) if g.public else set()
     names = [value.name for value in g.values]
     found = []
     for k, node in enumerate(g.nodes):
@@ -166,6 +170,8 @@ def _values(
         v = node.results[0]
         forms = {decision.value_form(inst, v) for inst in instances}
         form = next(iter(forms))
+        if v in returned:
+            continue
         if len(forms) > 1 or P in form or not g.values[v].shape or names.count(names[v]) > 1:
             continue
         found.append(PlanRule("value", names[v], form, mesh.name, function=function))

@@ -179,6 +179,7 @@ class _Core:
         for number in self.problem.factors.values():
             array = self.tables.array(number)
             most += int(array.max(where=array < INFINITE, initial=0))
+        most = min(most, INFINITE // 2)  # what is dearer is no cost to reckon with
         started = self.starts.begin(self.tables, self.problem, most)
         dual, first = started or self.tables.dual(self.problem, most), started is None
         tried, proposal = float("inf"), FIRST_PROPOSAL
