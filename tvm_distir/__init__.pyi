@@ -10,6 +10,7 @@ from . import redistribution as redistribution
 from . import searching as searching
 from . import strategy as strategy
 from . import transform as transform
+from .calibration import calibrate as calibrate
 from .deployment import deploy as deploy
 from .deployment import load as load
 from .deployment import open_weights as open_weights

@@ -147,6 +147,7 @@ CODES: dict[str, str] = {
     "DIST0721": "a simulated time is not finite or too large",
     "DIST0722": "a transfer has only one end",
     "DIST0723": "a step in stages cannot be simulated device by device",
+    "DIST0730": "measured rows cannot be read, or do not fit",
     # 08xx: infeasible
     "DIST0801": "no placement found keeps little enough on each device",
     "DIST0802": "a training step does not fit, whatever is made again",

@@ -22,3 +22,4 @@ from .network import wire_bytes as wire_bytes
 from .network import wire_share as wire_share
 from .reading import SCHEMA_VERSION as SCHEMA_VERSION
 from .reading import system_names as system_names
+from .writing import to_data as to_data

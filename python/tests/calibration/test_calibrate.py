@@ -1,0 +1,130 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Constants fitted to steps: found again where they made the rows, and times as simulated."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import tvm_distir as td
+from tvm_distir.calibration import Row, calibrate, program_of, read_rows
+from tvm_distir.calibration import programs as kept
+from tvm_distir.calibration.fitting import fit
+from tvm_distir.calibration.prices import with_constants
+from tvm_distir.calibration.steps import Model
+from tvm_distir.errors import SimulationError
+from tvm_distir.system import MEANINGS, to_data
+
+BASE = Row(8, 1, 256, 4, 4, 128, 1, 1, 1, vocab=512)
+ROWS = [
+    BASE,
+    dataclasses.replace(BASE, micro_batch=4),
+    dataclasses.replace(BASE, tp=2, hidden=512),
+    dataclasses.replace(BASE, dp=2, micro_batch=2),
+    dataclasses.replace(BASE, pp=2),
+    dataclasses.replace(BASE, pp=2, tp=2, dp=2, hidden=512),
+]
+
+
+@pytest.fixture(scope="module")
+def system():
+    return td.System.load("dgx-a100-megatron")
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory):
+    kept.CACHE = tmp_path_factory.mktemp("cache")
+    return [program_of(row) for row in ROWS]
+
+
+def test_times_are_those_that_are_simulated(system, programs):
+    model = Model(programs, system)
+    simulated = [td.simulate(program, system).time_s for program in programs]
+    np.testing.assert_allclose(model.times_s({}), simulated, rtol=0.005)
+    alone = [n for n, row in enumerate(ROWS) if row.pp == 1]
+    found = model.times_s({})
+    for number in alone:
+        assert found[number] == pytest.approx(simulated[number], rel=1e-6)
+
+
+def test_kept_programs_are_equal(programs):
+    again = program_of(ROWS[2])
+    assert again.to_json() == programs[2].to_json()
+    assert program_of(ROWS[2], cached=False).to_json() == again.to_json()
+
+
+def test_constants_that_made_the_rows_are_found(system, programs):
+    true = {"python_launch_us": 60.0, "unit_overhead_us": 400.0}
+    times = Model(programs, system).walk(true)
+    rows = [
+        dataclasses.replace(row, time_s=float(time)) for row, time in zip(ROWS, times, strict=True)
+    ]
+    found = calibrate(system, rows, folds=0)
+    assert found.errors_percent["in sample"] < 0.5
+    assert found.values["python_launch_us"] == pytest.approx(60.0, rel=0.05)
+    assert found.system.constants["python_launch_us"].source == "calibrated"
+    assert "nic_efficiency" in found.undetermined
+    assert "nic_efficiency" in found.to_text()
+
+
+def test_a_fit_keeps_its_bounds():
+    def residuals(point):
+        return np.array([point[0] - 5.0, point[1] - 0.5])
+
+    low, high = np.zeros(2), np.ones(2)
+    found = fit(residuals, np.ones(2), np.full(2, 0.4), np.full(2, 100.0), (low, high))
+    np.testing.assert_allclose(found.point, [1.0, 0.5], atol=1e-3)
+
+
+def test_an_outlier_counts_little():
+    data = np.array([1.0, 1.01, 0.99, 1.0, 30.0])
+
+    def residuals(point):
+        return (point[0] - data) / 0.01
+
+    low, high = np.zeros(1), np.full(1, 50.0)
+    found = fit(residuals, np.ones(5), np.array([3.0]), np.array([100.0]), (low, high))
+    assert found.point[0] == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_fitted_system_is_read_again(system):
+    other = with_constants(system, {"python_launch_us": 12.5}, "here")
+    assert td.System.from_dict(to_data(other)) == other
+    plain = td.System.load("dgx-a100")
+    assert td.System.from_dict(to_data(plain)) == plain
+
+
+def test_rows(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(
+        "global_batch,micro_batch,hidden_size,attention_heads,num_layers,sequence_length,"
+        "tensor_parallelism,data_parallelism,pipeline_parallelism,iteration_time_ms\n"
+        "8,2,64,4,2,16,1,2,1,5.5\n"
+    )
+    (row,) = read_rows(path)
+    assert (row.micro_batches, row.devices, row.vocab) == (2, 2, 51200)
+    assert row.time_s == pytest.approx(5.5e-3)
+
+
+@pytest.mark.parametrize(
+    "text", ["global_batch\n8\n", "global_batch,micro_batch\nx,1\n"], ids=["missing", "no number"]
+)
+def test_wrong_rows(tmp_path, text):
+    path = tmp_path / "rows.csv"
+    path.write_text(text)
+    with pytest.raises(SimulationError) as caught:
+        read_rows(path)
+    assert caught.value.code == "DIST0730"
+
+
+def test_a_system_without_constants_is_refused():
+    with pytest.raises(SimulationError) as caught:
+        calibrate("dgx-a100", [dataclasses.replace(BASE, time_s=1.0)])
+    assert caught.value.code == "DIST0730"
+
+
+def test_at_most_fourteen_constants():
+    assert len(MEANINGS) <= 14

@@ -1,0 +1,53 @@
+#!/usr/bin/env python
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Errors of predicted training steps against published ones, as a table.
+
+``python scripts/accuracy.py``: constants are fitted to vTrain's rows (``benchmarks/measured``), and tested out of fold,
+and on the tables of two papers that nothing is fitted to. The first run makes 178 programs, which are kept on disk.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+
+import tvm_distir as td
+from tvm_distir.calibration import Calibration, Row, calibrate, program_of, read_rows
+from tvm_distir.calibration.prices import with_constants
+from tvm_distir.calibration.steps import Model
+
+MEASURED = Path(__file__).parents[1] / "benchmarks" / "measured"
+MULTI_WEIGHT = 5.0
+"""Of rows over several nodes, of which there are few."""
+
+
+def tested(rows: list[Row], fitted: Calibration) -> str:
+    """Mean and signed mean error of rows on Selene, by constants fitted elsewhere."""
+    selene = with_constants(td.System.load("selene-megatron"), fitted.values)
+    times = Model([program_of(row) for row in rows], selene).times_s({})
+    error = 100 * (times / np.array([row.time_s for row in rows]) - 1)
+    each = " ".join(f"{one:+.1f}" for one in error)
+    return f"{np.abs(error).mean():.2f} | {error.mean():+.2f} | {each}"
+
+
+def main() -> None:
+    """Fit and print."""
+    single = read_rows(MEASURED / "vtrain_single_node.csv")
+    multi = [
+        dataclasses.replace(row, weight=MULTI_WEIGHT)
+        for row in read_rows(MEASURED / "vtrain_multi_node.csv")
+    ]
+    own = calibrate("dgx-a100-megatron", single)
+    print("single node alone\n" + own.to_text())
+    joint = calibrate("dgx-a100-megatron", [*single, *multi], folds=10)
+    print("both\n" + joint.to_text())
+    print("| not fitted to | mean error, % | bias, % | rows |\n|--|--:|--:|--|")
+    for name in ("sc21_table1", "korthikanti_table5"):
+        print(f"| {name} | {tested(read_rows(MEASURED / f'{name}.csv'), joint)} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The program of a measured step, through the pipeline that any model goes."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+from dataclasses import astuple, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..frontend import zoo
+from ..program import Program, export
+from ..strategy import make_plan
+from ..transform import distribute
+from ..transform.gradient import train_step
+from .rows import Row
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvm-distir"
+"""Where programs are kept, by row and by the sources that make them."""
+DROPOUT = 0.1
+"""Megatron's default."""
+_DOWNSTREAM = ("calibration", "cli", "program/kernels", "report", "simulation", "system")
+"""Rooms that do not change what is exported."""
+
+
+def program_of(row: Row, cached: bool = True) -> Program:
+    """Program of a row: zoo model, training step, strategies, passes, export.
+
+    Parameters
+    ----------
+    row : Row
+    cached : bool
+        Whether to keep it on disk, in :data:`CACHE`, until a source of the package changes.
+    """
+    if not cached:
+        return _make(row)
+    key = hashlib.sha256(repr((_sources(), astuple(replace(row, time_s=0.0, weight=1.0)))).encode())
+    path = CACHE / "programs" / f"{key.hexdigest()[:32]}.json.gz"
+    if path.exists():
+        return Program.from_json(gzip.decompress(path.read_bytes()).decode())
+    program = _make(row)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f".{os.getpid()}")
+    part.write_bytes(gzip.compress(program.to_json().encode(), 4))
+    part.replace(path)
+    return program
+
+
+@cache
+def _sources() -> str:
+    """Digest of the sources that decide what is exported."""
+    root, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root).as_posix()
+        if not name.startswith(_DOWNSTREAM):
+            digest.update(name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _make(row: Row) -> Program:
+    model = zoo.gpt(
+        layers=row.layers, hidden=row.hidden, heads=row.heads, vocab=row.vocab,
+        batch=row.micro_batch * row.dp, seq=row.seq, positions=row.seq, dtype="float16",
+        dropout=DROPOUT, fused_qkv=1,
+    )  # fmt: skip
+    kind = "interleaved" if row.chunks > 1 else "1f1b"
+    schedule: dict[str, Any] = {
+        "kind": kind, "stages": row.pp, "micro_batches": row.micro_batches,
+    }  # fmt: skip
+    parts = row.pp * row.chunks
+    if row.chunks > 1:
+        schedule["chunks"] = row.chunks
+    if parts > 1:  # layers divided evenly, whatever embedding and head take
+        ends = [(k + 1) * row.layers // parts - 1 for k in range(parts - 1)]
+        schedule["cuts"] = [f"layer_output{end or ''}" for end in ends]
+    step = train_step(
+        model, optimizer="adamw", master=True, schedule=schedule, recompute=f"layer={row.recompute}"
+    )
+    chunks = f",schedule=interleaved,chunks={row.chunks}" if row.chunks > 1 else ""
+    strategies = [f"pipeline:micro_batches={row.micro_batches}{chunks}"]
+    if row.dp > 1:
+        strategies.append("data_parallel")
+    if row.tp > 1:
+        strategies.append(f"megatron:sequence={row.sequence_parallel}")
+    mesh = {"pp": row.pp, "dp": row.dp, "tp": row.tp}
+    mesh = {axis: size for axis, size in mesh.items() if size > 1 or axis == "pp"}
+    return export(distribute(step, make_plan(step, "+".join(strategies), mesh)))

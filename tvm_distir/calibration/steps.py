@@ -1,0 +1,75 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Measured steps ready to be priced with any constants of a system."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..program import Program, Staged
+from ..program.kernels import grouped
+from ..system import System
+from .bodies import Parts, StepParts
+from .paths import longest
+from .prices import Steps, with_constants
+
+Floats = npt.NDArray[np.float64]
+
+
+class Model:
+    """Times of programs on a system whose constants change.
+
+    Parameters
+    ----------
+    programs : sequence of Program
+        In stages, as exported.
+    system : System
+        Its nodes, its kernel profile, and what constants are not given otherwise.
+    """
+
+    def __init__(self, programs: Sequence[Program], system: System) -> None:
+        self.system = system
+        self._steps = [_parts(program, system) for program in programs]
+        self._ways: list[Parts] = []
+        self.steps = Steps([])
+        self.walk({})
+
+    def walk(self, values: Mapping[str, float]) -> Floats:
+        """Find the longest ways with these constants; seconds of each step."""
+        system = with_constants(self.system, values)
+        found = [longest(step, _Pricer(step, system)) for step in self._steps]
+        self._ways = [way for _, way in found]
+        self.steps = Steps(self._ways)
+        return np.array([time_s for time_s, _ in found])
+
+    def times_s(self, values: Mapping[str, float]) -> Floats:
+        """Seconds of each step with these constants along the ways found last."""
+        return self.steps.times_s(with_constants(self.system, values))
+
+    def some(self, rows: Sequence[int]) -> Steps:
+        """The ways of some of the steps."""
+        return Steps([self._ways[row] for row in rows])
+
+
+class _Pricer:
+    """Seconds of the parts of one step."""
+
+    def __init__(self, step: StepParts, system: System) -> None:
+        self.system = system
+        known = {id(parts): parts for parts in step.known()}
+        times = Steps(list(known.values())).times_s(system)
+        self.times: dict[int, float] = dict(zip(known, times.tolist(), strict=True))
+
+    def __call__(self, parts: Parts) -> float:
+        return self.times[id(parts)]
+
+
+def _parts(program: Program, system: System) -> StepParts:
+    made = grouped(program, system.kernels)
+    staged = made.staged
+    if not isinstance(staged, Staged):
+        raise TypeError("a program that is not in stages")
+    return StepParts(made, staged, system)

@@ -1,0 +1,57 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir calibrate``: fit a system's constants to measured steps."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from .listing import LateHelp, system_help
+from .options import asked_by
+from .outputs import Outputs
+from .terminal import put
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "calibrate",
+        help="fit a system's constants to measured steps",
+        description=(
+            "Fit the constants of a system to measured steps of GPT models, by programs of "
+            "the whole pipeline. Says the errors, out of fold too, and which constants the rows do "
+            "not determine."
+        ),
+        allow_abbrev=False,
+    )
+    parser.add_argument("system", action=LateHelp, metavar="SYSTEM", late=system_help)
+    parser.add_argument("rows", metavar="ROWS.csv", help="with a column iteration_time_ms")
+    parser.add_argument("-o", dest="output", metavar="FILE", help="write the fitted system")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fit, write, say how well."""
+    outputs = Outputs({"ROWS": arguments.rows, "SYSTEM": arguments.system})
+    written = outputs.promise(arguments.output, "-o")
+    from ..calibration import calibrate
+    from ..system import System, to_data
+
+    with asked_by("SYSTEM", "DIST0701"):
+        system = System.load(arguments.system)
+    found = calibrate(system, arguments.rows, source=f"tvm-distir calibrate, {arguments.rows}")
+    if written is not None:
+        text = json.dumps(to_data(found.system), indent=1) + "\n"
+        outputs.add(written, lambda path: _write(path, text))
+    outputs.commit()
+    put(json.dumps({"schema_version": 1, **found.to_dict()}, indent=1) + "\n"
+        if arguments.json else found.to_text())  # fmt: skip
+    return 0
+
+
+def _write(path: Any, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
