@@ -3,8 +3,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors of predicted training steps against published ones, as a table.
 
-``python scripts/accuracy.py``: constants are fitted to vTrain's rows (``benchmarks/measured``), and tested out of fold,
-and on the tables of two papers that nothing is fitted to. The first run makes 178 programs, which are kept on disk.
+``python scripts/accuracy.py``: constants are fitted to vTrain's rows (``benchmarks/measured``), and
+tested out of fold, and on the tables of two papers that nothing is fitted to. The first run makes
+178 programs, which are kept on disk.
 """
 
 from __future__ import annotations
