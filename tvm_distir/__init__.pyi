@@ -25,6 +25,7 @@ from .plan import Plan as Plan
 from .program import Program as Program
 from .program import export as export
 from .runtime import ShardedArray as ShardedArray
+from .runtime import plan_storage as plan_storage
 from .runtime import run as run
 from .searching import label as label
 from .searching import search as search

@@ -10,6 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from .allocators import ALLOCATORS_HELP, with_storage
 from .opt import script
 from .options import TRAINING, add_model_options, check_model_options, model_inputs
 from .outputs import Outputs
@@ -26,6 +27,7 @@ def add_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     add_model_options(parser, system_required=True)
+    parser.add_argument("--allocator", metavar="A", default="framework", help=ALLOCATORS_HELP)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--report", metavar="r.html", help="write a self-contained HTML report")
     parser.add_argument("--trace", metavar="t.json", help="write a trace for Perfetto")
@@ -83,11 +85,11 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
     with watch.stage("export"):
         from ..program import export
 
-        program = export(local)
+        program = with_storage(export(local), local, arguments.allocator)
     with watch.stage("simulate"):
         from ..simulation import simulate
 
-        result = simulate(program, work.system)
+        result = simulate(program, work.system, allocator=arguments.allocator)
     from ..report import (
         analysis_of,
         batch_of,

@@ -8,6 +8,7 @@ import argparse
 import shlex
 from typing import Any
 
+from .allocators import ALLOCATORS_HELP
 from .listing import LateHelp, system_help
 from .options import asked_by
 from .outputs import Outputs
@@ -35,6 +36,7 @@ def add_parser(commands: Any) -> None:
         metavar="P",
         help="kernel profile (eager, megatron, ...) or its file; else that of the system",
     )
+    parser.add_argument("--allocator", metavar="A", default="framework", help=ALLOCATORS_HELP)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--trace", metavar="t.json", help="write a trace for Perfetto")
     parser.set_defaults(run=run)
@@ -64,7 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
     with watch.stage("simulate"):
         with asked_by("--kernels", "DIST0701"):
             result = simulate(
-                program, system, blocking=arguments.blocking, kernels=arguments.kernels
+                program,
+                system,
+                blocking=arguments.blocking,
+                kernels=arguments.kernels,
+                allocator=arguments.allocator,
             )
     analysis = analysis_of(
         result,

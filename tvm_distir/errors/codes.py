@@ -143,6 +143,7 @@ CODES: dict[str, str] = {
     "DIST0712": "a program contradicts itself",
     "DIST0713": "functions of a program call each other in a cycle",
     "DIST0714": "a module cannot be exported as a program",
+    "DIST0716": "a program has no storage plan",
     "DIST0720": "simulated devices wait for each other forever",
     "DIST0721": "a simulated time is not finite or too large",
     "DIST0722": "a transfer has only one end",

@@ -20,6 +20,14 @@ from .staged import Role as Role
 from .staged import Stage as Stage
 from .staged import Staged as Staged
 from .staged import StageSum as StageSum
+from .storage import BRANCH as BRANCH
+from .storage import CALL as CALL
+from .storage import FREE as FREE
+from .storage import RETURN as RETURN
+from .storage import TAKE as TAKE
+from .storage import Storage as Storage
+from .storage import StorageFunction as StorageFunction
+from .storage import StorageStep as StorageStep
 from .unit_phases import UPDATE as UPDATE
 from .unit_phases import once_slots as once_slots
 from .unit_phases import unit_phases as unit_phases

@@ -23,6 +23,7 @@ from .parts import (
 )
 from .reading import load, parse, parse_text
 from .staged import Staged
+from .storage import Storage
 from .writing import lines_of
 
 
@@ -39,12 +40,15 @@ class Program:
         belong to the same meshes. None where the step is in stages.
     staged : Staged, optional
         Stages and schedule, whose phases take the place of entries.
+    storage : Storage, optional
+        TVM's storage plan: what is taken and freed where TVM runs the program.
     """
 
     meshes: tuple[Mesh, ...]
     functions: Mapping[str, Function]
     entries: tuple[Entry, ...]
     staged: Staged | None = None
+    storage: Storage | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Give the program as plain data, the content of its JSON file."""
@@ -60,6 +64,7 @@ class Program:
                 for mesh in self.meshes
             ],
             "functions": {name: _function_dict(fn) for name, fn in self.functions.items()},
+            **({} if self.storage is None else {"storage": self.storage.to_dict()}),
         }
         if self.staged is None:
             return {**out, "entries": [_entry_dict(one) for one in self.entries]}

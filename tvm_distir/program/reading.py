@@ -28,6 +28,7 @@ from .parts import (
     Op,
 )
 from .staged_reading import KEYS, read_pair, read_staged
+from .storage_reading import read_storage
 
 EXPORT = "Export the program again."
 
@@ -77,13 +78,17 @@ def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     in_stages = version == STAGED_VERSION and not isinstance(version, bool)
     if not in_stages:
         JsonValue(version, place, _other_version).version(SCHEMA_VERSION)
-    top.object(("schema_version", "meshes", "functions", *(KEYS if in_stages else ("entries",))))
+    keys = ("schema_version", "meshes", "functions", *(KEYS if in_stages else ("entries",)))
+    top.object((*keys, "storage"), optional=("storage",))
     meshes = tuple(_mesh(one) for one in top["meshes"].items())
     functions = {name: _function(fn) for name, fn in top["functions"].fields()}
     entries = () if in_stages else tuple(_entry(one) for one in top["entries"].items())
     staged = read_staged(top, _value) if in_stages else None
     check_program(meshes, functions, entries, staged, place)
-    return make(meshes, functions, entries, staged)
+    storage = read_storage(top["storage"]) if "storage" in top else None
+    if storage is not None and len(storage.entries) != (len(entries) or len(meshes)):
+        raise top["storage"].wrong(f"{len(storage.entries)} entries", EXPORT)
+    return make(meshes, functions, entries, staged, storage)
 
 
 def _mesh(data: JsonValue) -> Mesh:

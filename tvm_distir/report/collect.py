@@ -14,7 +14,7 @@ from ..program import Op, Program
 from ..system import System
 from . import units
 from .model import Analysis, Hardware, ReportEvent, ReportLane, ReportMesh, ReportParameter
-from .text import ranges
+from .plain import ranges
 
 ASSUMPTIONS = (
     "A kernel takes the longest of its arithmetic, its memory traffic and the launch floor; "
@@ -101,8 +101,16 @@ def analysis_of(
         assumptions=ASSUMPTIONS if result.pipeline is None else (*ASSUMPTIONS, PIPELINE_ASSUMPTION),
         pipeline=result.pipeline,
         timings_s=dict(timings_s or {}),
+        verdict=_verdict(result, program),
         warnings=warnings,
     )
+
+
+def _verdict(result: sim.Result, program: Program) -> sim.Verdict | None:
+    """Of the fullest devices, where they do not fit."""
+    lane = max(result.lanes, key=lambda one: one.account.peak_bytes)
+    number = sim.place_number(program, lane.devices[0])
+    return sim.verdict(program, number, lane.account, result.memory_capacity_bytes)
 
 
 def _lane(lane: sim.Lane) -> ReportLane:
@@ -111,6 +119,7 @@ def _lane(lane: sim.Lane) -> ReportLane:
         devices=tuple(lane.devices),
         events=_Events(lane),
         memory=tuple(lane.memory),
+        account=lane.account,
         events_total=lane.events_total,
     )
 

@@ -20,8 +20,9 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
     data : dict
         ``schema_version``, ``time_s``, ``peak_memory_bytes``, ``fits``, ``bound_by``,
         ``spent_s`` by what it goes to, ``devices``, ``collectives`` and ``ops`` with their times,
-        ``warnings``, ``unmodelled_ops``, ``branches``, ``engine``, ``timings_s``, ``meshes``,
-        of a step in stages ``pipeline``, and what was asked for.
+        ``memory``, ``out_of_memory``, ``warnings``, ``unmodelled_ops``, ``branches``,
+        ``engine``, ``timings_s``, ``meshes``, of a step in stages ``pipeline``, and what was
+        asked for.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -46,6 +47,12 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         "devices": [device.to_dict() for device in analysis.devices],
         "collectives": [{**one.to_dict(), "time_s": one.time_s} for one in analysis.collectives],
         "ops": [dict(vars(one)) for one in analysis.ops],
+        "memory": [
+            {"mesh": lane.mesh, "devices": list(lane.devices), **lane.account.to_dict()}
+            for lane in analysis.lanes
+            if lane.account is not None
+        ],
+        "out_of_memory": None if analysis.verdict is None else analysis.verdict.to_dict(),
         "warnings": list(analysis.warnings),
         "unmodelled_ops": list(analysis.unmodelled_ops),
         "branches": [dict(vars(one)) for one in analysis.branches],

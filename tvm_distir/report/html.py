@@ -12,6 +12,7 @@ from . import appendix, sections
 from .events import lane_data
 from .insights import ParameterGroup
 from .markup import PALETTE, esc, op_colours
+from .memory import memory_section
 from .model import Analysis
 from .summary import header
 
@@ -34,6 +35,7 @@ def to_html(analysis: Analysis) -> str:
     body = [
         sections.time_split(analysis),
         sections.timeline(analysis),
+        memory_section(analysis),
         sections.collectives(analysis),
         sections.ops(analysis),
         sections.functions(analysis),
@@ -64,6 +66,7 @@ def _links(body: list[str]) -> str:
     names = (
         ("time", "Time"),
         ("timeline", "Timeline"),
+        ("memory", "Memory"),
         ("collectives", "Collectives"),
         ("ops", "Ops"),
         ("functions", "Functions"),

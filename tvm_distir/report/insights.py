@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 
 from . import units
+from .memory import verdict_words
 from .model import Analysis, ReportParameter
 from .verdict import pipeline_words
 
@@ -40,7 +41,7 @@ def _memory(analysis: Analysis) -> list[str]:
     if peak > capacity:
         return [
             f"Device {fullest.id} lacks {units.size(peak - capacity)} of memory: {parts}. "
-            "More shards, a smaller batch or recomputation would help."
+            f"{verdict_words(analysis)[-1] if analysis.verdict else ''}".strip()
         ]
     return [
         f"The fullest device (number {fullest.id}) has {units.size(capacity - peak)} to spare: "

@@ -13,8 +13,10 @@ from ..simulation import (
     CollectiveTotal,
     DeviceResult,
     FunctionTime,
+    MemoryAccount,
     OpTime,
     PipelineResult,
+    Verdict,
 )
 
 SCHEMA_VERSION = 1
@@ -56,6 +58,7 @@ class ReportLane:
     events: Sequence[ReportEvent]
     memory: tuple[tuple[float, int], ...]
     events_total: int = 0
+    account: MemoryAccount | None = None
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ class Analysis:
     warnings: tuple[str, ...] = ()
     timings_s: Mapping[str, float] = field(default_factory=dict)
     pipeline: PipelineResult | None = None
+    verdict: Verdict | None = None
 
     @property
     def title(self) -> str:

@@ -8,7 +8,7 @@ from ..simulation import CollectiveTotal, FunctionTime
 from . import units
 from .markup import bar, esc, op_colours, row, section, swatch, table
 from .model import Analysis, ReportLane
-from .text import ranges, work
+from .plain import ranges, work
 
 
 def time_split(analysis: Analysis) -> str:

@@ -4,57 +4,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..errors import printable
 from . import units
+from .memory import memory_lines
 from .model import Analysis
+from .plain import ranges, table, work
 from .verdict import Painter, verdict_lines
 
-_WIDTH = 40
 _ROWS = 12
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: str) -> list[str]:
-    """Align columns.
-
-    Parameters
-    ----------
-    head : sequence of str
-    rows : sequence of sequences of str, each as long as ``head``
-    right : str
-        One letter per column: ``r`` aligns right, ``l`` left.
-
-    Returns
-    -------
-    lines : list of str
-        The head and one line per row, indented by two.
-    """
-    body = [[printable(cell) for cell in row] for row in (head, *rows)]
-    wide = [max(len(row[i]) for row in body) for i in range(len(head))]
-    lines = []
-    for row in body:
-        cells = [
-            cell.rjust(wide[i]) if right[i] == "r" else cell.ljust(wide[i])
-            for i, cell in enumerate(row)
-        ]
-        lines.append(("  " + "  ".join(cells)).rstrip())
-    return lines
-
-
-def work(flops: int) -> str:
-    """FLOPs in words, ``-`` for none."""
-    return units.count(flops, "FLOP") if flops else "-"
-
-
-def bar(part: float, whole: float, width: int = _WIDTH) -> str:
-    """A bar of ``#`` as long as the share, ``!`` where it exceeds the whole."""
-    if whole <= 0:
-        return "." * width
-    filled = round(width * part / whole)
-    if filled > width:
-        return "#" * width + "!" * min(filled - width, 8)
-    return "#" * filled + "." * (width - filled)
 
 
 def to_text(analysis: Analysis, colour: bool = False) -> str:
@@ -76,7 +33,7 @@ def to_text(analysis: Analysis, colour: bool = False) -> str:
     lines += _unmodelled(analysis, paint)
     lines += branch_words(analysis)
     lines += _time(analysis, paint)
-    lines += _memory(analysis, paint)
+    lines += memory_lines(analysis, paint)
     lines += _collectives(analysis, paint)
     lines += _ops(analysis, paint)
     lines += _functions(analysis, paint)
@@ -105,17 +62,6 @@ def branch_words(analysis: Analysis) -> list[str]:
     ]
 
 
-def ranges(ids: Sequence[int]) -> str:
-    """``0-3, 8`` for 0, 1, 2, 3, 8."""
-    parts: list[list[int]] = []
-    for i in sorted(ids):
-        if parts and i == parts[-1][1] + 1:
-            parts[-1][1] = i
-        else:
-            parts.append([i, i])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
-
-
 def _time(analysis: Analysis, paint: Painter) -> list[str]:
     whole = analysis.time_s
     rows = []
@@ -132,21 +78,6 @@ def _time(analysis: Analysis, paint: Painter) -> list[str]:
         )
     head = ["devices", "compute", "exposed comm", "idle", "all comm", "work"]
     return ["", paint("bold", "Time"), *table(head, rows, "lrrrrr")]
-
-
-def _memory(analysis: Analysis, paint: Painter) -> list[str]:
-    lines = ["", paint("bold", "Memory per device, at its peak")]
-    for ids, d in analysis.device_groups:
-        sizes = f"{units.size(d.peak_memory_bytes)}, of it parameters {units.size(d.param_bytes)}"
-        capacity = analysis.capacity_bytes
-        if not capacity:
-            lines.append(f"  {ranges(ids)}: {sizes}")
-            continue
-        over = d.peak_memory_bytes > capacity
-        drawn = paint("red" if over else "green", bar(d.peak_memory_bytes, capacity))
-        used = units.share(d.peak_memory_bytes, capacity)
-        lines.append(f"  {ranges(ids)}: [{drawn}] {used} of {units.size(capacity)}; {sizes}")
-    return lines
 
 
 def _collectives(analysis: Analysis, paint: Painter) -> list[str]:

@@ -32,11 +32,21 @@ def check_fits(analysis: Analysis) -> None:
     """Refuse (InfeasibleError DIST0804) a program that needs more memory than a device has."""
     if analysis.fits is False:
         peak, capacity = analysis.peak_memory_bytes, analysis.capacity_bytes or 0
+        found, held = analysis.verdict, ""
+        remedy = "Use more devices, a smaller batch, or in training --recompute."
+        if found is not None:
+            most = (f"{one.what} {units.size(one.bytes)}" for one in found.holders)
+            held = f"; most is held by {', '.join(most)}"
+            remedy = (
+                f"{found.chosen} would make it fit."
+                if found.chosen
+                else "ZeRO, recomputation, micro-batch / 2, tp x 2: none of these is enough."
+            )
         raise InfeasibleError(
             "DIST0804",
-            f"a device needs {units.size(peak)} and has {units.size(capacity)}",
+            f"a device needs {units.size(peak)} and has {units.size(capacity)}{held}",
             place=analysis.hardware.name,
-            remedy="Use more devices, a smaller batch, or in training --recompute.",
+            remedy=remedy,
         )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import printable
 from . import units
-from .text import table
+from .plain import table
 from .verdict import Painter
 
 if TYPE_CHECKING:

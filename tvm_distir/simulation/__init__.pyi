@@ -12,6 +12,9 @@ from .lanes import Lane as Lane
 from .lanes import OpTime as OpTime
 from .memory import Holder as Holder
 from .memory import MemoryAccount as MemoryAccount
+from .memory import Verdict as Verdict
+from .memory import place_number as place_number
+from .memory import verdict as verdict
 from .result import PipelineResult as PipelineResult
 from .result import Result as Result
 from .simulator import simulate as simulate

@@ -35,6 +35,10 @@ class Devices(Sequence[DeviceResult]):
         pairs = zip(self._lanes, self._works, strict=True)
         return tuple(work.of(lane) for lane, work in pairs)
 
+    def on(self, lanes: Sequence[Lane]) -> Devices:
+        """The same work of the devices of other lanes."""
+        return Devices(lanes, self._works)
+
     def __len__(self) -> int:
         return sum(len(lane.devices) for lane in self._lanes)
 

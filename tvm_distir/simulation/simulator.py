@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 
-from ..errors import SimulationError
+from ..errors import SimulationError, UsageError, nearest
 from ..native import schedule
 from ..program import Program
 from ..program.kernels import Profile, grouped
@@ -18,7 +18,8 @@ from .function_table import FunctionTables
 from .graph import TaskNames, build_graph
 from .lanes import Lane
 from .laps import Laps
-from .memory import EntryMemory, Framework, entry_memory
+from .memory import ALLOCATORS, EntryMemory, Framework, entry_memory
+from .planned import with_plan
 from .result import Result
 from .staged import simulate_stages
 from .timeline import Timeline, seconds
@@ -32,6 +33,7 @@ def simulate(
     fold_devices: bool = True,
     blocking: bool = False,
     kernels: Profile | str | None = None,
+    allocator: str = "framework",
 ) -> Result:
     """Predict one step: time, memory and traffic of every device.
 
@@ -60,18 +62,32 @@ def simulate(
     kernels : Profile or str, optional
         By which ops are grouped into kernels, :func:`tvm_distir.program.kernels.grouped`. None:
         the system's.
+    allocator : str
+        Whose memory: ``framework``, or ``tvm``, the storage plan that the program carries (see
+        :func:`tvm_distir.plan_storage`), as :func:`tvm_distir.run` takes it; live memory over time
+        then is a line at the peak.
 
     Raises
     ------
     SimulationError
         DIST0712 for a program that contradicts itself, DIST0720 when devices wait for each
-        other forever, DIST0721 for times that are no numbers, DIST0722 for a transfer with one
+        other forever, DIST0716 for a storage plan that is not there, DIST0721 for
+        times that are no numbers, DIST0722 for a transfer with one
         end, DIST0723 for a step in stages that is not to be folded.
     DependencyError
         DIST0110 without the native library.
+    UsageError
+        DIST0152 for an unknown allocator.
     """
     if isinstance(system, str):
         system = System.load(system)
+    if allocator not in ALLOCATORS:
+        raise UsageError(
+            "DIST0152",
+            f'there is no allocator "{allocator}"',
+            place="simulate",
+            remedy=nearest(allocator, ALLOCATORS),
+        )
     laps = Laps()
     profile = Profile.known(system.kernels if kernels is None else kernels)
     program, blocking = grouped(program, profile), blocking or profile.blocking
@@ -84,7 +100,8 @@ def simulate(
                 place="program",
                 remedy="Write it out with ExpandSchedule, then export it.",
             )
-        return simulate_stages(program, program.staged, system, engine, blocking)
+        result = simulate_stages(program, program.staged, system, engine, blocking)
+        return result if allocator == "framework" else with_plan(result, program)
     costs = OpCosts(program, system)
     graph = build_graph(program, costs, engine, fold_devices, blocking)
     lowering = graph.lowering
@@ -125,4 +142,4 @@ def simulate(
         timings_s=laps.times_s,
     )
     laps.end("account")
-    return result
+    return result if allocator == "framework" else with_plan(result, program)

@@ -14,7 +14,7 @@ from report_samples import GIB, sample
 
 from tvm_distir.errors import InternalError
 from tvm_distir.report import to_dict, to_json, to_text, units
-from tvm_distir.report.text import ranges, table
+from tvm_distir.report.plain import ranges, table
 from tvm_distir.simulation import DeviceResult
 
 

@@ -30,6 +30,7 @@ from .layout import read_port as read_port
 from .linking import need_compiler as need_compiler
 from .lowered import Lowered as Lowered
 from .lowered import compile_entry as compile_entry
+from .planning import plan_storage as plan_storage
 from .runnable import Runnable as Runnable
 from .runnable import as_runnable as as_runnable
 from .runnable import load_saved as load_saved

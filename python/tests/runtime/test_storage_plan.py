@@ -1,0 +1,66 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""TVM's storage plan against a log of the allocator while the threads engine runs, byte by byte."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = {
+    "gpt": "gpt;dp=2,tp=2;data_parallel+megatron;",
+    "llama": "llama;dp=2,tp=2;data_parallel+megatron;",
+    "bert": "bert;tp=2;tensor_parallel;",
+    "vit": "vit;tp=2;tensor_parallel;",
+    "resnet": "resnet;dp=2;data_parallel;",
+    "moe": "moe;dp=2,ep=2;data_parallel+expert_parallel;",
+    "gpt train": "gpt;dp=2,tp=2;data_parallel+megatron;step",
+    "gpt train zero 3": "gpt;dp=4;deepspeed_zero3;step",
+    "llama train": "llama;dp=2,tp=2;data_parallel+megatron;step",
+    "gpt in stages": "gpt;pp=2,dp=2;pipeline:schedule=1f1b,micro_batches=2+data_parallel;"
+    "1f1b:stages=2,micro_batches=2",
+}
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, list[int]]]:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None or not sys.platform.startswith("linux"):
+        pytest.skip("no C compiler for the log, or no LD_PRELOAD")
+    library = tmp_path_factory.mktemp("log") / "allocator_log.so"
+    flags = ["-O1", "-shared", "-fPIC", "-o", str(library)]
+    subprocess.run(
+        [compiler, *flags, str(HERE / "allocator_log.c"), "-ldl", "-lpthread"], check=True
+    )
+    done = subprocess.run(
+        [sys.executable, str(HERE / "allocator_log.py")],
+        input="\n".join(PROGRAMS.values()) + "\n",
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [line for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    return {
+        name: json.loads(row.removeprefix("FOUND"))
+        for name, row in zip(PROGRAMS, rows, strict=True)
+    }
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_plan_is_what_the_allocator_does(name, found) -> None:
+    log, plan = found[name]["log"], found[name]["plan"]
+    assert max(itertools.accumulate(plan)) == max(itertools.accumulate(log)) > 0
+    assert plan == log[: len(plan)]
+    # Behind the run its results are freed, by who asked for them.
+    assert all(size < 0 for size in log[len(plan) :])
+    assert sum(log) == 0

@@ -1,0 +1,161 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What TVM's storage plan takes and frees: the memory of a program that TVM runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+TAKE, FREE, CALL, BRANCH, RETURN = "take", "free", "call", "branch", "return"
+
+
+class StorageStep(NamedTuple):
+    """Something that a function does with memory.
+
+    Attributes
+    ----------
+    kind : str
+        ``take`` and ``free`` of a block; ``call`` of a function, or ``branch``: one of two, whose
+        blocks that they return are the caller's then; ``return``, before what is left is freed.
+    blocks : tuple of int
+        Numbers of blocks in the function: the one taken or freed; those that a call returns.
+    bytes : int
+        Of a block that is taken.
+    names : tuple of str
+        Of the value whose block it is; of the functions that may be called.
+    """
+
+    kind: str
+    blocks: tuple[int, ...]
+    bytes: int = 0
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StorageFunction:
+    """Blocks of a function in the order in which they are taken and freed.
+
+    Attributes
+    ----------
+    steps : tuple of StorageStep
+    results : tuple of int
+        Numbers of the blocks that it returns, each once.
+    """
+
+    steps: tuple[StorageStep, ...]
+    results: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Storage:
+    """The storage plan of a program.
+
+    Attributes
+    ----------
+    functions : mapping of str to StorageFunction
+    entries : tuple of str
+        One for each entry of the program, or for each rank of a step in stages.
+    """
+
+    functions: Mapping[str, StorageFunction]
+    entries: tuple[str, ...]
+
+    def walk(self, function: str) -> Walk:
+        """Walk a function and all that it calls; of a branch the side that takes more."""
+        walk = Walk(self.functions)
+        walk.run(function)
+        return walk
+
+    def held(self, function: str, top: int) -> list[tuple[str, str, int]]:
+        """Blocks that are there once so many have been taken or freed: function, value, bytes."""
+        walk = Walk(self.functions, top)
+        walk.run(function)
+        return walk.held
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "entries": list(self.entries),
+            "functions": {
+                name: {
+                    "steps": [
+                        [one.kind, list(one.blocks), one.bytes, list(one.names)] for one in fn.steps
+                    ],
+                    "results": list(fn.results),
+                }
+                for name, fn in self.functions.items()
+            },
+        }
+
+
+class Walk:
+    """A function as TVM's machine runs it.
+
+    The machine remembers what the last function returned, until another one returns: a block
+    that nobody else holds lives as long.
+
+    Attributes
+    ----------
+    sizes : list of int
+        Of blocks as they are taken, negative as they are freed.
+    live, peak : int
+        Bytes.
+    top : int
+        How many sizes there were when the peak was reached.
+    held : list of (str, str, int)
+        Blocks when there were ``stop`` sizes: the function that took each, its value, and bytes.
+    """
+
+    def __init__(self, functions: Mapping[str, StorageFunction], stop: int = -1) -> None:
+        self.functions, self.stop = functions, stop
+        self.sizes: list[int] = []
+        self.live = self.peak = self.top = self._count = 0
+        self.held: list[tuple[str, str, int]] = []
+        self._blocks: dict[int, tuple[str, str, int]] = {}
+        self._returned: set[int] = set()
+        self._left: set[int] = set()
+
+    def run(self, name: str) -> list[int]:
+        """Run a function, and return the blocks that it returns."""
+        fn, own = self.functions[name], dict[int, int]()
+        for step in fn.steps:
+            if step.kind == TAKE:
+                own[step.blocks[0]] = self._take(name, step)
+            elif step.kind == FREE:
+                self._free(own[step.blocks[0]])
+            elif step.kind == RETURN:
+                before, self._returned = self._returned, {own[b] for b in step.blocks}
+                for block in sorted((before - self._returned) & self._left):
+                    self._left.discard(block)
+                    self._free(block)
+            else:
+                callee = step.names[0]
+                if step.kind == BRANCH:
+                    callee = max(step.names, key=lambda one: Walk(self.functions)._needs(one))
+                own.update(zip(step.blocks, self.run(callee)))
+        return [own[block] for block in fn.results]
+
+    def _needs(self, name: str) -> int:
+        self.run(name)
+        return self.peak
+
+    def _take(self, function: str, step: StorageStep) -> int:
+        self._count += 1
+        self._blocks[self._count] = (function, step.names[0], step.bytes)
+        self.sizes.append(step.bytes)
+        self.live += step.bytes
+        if self.live > self.peak:
+            self.peak, self.top = self.live, len(self.sizes)
+        if len(self.sizes) == self.stop:
+            self.held = list(self._blocks.values())
+        return self._count
+
+    def _free(self, block: int) -> None:
+        if block in self._returned:
+            self._left.add(block)
+            return
+        _, _, size = self._blocks.pop(block)
+        self.sizes.append(-size)
+        self.live -= size
