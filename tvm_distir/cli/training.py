@@ -36,7 +36,7 @@ def training_step(
 
     return train_step(
         mod,
-        recompute=_recompute(arguments, plan, axes, usual),
+        recompute=_recompute(arguments, plan, axes, schedule, usual),
         system=system,
         schedule=schedule,
         **training_keywords(arguments),
@@ -68,11 +68,16 @@ def training_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _recompute(
-    arguments: argparse.Namespace, plan: Any, axes: dict[str, int] | None, usual: str
+    arguments: argparse.Namespace,
+    plan: Any,
+    axes: dict[str, int] | None,
+    schedule: Any,
+    usual: str,
 ) -> Any:
     """What is made again: as the option says, or the plan, or what is usual.
 
-    ``auto`` takes activations to be cut evenly over the mesh where it does not say it.
+    ``auto`` takes activations to be cut evenly over the mesh, of a stage where there are some,
+    where it does not say it.
     """
     said = arguments.recompute
     if said is not None and plan is not None and plan.recompute:
@@ -87,5 +92,9 @@ def _recompute(
     name, colon, rest = said.partition(":")
     if name.strip() != "auto" or "activations" in rest:
         return said
-    devices = math.prod(axes.values()) if axes else max(m.device_count for m in plan.meshes)
+    if axes:
+        devices = math.prod(axes.values()) // (schedule.stages if schedule else 1)
+    else:
+        counts = [mesh.device_count for mesh in plan.meshes]
+        devices = min(counts) if schedule else max(counts)
     return f"auto:activations={devices}" + (f",{rest}" if colon else "")

@@ -1,6 +1,8 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .holding import Holding as Holding
+from .holding import holdings as holdings
 from .notes import ACTIVATION as ACTIVATION
 from .notes import GRADIENT as GRADIENT
 from .notes import PART as PART

@@ -104,6 +104,22 @@ def test_what_is_chosen_stands_in_the_plan(
     assert "DIST0151" in capsys.readouterr().err
 
 
+def test_recomputation_in_stages_within_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    """Activations count as cut over the devices of a stage, not over those of all."""
+    model = LARGER.replace("layers=1", "layers=4").replace("batch=16", "batch=64")
+    command = ["analyze", model, "--train", "--system", "dgx-a100", "--json"]
+    command += ["--strategy", "pipeline:micro_batches=4+data_parallel", "--mesh", "pp=2,dp=2"]
+    peaks = {}
+    for policy in ("none", "auto:memory_gib=0.4", "full"):
+        assert main([*command, "--recompute", policy]) == 0
+        devices = json.loads(capsys.readouterr().out)["devices"]
+        peaks[policy] = max(device["peak_memory_bytes"] for device in devices)
+    none, auto, full = peaks.values()
+    assert none > 0.4 * 2**30 >= auto > full
+    assert main([*command, "--recompute", "auto:memory_gib=0.1"]) == 3
+    assert re.search("DIST0802.*needs", capsys.readouterr().err)
+
+
 def test_the_report_names_every_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,7 +21,7 @@ from tvm_distir.ir.rewrite import all_bindings, variables
 from tvm_distir.plan import data_positions
 from tvm_distir.runtime import Reference
 from tvm_distir.simulation.memory import Framework, entry_memory
-from tvm_distir.transform.gradient.automatic import Chain
+from tvm_distir.transform.gradient.automatic import chain_of
 from tvm_distir.transform.gradient.functions import Functions
 from tvm_distir.transform.gradient.parameters import Parameters
 from tvm_distir.transform.gradient.recipe import recipe_of
@@ -220,7 +220,7 @@ def test_the_chain_of_a_model_says_what_simulation_says():
     functions = Functions(model)
     params = Parameters(copied, data_positions(main), 0, recipe, functions)
     writer = StepWriter(params, recipe, functions)
-    links, gaps = Chain(writer, writer.run(), Auto()).links()
+    _, links, gaps = chain_of(writer, writer.run(), Auto())
     for policy in [option.policy for option in links[0].options]:
         chosen = tuple(o for link in links for o in link.options if o.policy == policy)
         said = RandomChain(links, gaps).of(chosen)[0]

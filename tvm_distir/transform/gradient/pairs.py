@@ -10,7 +10,7 @@ per set of parameters whose gradients are asked for, called as often as the func
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from ...plan import ATTENTION, NONE, Recomputation, plain_name
 from .functions import Functions, only_read, private_function, tuple_of, written
 from .recompute import Frontier, Times, keeping_sums, kept_by
 from .reverse import Reverse, active
-from .tape import Pair, Roles, Tape
+from .tape import CallGradient, Pair, Roles, Tape
 
 FORWARD_SUFFIX, BACKWARD_SUFFIX = "_forward", "_backward"
 
@@ -46,6 +46,8 @@ class Draft:
     gradients : list of Var
     frontier : Frontier
         What may be kept.
+    calls : tuple of CallGradient
+        Calls of private functions in both parts.
     """
 
     params: list[Any]
@@ -57,6 +59,7 @@ class Draft:
     read: list[Any]
     gradients: list[Any]
     frontier: Frontier
+    calls: tuple[CallGradient, ...]
 
 
 class Pairs:
@@ -75,6 +78,8 @@ class Pairs:
     ----------
     leading : dict of str to int
         Functions of whose results only so many, the first, get gradients.
+    inside : dict of str to dict of str to str
+        Functions in which calls have policies of their own, by the names of the calls' values.
     """
 
     def __init__(self, functions: Functions, recompute: Recomputation, times: Times) -> None:
@@ -82,6 +87,7 @@ class Pairs:
         self._drafts: dict[tuple[str, Roles], Draft] = {}
         self._made: dict[tuple[str, Roles, str], Pair] = {}
         self.leading: dict[str, int] = {}
+        self.inside: dict[str, Mapping[str, str]] = {}
         self._open: list[str] = []
         self._calls: Counter[str] = Counter()
 
@@ -100,8 +106,10 @@ class Pairs:
         fn = self.functions.of.get(str(call.op.name_hint))
         return isinstance(fn, relax.Function) and is_private(fn)
 
-    def pair(self, name: str, roles: Roles) -> Pair:
+    def pair(self, name: str, roles: Roles, label: str) -> Pair:
         """Return the pair for the next call of a function, with the gradients that are asked for.
+
+        ``label``: name of the call's value.
 
         Raises
         ------
@@ -112,7 +120,10 @@ class Pairs:
         if not self._open:  # a call of main
             number = self._calls[name]
             self._calls[name] += 1
-        return self.pair_with(name, roles, self.recompute.of(name).of_call(number))
+        policy = self.recompute.of(name).of_call(number)
+        if self._open:
+            policy = self.inside.get(self._open[-1], {}).get(label, policy)
+        return self.pair_with(name, roles, policy)
 
     def pair_with(self, name: str, roles: Roles, policy: str) -> Pair:
         """Return the pair of a function under a policy; errors as of :meth:`pair`."""
@@ -138,25 +149,28 @@ class Pairs:
         grad = relax.Var("grad", self._leading(name, fn.body.body).ty)
         forward: list[Any] = []
 
-        def write(builder: relax.BlockBuilder) -> tuple[Any, list[Any]]:
+        def write(builder: relax.BlockBuilder) -> tuple[Any, list[Any], tuple[CallGradient, ...]]:
             tape = Tape(builder, self, active(bindings, [params[i] for i in given]))
             for binding in bindings:
                 tape.add(binding.var, tape.replaced(binding.value))
-            forward.extend(tape.bindings[-1:])
+            forward.extend(binding.var for binding in tape.bindings[-1:])
+            forward.extend(call.saved for call in tape.calls.values() if call.saved is not None)
             result = tape.replaced(fn.body.body)
             live = active(tape.bindings, [params[i] for i in given])
             work = Reverse(builder, live, name, calls=tape.calls)
             work.give(self._leading(name, result), grad)
             work.run(tape.bindings)
-            return result, [work.total(params[i]) for i in given]
+            calls = tuple(call for call in tape.calls.values() if call.back is not None)
+            return result, [work.total(params[i]) for i in given], calls
 
-        emitted, (result, gradients) = written([*params, grad], write)
-        cut = _position(emitted, forward[0].var) + 1 if forward else 0
+        emitted, (result, gradients, calls) = written([*params, grad], write)
+        cut = max((_position(emitted, var) + 1 for var in forward), default=0)
         after = only_read(emitted[cut:], gradients)
         read = [v for b in after for v in variables(b.value)]
         read += [v for gradient in gradients for v in variables(gradient)]
         choices = Frontier(emitted[:cut], read, self.times)
-        return Draft(params, given, emitted[:cut], after, grad, result, read, gradients, choices)
+        before = emitted[:cut]
+        return Draft(params, given, before, after, grad, result, read, gradients, choices, calls)
 
     def _leading(self, name: str, result: Any) -> Any:
         """Of a function's result what gets gradients."""

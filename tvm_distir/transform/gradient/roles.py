@@ -28,6 +28,7 @@ from ...plan import NONE, plain_name
 from ...schedules import ACTIVATION, GRADIENT, PART, TOTAL
 from .dropouts import DROPOUT
 from .functions import tuple_of, without_unread
+from .halves import Halves
 from .optimizers import cast
 from .role_params import SQUARES, Part, Ports, RoleParams, summed
 from .role_tools import Tools
@@ -52,6 +53,11 @@ class PartWriter:
     params : RoleParams
     outputs : Ports
         Of the function, once it is written.
+    name : str
+    pair : Pair
+        Of the stage's private function.
+    halves : Halves
+        Of its backward part, where gradients of weights are a phase of their own.
     """
 
     def __init__(self, part: Part, tools: Tools) -> None:
@@ -63,10 +69,13 @@ class PartWriter:
         self.weights, self.title = self.params.weights, str(part.stage.function.name_hint)
         self.updated: dict[str, str] = {}
         self.gradients: dict[str, str] = {}
+        self.pair: Pair
+        self.halves: Halves
+        self.name = ""
 
     def run(self, name: str) -> relax.Function:
         """Return the function; those that it calls are added to the others."""
-        builder = self.builder
+        builder, self.name = self.builder, name
         with builder.function(name, self.params.ports.vars):
             with builder.dataflow():
                 self._body()
@@ -107,6 +116,7 @@ class PartWriter:
         if stage.statistics:
             self.pairs.leading[str(stage.function.name_hint)] = len(stage.outputs)
         pair = self.pairs.pair_with(str(stage.function.name_hint), tuple(asked), NONE)
+        self.pair = pair
         self.tools.mark(pair.forward, FORWARD_PHASE)
         whole = builder.emit(ir.Call(pair.forward, self.params.args), "forward")
         result = builder.emit(relax.TupleGetItem(whole, 0)) if pair.saves else whole
@@ -157,7 +167,7 @@ class PartWriter:
             self.tools.mark(pair.backward, BACKWARD_PHASE)
             return self._fields(pair.backward, args, "backward", order)
         early = [k for k in order if pair.given[k] < len(self.params.activations)]
-        halves = self.tools.splitter.split(pair.backward, early)
+        halves = self.halves = self.tools.splitter.split(pair.backward, early)
         self.tools.mark(halves.inputs, BACKWARD_PHASE)
         self.tools.mark(halves.weights, WEIGHT_PHASE)
         *made, crossing = self._fields(halves.inputs, args, "backward", [*halves.first, -1])

@@ -6,31 +6,53 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax
 
 from ...errors import ModelError
-from ...ir import PIPELINE_ATTR, is_private, known_shape, tensor_type
+from ...ir import PIPELINE_ATTR, is_private
 from ...ir.rewrite import substitute
 from ...plan import Recomputation
-from ...schedules import Pipeline, Schedule, StageNote, SumNote
+from ...schedules import Pipeline, Schedule
 from .batch_norms import in_training, is_batch_norm
 from .cutting import Flat
 from .functions import Functions, written
-from .optimizers import RATE, STEP
 from .pairs import Pairs, pure_bindings
-from .parameters import Parameters, check_names
+from .parameters import Parameters
 from .recipe import Recipe
 from .recompute import Auto, Times
-from .role_params import SQUARES, Part
+from .role_params import Part
 from .role_tools import Tools
 from .roles import LOSS, PartWriter
-from .scaling import Scaling
+from .staged_notes import Notes
 from .stages import Stage, cut_model
 
 ENTRY = "stage"
 """Begins the names of the stages' public functions."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A step in stages that is written.
+
+    Attributes
+    ----------
+    module : IRModule
+    parts : tuple of Part
+        Per stage.
+    writers : tuple of PartWriter
+        Per stage that of its kind.
+    pipeline : Pipeline
+    tools : Tools
+    """
+
+    module: ir.IRModule
+    parts: tuple[Part, ...]
+    writers: tuple[PartWriter, ...]
+    pipeline: Pipeline
+    tools: Tools
 
 
 class StagedStep:
@@ -52,8 +74,8 @@ class StagedStep:
         self.params, self.recipe, self.functions = params, recipe, functions
         self.schedule, self.known = schedule, frozenset(functions.of)
 
-    def run(self, attrs: Any) -> ir.IRModule:
-        """Return the module of all stages, with the attribute ``dist.pipeline``.
+    def run(self, attrs: Any) -> Written:
+        """Write the module of all stages, with the attribute ``dist.pipeline``.
 
         Raises
         ------
@@ -62,34 +84,31 @@ class StagedStep:
         """
         flat = self._flat()
         called = self._called(flat)
-        stages = cut_model(flat, self.functions, self.schedule.stage_count, self.schedule.cuts)
+        schedule, recompute = self.schedule, self.recipe.recompute
+        if isinstance(recompute, Auto):  # not decided yet
+            recompute = Recomputation()
+        stages = cut_model(flat, self.functions, schedule.stage_count, schedule.cuts, recompute)
         parts = self._parts(stages, called)
-        pairs = Pairs(self.functions, self._policies(), Times(self.functions, self.recipe.system))
-        tools = Tools(self.recipe, self.functions, pairs, self.schedule, self.known)
+        pairs = Pairs(self.functions, recompute, Times(self.functions, self.recipe.system))
+        for stage in stages:
+            policies = {layer.label: layer.policy for layer in stage.layers}
+            pairs.inside.setdefault(str(stage.function.name_hint), policies)
+        tools = Tools(self.recipe, self.functions, pairs, schedule, self.known)
         made: dict[Any, tuple[str, PartWriter]] = {}
         entries: dict[str, relax.Function] = {}
-        notes = []
+        whole, notes, writers = Notes(self.params, self.recipe, schedule), [], []
         for number, part in enumerate(parts):
             if part.alike not in made:
                 name = self._free(f"{ENTRY}{number}")
                 writer = PartWriter(part, tools)
                 entries[name] = writer.run(name)
                 made[part.alike] = name, writer
-            notes.append(self._note(part, *made[part.alike]))
+            notes.append(whole.stage(part, *made[part.alike]))
+            writers.append(made[part.alike][1])
+        pipeline = whole.pipeline(parts, notes)
         module = self.functions.module(entries, attrs)
-        return module.with_attr(PIPELINE_ATTR, self._pipeline(parts, notes).to_attr())
-
-    def _policies(self) -> Recomputation:
-        """What layers make again (ModelError DIST0351 where that is not said)."""
-        found = self.recipe.recompute
-        if isinstance(found, Auto):
-            raise ModelError(
-                "DIST0351",
-                "what stages make again is not chosen by itself",
-                place="train_step (recompute)",
-                remedy='Give none, selective, full or "NAME=POLICY,...".',
-            )
-        return found
+        module = module.with_attr(PIPELINE_ATTR, pipeline.to_attr())
+        return Written(module, tuple(parts), tuple(writers), pipeline, tools)
 
     def _flat(self) -> Flat:
         """The bindings of the model and of its loss."""
@@ -174,83 +193,5 @@ class StagedStep:
             wish += "_"
         return wish
 
-    def _note(self, part: Part, function: str, writer: PartWriter) -> StageNote:
-        """Name the parameters and results of a stage as the whole step does."""
-        like = writer.part
-        own = (*part.stage.weights, *part.unread, *part.stage.data)
-        theirs = (*like.stage.weights, *like.unread, *like.stage.data)
-        pairs = [pair for pair in zip(own, theirs, strict=True) if pair[0] in part.names]
-        called = {like.names[b]: part.names[a] for a, b in pairs}
-        called[like.stream] = part.stream
-        slots = self.recipe.optimizer.states
 
-        def translated(note: str) -> str:
-            if note in called:
-                return called[note]
-            kind, colon, name = note.partition(":")
-            if colon and name in called:
-                return f"{kind}:{called[name]}"
-            for old, new in called.items():
-                if note.startswith(f"{old}.") and note[len(old) + 1 :] in known.get(old, ()):
-                    return new + note[len(old) :]
-            return note
-
-        known = {n: slots(v.ty) for n, v in self.params.trained}
-        return StageNote(
-            function,
-            tuple(map(translated, writer.params.ports.notes)),
-            tuple(map(translated, writer.outputs.notes)),
-        )
-
-    def _pipeline(self, parts: Sequence[Part], notes: Sequence[StageNote]) -> Pipeline:
-        params, slots = self.params, self.recipe.optimizer.states
-        states = [f"{n}.{slot}" for n, v in params.trained for slot in slots(v.ty)]
-        scaling = Scaling(self.recipe)
-        counters = [STEP] if self.recipe.optimizer.counts else []
-        counters += [name for name, _ in scaling.params]
-        data = [n for n, _ in params.data] + ([RATE] if self.recipe.rate_input else [])
-        inputs = [*data, *(n for n, _ in params.others), *states, *counters]
-        check_names(inputs)
-        held = {n: [k for k, p in enumerate(parts) if v in p.shared] for n, v in params.trained}
-        shared = [name for name, holders in held.items() if holders]
-        if self.schedule.stash and (shared or scaling.looks_at_gradients):
-            what = (
-                f'"{shared[0]}" is a weight of several stages' if shared else "a norm is asked for"
-            )
-            raise ModelError(
-                "DIST0354",
-                f"stages that change their weights after every micro-batch sum nothing: {what}",
-                place="schedule/stash",
-                remedy="Leave stash out, or untie the weight and clip nothing.",
-            )
-        sums = [SumNote(name, tuple(held[name])) for name in shared]
-        if scaling.looks_at_gradients:
-            sums.append(SumNote(SQUARES, tuple(range(len(parts)))))
-        new = {*(v for _, v in params.trained), *params.running, params.dropout}
-        updated = [n for n, v in params.others if v in new]
-        carried = [n for n, v in params.others if v in params.running]
-        return Pipeline(
-            self.schedule,
-            tuple(inputs),
-            len(data),
-            tuple(self._sliced()),
-            (LOSS, *updated, *states, *counters),
-            tuple(notes),
-            tuple(sums),
-            tuple(carried),
-        )
-
-    def _sliced(self) -> list[str]:
-        """Data that have the batch as their first dim: that of the first one with dims."""
-        shapes = {
-            n: known_shape(v.ty) for n, v in self.params.data if tensor_type(v.ty) is not None
-        }
-        batch = next((shape[0] for shape in shapes.values() if shape), None)
-        return [n for n, shape in shapes.items() if shape and _same(shape[0], batch)]
-
-
-def _same(a: Any, b: Any) -> bool:
-    return isinstance(a, int) and isinstance(b, int) and a == b
-
-
-__all__ = ["StagedStep"]
+__all__ = ["StagedStep", "Written"]

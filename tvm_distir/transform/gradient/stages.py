@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import tvm_ffi
 from tvm import ir, relax
 
 from ...ir.rewrite import substitute, variables
+from ...plan import Recomputation
 from .cutting import Flat, cut
 from .dropouts import from_first_stream
 from .functions import Functions, private_function, tuple_of
@@ -32,11 +34,14 @@ class Layer:
         Of the call's value.
     args : tuple of Var
         Those of its arguments that are variables of the whole model, by position.
+    policy : str
+        What its backward part makes again.
     """
 
     name: str
     label: str
     args: tuple[Any, ...]
+    policy: str
 
 
 @dataclass(frozen=True)
@@ -76,23 +81,44 @@ class Stage:
         return (*self.activations, *self.data, *self.weights)
 
 
-def cut_model(flat: Flat, functions: Functions, stages: int, names: Sequence[str]) -> list[Stage]:
+class Policies:
+    """What the calls of a model's functions make again, call by call in its order.
+
+    Parameters
+    ----------
+    recompute : Recomputation
+    """
+
+    def __init__(self, recompute: Recomputation) -> None:
+        self.recompute = recompute
+        self._calls: Counter[str] = Counter()
+
+    def next(self, name: str) -> str:
+        """Policy of the next call of a function."""
+        self._calls[name] += 1
+        return self.recompute.of(name).of_call(self._calls[name] - 1)
+
+
+def cut_model(
+    flat: Flat, functions: Functions, stages: int, names: Sequence[str], recompute: Recomputation
+) -> list[Stage]:
     """Cut a forward model; the stages' functions are added to those of the model.
 
-    An activation that a later stage reads goes through all between.
+    An activation that a later stage reads goes through all between. Stages alike, whose calls make
+    the same again, share a function.
 
     Raises
     ------
     ModelError
         DIST0354 see :func:`.cutting.cut`.
     """
-    made: dict[int, list[ir.GlobalVar]] = {}
-    found: list[Stage] = []
+    made: dict[Any, list[ir.GlobalVar]] = {}
+    policies, found = Policies(recompute), list[Stage]()
     first, given = 0, tuple[Any, ...]()
     for end in cut(flat, functions, stages, names):
         own = [b for b in flat.bindings[first : end + 1] if b.var not in flat.anywhere]
         outputs = tuple(flat.live[end]) or (flat.loss,)
-        found.append(_stage(len(found), flat, own, given, outputs, functions, made))
+        found.append(_stage(len(found), flat, own, given, outputs, functions, policies, made))
         # the order in which one stage gives is that in which the next one takes
         first, given = end + 1, outputs
     return found
@@ -105,7 +131,8 @@ def _stage(
     given: tuple[Any, ...],
     outputs: tuple[Any, ...],
     functions: Functions,
-    shared: dict[int, list[ir.GlobalVar]],
+    policies: Policies,
+    shared: dict[Any, list[ir.GlobalVar]],
 ) -> Stage:
     bindings = [*_needed(flat, own), *own]
     first_stream, bindings = from_first_stream(bindings, flat.stream)
@@ -121,8 +148,9 @@ def _stage(
     made = [env.get(v, v) for v in (*outputs, *statistics.values())]
     result = made[0] if len(made) == 1 else tuple_of(made)
     fn = private_function(f"{STAGE}{number}", [*env.values(), *data, *weights], inner, result)
-    gv = _shared(fn, number, functions, shared)
-    return Stage(gv, given, data, weights, outputs, tuple(statistics), _layers(own), first_stream)
+    layers = _layers(own, policies)
+    gv = _shared(fn, number, functions, tuple(one.policy for one in layers), shared)
+    return Stage(gv, given, data, weights, outputs, tuple(statistics), layers, first_stream)
 
 
 def _needed(flat: Flat, own: Sequence[Any]) -> list[Any]:
@@ -138,19 +166,26 @@ def _needed(flat: Flat, own: Sequence[Any]) -> list[Any]:
     return [b for b in values.values() if b.var in wanted]
 
 
-def _layers(own: Sequence[Any]) -> tuple[Layer, ...]:
-    return tuple(
-        Layer(str(b.value.op.name_hint), str(b.var.name), tuple(b.value.args))
+def _layers(own: Sequence[Any], policies: Policies) -> tuple[Layer, ...]:
+    calls = [
+        (str(b.value.op.name_hint), b)
         for b in own
         if isinstance(b.value, ir.Call) and isinstance(b.value.op, ir.GlobalVar)
+    ]
+    return tuple(
+        Layer(name, str(b.var.name), tuple(b.value.args), policies.next(name)) for name, b in calls
     )
 
 
 def _shared(
-    fn: relax.Function, number: int, functions: Functions, made: dict[int, list[ir.GlobalVar]]
+    fn: relax.Function,
+    number: int,
+    functions: Functions,
+    policies: tuple[str, ...],
+    made: dict[Any, list[ir.GlobalVar]],
 ) -> ir.GlobalVar:
-    """The function, or one that is equal to it."""
-    key = int(tvm_ffi.structural_hash(fn, map_free_vars=True))
+    """The function, or one that is equal to it, its calls' policies too."""
+    key = (int(tvm_ffi.structural_hash(fn, map_free_vars=True)), policies)
     for gv in made.get(key, ()):
         if tvm_ffi.structural_equal(functions.of[str(gv.name_hint)], fn, map_free_vars=True):
             return gv

@@ -24,6 +24,7 @@ from .parameters import Parameters
 from .recipe import check_functions, recipe_of
 from .recompute import Auto
 from .staged import StagedStep
+from .staged_automatic import decided_in_stages
 from .writing import StepWriter
 
 
@@ -152,10 +153,14 @@ def train_step(
         forward = relax.utils.copy_with_new_vars(found)
         return Parameters(forward, data, streams, recipe, functions)
 
+    auto = recipe.recompute
     if stages is not None:
-        return StagedStep(params(), recipe, functions, stages).run(given.attrs)
-    if isinstance(recipe.recompute, Auto):
+        if isinstance(auto, Auto):
+            plain = StagedStep(params(), recipe, Functions(mod), stages).run(given.attrs)
+            recipe = replace(recipe, recompute=decided_in_stages(plain, recipe, auto))
+        return StagedStep(params(), recipe, functions, stages).run(given.attrs).module
+    if isinstance(auto, Auto):
         trial = StepWriter(params(), recipe, Functions(mod))
-        recipe = replace(recipe, recompute=decided(trial, recipe.recompute))
+        recipe = replace(recipe, recompute=decided(trial, auto))
     step = StepWriter(params(), recipe, functions)
     return functions.module({"main": step.run()}, given.attrs)

@@ -57,8 +57,8 @@ class PairMaker(Protocol):
     def differentiates(self, call: Any) -> bool:
         """Whether a value is a call of a function that has a pair."""
 
-    def pair(self, name: str, roles: Roles) -> Pair:
-        """Return the pair of a function for the gradients that are asked for."""
+    def pair(self, name: str, roles: Roles, label: str) -> Pair:
+        """Return the pair of a call of a function, for the gradients that are asked for."""
 
 
 @dataclass
@@ -178,7 +178,7 @@ class Tape:
         if var not in self.live or not self.pairs.differentiates(value):
             return None
         roles = tuple(self._on_the_way(arg) for arg in value.args)
-        pair = self.pairs.pair(str(value.op.name_hint), roles)
+        pair = self.pairs.pair(str(value.op.name_hint), roles, str(var.name))
         return CallGradient(pair, list(value.args), None, str(var.name))
 
     def _on_the_way(self, arg: Any) -> bool:

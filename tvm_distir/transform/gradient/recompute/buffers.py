@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax
@@ -76,15 +76,15 @@ class Body:
     tasks : list of Task
     result : Tree
     trees : dict of Var to Tree
-    constant_bytes : int
-        Of constants, at each mention: they are at hand all the time.
+    constants : list of int
+        Bytes of constants, at each mention: they are at hand all the time.
     """
 
     params: list[Buffer]
     tasks: list[Task]
     result: Tree
     trees: dict[Any, Tree]
-    constant_bytes: int = 0
+    constants: list[int] = field(default_factory=list)
 
 
 Results = Callable[[str, Sequence[Buffer]], tuple[Tree, list[Buffer]]]
@@ -115,7 +115,7 @@ def read_body(
     body = Body([b for param in fn.params for b in leaves(trees[param])], [], None, trees)
     for binding in reading.bindings:
         if isinstance(binding.value, ir.Call):
-            body.constant_bytes += _constant_bytes(binding.value.args)
+            body.constants += _constant_bytes(binding.value.args)
         trees[binding.var] = _bound(body, binding, binding.var in in_place, kernels, results)
     body.result = tree_of(fn.body.body, trees)
     return body
@@ -145,14 +145,12 @@ def _bound(
     return tree
 
 
-def _constant_bytes(args: Iterable[Any]) -> int:
-    total = 0
+def _constant_bytes(args: Iterable[Any]) -> Iterator[int]:
     for arg in args:
         if isinstance(arg, ir.GenericConst):
-            total += type_bytes(arg.ty)
+            yield type_bytes(arg.ty)
         elif isinstance(arg, relax.Tuple):
-            total += _constant_bytes(arg.fields)
-    return total
+            yield from _constant_bytes(arg.fields)
 
 
 def _made(ty: Any, make: Callable[[Any], Buffer]) -> Tree:

@@ -4,13 +4,15 @@
 
 Calls run forward 1, 2, ... n and backward n, ... 2, 1. What call j keeps lives from its forward to
 its backward part, so that what is kept at any moment is that of the calls 1..i for some i. After i
-calls only the bytes kept and the time so far matter: of two ways with both not larger the other is
-never better.
+calls only the bytes kept, the most that was needed and the time so far matter: of two ways with
+none larger the other is never better. Where nobody else keeps as much as these calls do, what is
+needed is known to fit or not at once, and does not matter later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -32,6 +34,8 @@ class Option:
     forward_bytes, backward_bytes : int
         Largest memory inside the two parts beside what other calls keep and others hold: of the
         forward part its values, of the backward part what it was kept as well.
+    later_bytes : int
+        Handed on to the gradients of weights, where these are made later.
     """
 
     policy: str
@@ -39,6 +43,7 @@ class Option:
     kept_bytes: int
     forward_bytes: int
     backward_bytes: int
+    later_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -57,13 +62,44 @@ class Link:
     before_forward: int
     before_backward: int
 
+    def beside(self, size_bytes: int) -> Link:
+        """The same beside as many bytes more."""
+        before = self.before_forward + size_bytes, self.before_backward + size_bytes
+        return Link(self.options, *before)
 
-class _Way(NamedTuple):
+
+class Way(NamedTuple):
+    """Options of the calls so far.
+
+    Attributes
+    ----------
+    kept_bytes : int
+        By all of them.
+    need_bytes : int
+        Most at any moment so far, of what they keep and of what others take; 0 where it is known
+        to fit.
+    time : int
+    """
+
     kept_bytes: int
+    need_bytes: int
     time: int
     rank: int  # of equals the first wins: later calls keep more
     option: int
-    before: _Way | None
+    before: Way | None
+
+    def options(self, links: Sequence[Link]) -> list[Option]:
+        """The option of each call."""
+        chosen: list[Option] = []
+        way = self
+        for link in reversed(links):
+            chosen.append(link.options[way.option])
+            way = way.before or way
+        return chosen[::-1]
+
+
+Fits = Callable[[int, int], bool]
+"""Whether so many bytes kept, and so many needed at some moment, are no more than there are."""
 
 
 def least_time(links: Sequence[Link], gaps: Sequence[int], bound: int) -> list[Option] | None:
@@ -78,17 +114,38 @@ def least_time(links: Sequence[Link], gaps: Sequence[int], bound: int) -> list[O
     bound : int
         Most memory at any moment.
     """
-    ways = [_Way(0, 0, 0, -1, None)] if gaps[0] <= bound else []
-    for link, gap in zip(links, gaps[1:], strict=True):
-        ways = _coarser(_best(_followed(ways, link, gap, bound)), bound)
+    ways = all_ways(links, gaps, lambda _, need: need <= bound, bound, is_final=True)
     if not ways:
         return None
-    way = min(ways, key=lambda one: (one.time, one.kept_bytes))
-    chosen: list[Option] = []
-    for link in reversed(links):
-        chosen.append(link.options[way.option])
-        way = way.before or way
-    return chosen[::-1]
+    return min(ways, key=lambda one: (one.time, one.kept_bytes)).options(links)
+
+
+def all_ways(
+    links: Sequence[Link], gaps: Sequence[int], fits: Fits, most: int, *, is_final: bool = False
+) -> list[Way]:
+    """Ways through the chain of which none keeps, needs and takes no more than another one.
+
+    Parameters
+    ----------
+    links, gaps : sequences of Link and int
+        As for :func:`least_time`.
+    fits : callable
+        Of a way so far; what does not fit is not followed.
+    most : int
+        Memory, by a part of which bytes are rounded up where ways are many.
+    is_final : bool
+        Whether what fits once needs no more: others do not keep as much as these calls do.
+    """
+
+    def known(need: int) -> int:
+        return 0 if is_final else need
+
+    ways = [Way(0, known(gaps[0]), 0, 0, -1, None)] if fits(0, gaps[0]) else []
+    for link, gap in zip(links, gaps[1:], strict=True):
+        found = [way for way in _followed(ways, link, gap) if fits(way.kept_bytes, way.need_bytes)]
+        found = [way._replace(need_bytes=0) for way in found] if is_final else found
+        ways = _coarser(_best(found), most)
+    return ways
 
 
 def least_bytes(links: Sequence[Link], gaps: Sequence[int]) -> int:
@@ -111,7 +168,7 @@ def least_bytes(links: Sequence[Link], gaps: Sequence[int]) -> int:
     return high
 
 
-def _followed(ways: Sequence[_Way], link: Link, gap: int, bound: int) -> list[_Way]:
+def _followed(ways: Sequence[Way], link: Link, gap: int) -> list[Way]:
     """Ways with one call more."""
     order = sorted(range(len(link.options)), key=lambda k: -link.options[k].kept_bytes)
     found = []
@@ -120,30 +177,52 @@ def _followed(ways: Sequence[_Way], link: Link, gap: int, bound: int) -> list[_W
         inside = max(
             link.before_forward + option.forward_bytes,
             link.before_backward + option.backward_bytes,
+            option.kept_bytes + gap,
         )
         found += [
-            _Way(way.kept_bytes + option.kept_bytes, way.time + option.time, rank, number, way)
+            Way(
+                way.kept_bytes + option.kept_bytes,
+                max(way.need_bytes, way.kept_bytes + inside),
+                way.time + option.time,
+                rank,
+                number,
+                way,
+            )
             for way in ways
-            if way.kept_bytes + inside <= bound
-            and way.kept_bytes + option.kept_bytes + gap <= bound
         ]
     return found
 
 
-def _best(ways: list[_Way]) -> list[_Way]:
-    """Those for which no other keeps and takes no more."""
-    ways.sort(key=lambda way: way[:3])
-    found: list[_Way] = []
+def _best(ways: list[Way]) -> list[Way]:
+    """Those for which no other keeps, needs and takes no more."""
+    ways.sort(key=lambda way: way[:4])
+    found: list[Way] = []
+    needs: list[int] = []  # of those found, rising, while times fall
+    times: list[int] = []
     for way in ways:
-        if not found or way.time < found[-1].time:
-            found.append(way)
+        place = bisect_right(needs, way.need_bytes)
+        if place and times[place - 1] <= way.time:
+            continue
+        found.append(way)
+        last = first = place - 1 if place and needs[place - 1] == way.need_bytes else place
+        while last < len(times) and times[last] >= way.time:
+            last += 1
+        needs[first:last], times[first:last] = [way.need_bytes], [way.time]
     return found
 
 
-def _coarser(ways: list[_Way], bound: int) -> list[_Way]:
+def _coarser(ways: list[Way], most: int) -> list[Way]:
     """At most :data:`MOST_WAYS` of them, bytes rounded up."""
     unit = 1
     while len(ways) > MOST_WAYS:
-        unit = max(2 * unit, bound // MOST_WAYS)
-        ways = _best([way._replace(kept_bytes=-(-way.kept_bytes // unit) * unit) for way in ways])
+        unit = max(2 * unit, most // MOST_WAYS)
+        ways = _best(
+            [
+                way._replace(
+                    kept_bytes=-(-way.kept_bytes // unit) * unit,
+                    need_bytes=-(-way.need_bytes // unit) * unit,
+                )
+                for way in ways
+            ]
+        )
     return ways

@@ -49,10 +49,10 @@ class Live:
         return self._bodies[key]
 
     @property
-    def constant_bytes(self) -> int:
+    def constants(self) -> list[int]:
         """Bytes of the constants of all functions that were read, each function's own."""
         bodies = {name: body for (name, _), body in self._bodies.items()}
-        return sum(body.constant_bytes for body in bodies.values())
+        return [size for body in bodies.values() for size in body.constants]
 
     def results(self, name: str, args: Sequence[Buffer]) -> tuple[Tree, list[Buffer]]:
         """What a call of a function returns, and which buffers of that it makes."""

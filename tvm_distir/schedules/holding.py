@@ -1,0 +1,108 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""How many micro-batches, and messages, a rank holds while each of its units runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .programs import RECV, RUN, SEND, programs
+from .schedule import Schedule
+from .units import BACKWARD, FORWARD, WEIGHT
+
+Ints = npt.NDArray[np.int64]
+
+_KEPT, _LATER, _ACTIVATIONS, _GRADIENTS, _RESULTS, _GIVEN = range(6)
+_IN = {FORWARD: _ACTIVATIONS, BACKWARD: _GRADIENTS}
+_OUT = {FORWARD: _RESULTS, BACKWARD: _GIVEN}
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What a rank holds of one of its stages at each of its units, in order of issue.
+
+    Attributes
+    ----------
+    stage : int
+    running : bool array (units,)
+        Whether the unit is this stage's.
+    summing : bool array (units,)
+        Whether a micro-batch is done, so that there are sums.
+    kept : int64 array (units,)
+        Micro-batches whose forward part is done and whose backward part is not, without that of
+        the unit.
+    later : int64 array
+        From their backward part to their gradients of weights, that of the unit too; 0 where these
+        are not apart.
+    activations, gradients : int64 arrays
+        Messages that are there for later units.
+    results, given : int64 arrays
+        Messages, of activations and of their gradients, that are made and have not gone.
+    """
+
+    stage: int
+    running: npt.NDArray[np.bool_]
+    summing: npt.NDArray[np.bool_]
+    kept: Ints
+    later: Ints
+    activations: Ints
+    gradients: Ints
+    results: Ints
+    given: Ints
+
+
+def holdings(schedule: Schedule) -> list[list[Holding]]:
+    """Per rank what it holds of each of its stages."""
+    found = []
+    for rank, steps in enumerate(programs(schedule)):
+        own = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
+        number = {stage: i for i, stage in enumerate(own)}
+        now = np.zeros((len(own), 6), np.int64)
+        rows, running, begun = [], [], []
+        done: set[int] = set()
+        for step in steps:
+            here, phase = now[number[step.stage]], step.unit.phase
+            if step.kind == RECV:
+                here[_IN[phase]] += 1
+            elif step.kind == SEND:
+                here[_OUT[phase]] -= 1
+            elif step.kind == RUN:
+                behind = {FORWARD: -1, BACKWARD: 1}.get(phase, 0)
+                if _apart(schedule, step.stage, behind):
+                    here[_IN[phase]] -= 1
+                if phase == BACKWARD:
+                    here[_KEPT] -= 1
+                    here[_LATER] += schedule.splits_backward
+                rows.append(now.copy())
+                running.append(step.stage)
+                begun.append([stage in done for stage in own])
+                if phase == (WEIGHT if schedule.splits_backward else BACKWARD):
+                    done.add(step.stage)
+                if phase == FORWARD:
+                    here[_KEPT] += 1
+                elif phase != BACKWARD:
+                    here[_LATER] -= 1
+                if _apart(schedule, step.stage, -behind):
+                    here[_OUT[phase]] += 1
+        table, ran = np.array(rows, np.int64), np.array(running, np.int64)
+        summing = np.array(begun, bool)
+        found.append(
+            [
+                Holding(stage, ran == stage, summing[:, i], *table[:, i].T)
+                for i, stage in enumerate(own)
+            ]
+        )
+    return found
+
+
+def _apart(schedule: Schedule, stage: int, step: int) -> bool:
+    """Whether a stage has a neighbour on another rank, that many stages on."""
+    other = stage + step
+    inside = step != 0 and 0 <= other < len(schedule.rank_of)
+    return inside and schedule.rank_of[other] != schedule.rank_of[stage]
+
+
+__all__ = ["Holding", "holdings"]
