@@ -31,7 +31,7 @@ CASES = [
     ("no system", 2, "DIST0150", f"analyze mlp.py {STRATEGY} --mesh dp=2"),
     ("no engine", 2, "DIST0150", f"verify mlp.py {STRATEGY} --mesh dp=2"),
     ("plan and strategy", 2, "DIST0151", f"{MLP} --plan plan.json {STRATEGY} --mesh dp=2"),
-    ("neither plan nor strategy", 2, "DIST0151", f"{MLP} --mesh dp=2"),
+    ("neither plan nor strategy", 2, "DIST0238", f"{MLP} --mesh dp=2"),
     ("strategy without mesh", 2, "DIST0151", f"{MLP} {STRATEGY}"),
     ("mesh of another plan", 2, "DIST0151", f"{MLP} --plan plan.json --mesh dp=4"),
     ("mesh text", 2, "DIST0152", f"{MLP} {STRATEGY} --mesh dp:2"),
