@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 SCHEMA_VERSION = 1
 STAGED_VERSION = 2
@@ -29,11 +30,15 @@ class Mesh:
 
     def groups(self, axes: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Groups of devices that differ in the coordinates along ``axes`` only."""
+        return tuple(map(tuple, self.group_table(axes).tolist()))
+
+    def group_table(self, axes: tuple[int, ...]) -> npt.NDArray[np.int64]:
+        """The groups as an array, (groups, devices)."""
         table = np.array(self.device_ids).reshape(self.shape)
         rest = [axis for axis in range(len(self.shape)) if axis not in axes]
         moved = table.transpose([*rest, *sorted(axes)])
         size = math.prod(self.shape[axis] for axis in axes)
-        return tuple(map(tuple, moved.reshape(-1, size).tolist()))
+        return moved.reshape(-1, size)
 
 
 class Value(NamedTuple):

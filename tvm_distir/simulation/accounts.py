@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..program import Mesh, Program, Value, reached
 from .costs import COMPUTE, SEND, OpRow
 from .function_table import FunctionTables
-from .lanes import CollectiveTotal, DeviceResult, Held, Lane
+from .lanes import CollectiveTotal, DeviceResult, Held, Lane, Tables
 from .memory import EntryMemory, curve
 from .rendezvous import DeviceTasks
 from .timeline import Timeline, all_seconds, op_times, seconds, total_flops
@@ -61,18 +61,16 @@ def account(
         during, after = found.course(taken)
         end = int(timeline.end.max(initial=0))
         when, live = curve(found.resident_bytes, timeline.start, during, end, after)
-        shown = tuple(zip(all_seconds(when), live.tolist(), strict=True))
-        return Held(shown, found.account, weight_bytes(program, entry.function))
+        course = tuple(zip(all_seconds(when), live.tolist(), strict=True))
+        return Held(course, found.account, weight_bytes(program, entry.function))
 
     counts = timeline.counts()
-    lane = Lane(
-        program.place_of(entry),
-        part.devices,
-        op_times(rows, counts),
-        timeline.function_times(tables),
-        timeline,
-        held,
-    )
+
+    @functools.cache
+    def shown() -> Tables:
+        return op_times(rows, counts), timeline.function_times(tables)
+
+    lane = Lane(program.place_of(entry), part.devices, timeline, held, shown)
     return lane, Work(*timeline.busy(), finish, total_flops(rows, counts))
 
 

@@ -128,7 +128,7 @@ class OpCosts:
     def _layout(self, op: Op) -> GroupLayout:
         key = (op.mesh, op.mesh_axes)
         if key not in self._layouts:
-            groups = self.program.meshes[op.mesh].groups(op.mesh_axes)
+            groups = self.program.meshes[op.mesh].group_table(op.mesh_axes)
             self._layouts[key] = self.clock.system.layout(groups)
         return self._layouts[key]
 

@@ -119,13 +119,13 @@ def _check_meshes(
     program: Program, devices: Sequence[int], own: int, lowering: Lowering, function: int
 ) -> None:
     """Refuse collectives and transfers on meshes that devices are not part of."""
-    inside, known = set(devices), set[int]()
+    known = set[int]()
     known.update(k for k, mesh in enumerate(program.meshes) if mesh.device_ids is devices)
     for number in np.flatnonzero(lowering.counts(function)).tolist():
         row = lowering.rows[number]
         if row.op.kind not in ("collective", "transfer") or row.op.mesh in known:
             continue
-        if not inside <= set(program.meshes[row.op.mesh].device_ids):
+        if not set(devices) <= set(program.meshes[row.op.mesh].device_ids):
             names = [program.meshes[m].name for m in (row.op.mesh, own)]
             raise SimulationError(
                 "DIST0712",

@@ -167,6 +167,9 @@ class Held(NamedTuple):
     param_bytes: int
 
 
+Tables = tuple[tuple[OpTime, ...], tuple[FunctionTime, ...]]
+
+
 @dataclass(frozen=True)
 class Lane:
     """Devices that do the same at the same times.
@@ -175,22 +178,29 @@ class Lane:
     ----------
     mesh : str
     devices : tuple of int
-    ops : tuple of OpTime
-        By time, the longest first.
-    functions : tuple of FunctionTime
-        In order of the first call.
     timeline : Timeline
         Source of the events.
     held : callable giving Held
         Memory, found when it is first asked for.
+    tables : callable giving (tuple of OpTime, tuple of FunctionTime)
+        What ops and functions take, found when it is first asked for.
     """
 
     mesh: str
     devices: tuple[int, ...]
-    ops: tuple[OpTime, ...]
-    functions: tuple[FunctionTime, ...]
     timeline: Any = field(repr=False, compare=False)
     held: Callable[[], Held] = field(repr=False, compare=False)
+    tables: Callable[[], Tables] = field(repr=False, compare=False)
+
+    @property
+    def ops(self) -> tuple[OpTime, ...]:
+        """Compute ops by time, the longest first."""
+        return self.tables()[0]
+
+    @property
+    def functions(self) -> tuple[FunctionTime, ...]:
+        """Functions in order of the first call."""
+        return self.tables()[1]
 
     @property
     def memory(self) -> tuple[tuple[float, int], ...]:

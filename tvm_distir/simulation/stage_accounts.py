@@ -13,7 +13,7 @@ from ..program import Program, Staged
 from .accounts import Traffic, Work, add_traffic, constant_bytes, traffic, value_bytes
 from .costs import OpCosts
 from .function_table import FunctionTables
-from .lanes import Held, Lane
+from .lanes import Held, Lane, Tables
 from .memory import RankMemory, curve
 from .stage_lanes import StageTimeline, function_times
 from .stage_runs import StageRuns
@@ -59,17 +59,14 @@ class RankAccount:
         @functools.cache
         def held() -> Held:
             memory = self.memory()
-            shown = _curve(memory, finish, timeline)
-            return Held(shown, memory.account, self._weights())
+            course = _curve(memory, finish, timeline)
+            return Held(course, memory.account, self._weights())
 
-        lane = Lane(
-            self.mesh.name,
-            self.mesh.device_ids,
-            op_times(rows, self.counts),
-            function_times(root, timeline.runs, tables),
-            timeline,
-            held,
-        )
+        @functools.cache
+        def shown() -> Tables:
+            return op_times(rows, self.counts), function_times(root, timeline.runs, tables)
+
+        lane = Lane(self.mesh.name, self.mesh.device_ids, timeline, held, shown)
         moved = [(one.start, one.end) for one in (*timeline.sent, *timeline.received)]
         talking = np.concatenate(
             [np.zeros(0, np.int64), *(np.stack(pair, axis=1).ravel() for pair in moved)]

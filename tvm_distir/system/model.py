@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from .constants import Constant
 from .hardware import LIKE, TENSOR_CLASSES, VIEW, Device, InterNode, IntraNode
 from .links import far_time_s, near_time_s
@@ -166,7 +169,7 @@ class System:
         moved = sum(work.in_bytes) + sum(work.out_bytes)
         return self.roofline(work.flops, moved, work.kernel_class, dtype).time_s
 
-    def layout(self, groups: Sequence[Sequence[int]]) -> GroupLayout:
+    def layout(self, groups: Sequence[Sequence[int]] | npt.NDArray[np.int64]) -> GroupLayout:
         """How groups of devices that run one collective at the same time lie on the nodes."""
         return layout_of(groups, self.intra_node.devices_per_node)
 

@@ -163,10 +163,15 @@ _FEW = 16
 """Groups up to which arrays are slower."""
 
 
-def layout_of(groups: Sequence[Sequence[int]], devices_per_node: int) -> GroupLayout:
+def layout_of(
+    groups: Sequence[Sequence[int]] | npt.NDArray[np.int64], devices_per_node: int
+) -> GroupLayout:
     """How groups of device ids lie on nodes of consecutive devices."""
-    sizes = {len(group) for group in groups}
-    if len(groups) > _FEW and len(sizes) == 1 and sizes != {0}:
+    if isinstance(groups, np.ndarray):
+        if len(groups) > _FEW:
+            return _layout_of_equal(groups // devices_per_node)
+        return layout_of(groups.tolist(), devices_per_node)
+    if len(groups) > _FEW and len(sizes := {len(group) for group in groups}) == 1 and all(sizes):
         return _layout_of_equal(np.array(groups, np.int64) // devices_per_node)
     spreads = tuple(spread(group, devices_per_node) for group in groups)
     return GroupLayout(spreads, nic_sharing(groups, devices_per_node), frozenset(spreads))
