@@ -7,13 +7,19 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
+from .optimizers import updates
+
 
 def rewritten(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """Return the nodes that stand for one, which is not changed.
 
     TVM's importer would stack the operands of a Sum: it becomes Adds. It refuses a TopK that
-    leaves the order open, for which any order is right: it becomes a sorted one.
+    leaves the order open, for which any order is right: it becomes a sorted one. It knows no
+    optimizers: these are written out.
     """
+    written = updates(node)
+    if written is not None:
+        return written
     if node.domain not in ("", "ai.onnx"):
         return [node]
     if node.op_type == "Sum":

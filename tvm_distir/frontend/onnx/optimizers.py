@@ -1,0 +1,121 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""ONNX's operators for training, Adam, Momentum and Adagrad, written out in standard ones.
+
+The formulas are those of the domain ``ai.onnx.preview.training``, version 1; tensors are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+DOMAIN = "ai.onnx.preview.training"
+
+
+def updates(node: onnx.NodeProto) -> list[onnx.NodeProto] | None:
+    """Return the nodes that an optimizer's node stands for; None of any other node."""
+    write = _WRITERS.get(node.op_type) if node.domain == DOMAIN else None
+    if write is None:
+        return None
+    states = _STATES[node.op_type]
+    count = (len(node.input) - 2) // (2 + states)
+    out = _Nodes(node)
+    rate, step = node.input[:2]
+    for number in range(count):
+        inputs = [node.input[2 + count * i + number] for i in range(2 + states)]
+        outputs = [node.output[count * i + number] for i in range(1 + states)]
+        write(out, rate, step, inputs, outputs)
+    return out.nodes
+
+
+class _Nodes:
+    """Writes nodes one after the other, under names that begin with that of the operator."""
+
+    def __init__(self, node: onnx.NodeProto) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self.prefix = node.name or node.output[0]
+        self.given = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+
+    def number(self, key: str, usual: float = 0.0) -> float:
+        """An attribute of the operator."""
+        return float(self.given.get(key, usual))
+
+    def __call__(self, op: str, *inputs: str | float, to: str = "") -> str:
+        """Write a node; numbers become constants. Returns the name of what it gives."""
+        names = [self.constant(x) if isinstance(x, float) else x for x in inputs]
+        output = to or f"{self.prefix}__{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, names, [output], name=output))
+        return output
+
+    def constant(self, value: float) -> str:
+        """A float32 scalar."""
+        name = f"{self.prefix}__{len(self.nodes)}"
+        tensor = numpy_helper.from_array(np.array(value, np.float32), name)
+        self.nodes.append(helper.make_node("Constant", [], [name], name=name, value=tensor))
+        return name
+
+    def count(self, step: str) -> str:
+        """The number of the step as float32."""
+        output = f"{self.prefix}__{len(self.nodes)}"
+        kind = onnx.TensorProto.FLOAT
+        self.nodes.append(helper.make_node("Cast", [step], [output], name=output, to=kind))
+        return output
+
+    def regularized(self, x: str, grad: str) -> str:
+        """``norm_coefficient * X + G``."""
+        norm = self.number("norm_coefficient")
+        return self("Add", self("Mul", norm, x), grad) if norm else grad
+
+    def blended(self, old: str, new: str, keep: float) -> str:
+        """``keep * old + (1 - keep) * new``."""
+        return self("Add", self("Mul", keep, old), self("Mul", 1.0 - keep, new))
+
+
+def _adam(out: _Nodes, rate: str, step: str, inputs: list[str], outputs: list[str]) -> None:
+    x, grad, mean, square = inputs
+    alpha, beta = out.number("alpha", 0.9), out.number("beta", 0.999)
+    grad = out.regularized(x, grad)
+    v = out("Identity", out.blended(mean, grad, alpha), to=outputs[1])
+    h = out("Identity", out.blended(square, out("Mul", grad, grad), beta), to=outputs[2])
+    root = out("Add", out("Sqrt", h), out.number("epsilon", 1e-6))
+    times = out.count(step)
+    above = out("Sqrt", out("Sub", 1.0, out("Pow", beta, times)))
+    scaled = out("Div", out("Mul", rate, above), out("Sub", 1.0, out("Pow", alpha, times)))
+    begun = out("Greater", times, 0.0)
+    adjusted = out("Where", begun, scaled, rate)
+    moved = out("Sub", x, out("Div", out("Mul", adjusted, v), root))
+    out("Mul", 1.0 - out.number("norm_coefficient_post"), moved, to=outputs[0])
+
+
+def _momentum(out: _Nodes, rate: str, step: str, inputs: list[str], outputs: list[str]) -> None:
+    x, grad, velocity = inputs
+    grad = out.regularized(x, grad)
+    begun = out("Greater", out.count(step), 0.0)
+    share = out("Where", begun, out.number("beta"), 1.0)
+    kept = out("Mul", out.number("alpha"), velocity)
+    v = out("Add", kept, out("Mul", share, grad), to=outputs[1])
+    if out.given["mode"] in (b"nesterov", "nesterov"):
+        v = out("Add", grad, out("Mul", out.number("alpha"), v))
+    out("Sub", x, out("Mul", rate, v), to=outputs[0])
+
+
+def _adagrad(out: _Nodes, rate: str, step: str, inputs: list[str], outputs: list[str]) -> None:
+    x, grad, square = inputs
+    grad = out.regularized(x, grad)
+    slowed = out("Add", 1.0, out("Mul", out.count(step), out.number("decay_factor")))
+    h = out("Add", square, out("Mul", grad, grad), to=outputs[1])
+    root = out("Add", out("Sqrt", h), out.number("epsilon", 1e-6))
+    out("Sub", x, out("Div", out("Mul", out("Div", rate, slowed), grad), root), to=outputs[0])
+
+
+_WRITERS: dict[str, Callable[[_Nodes, str, str, list[str], list[str]], None]] = {
+    "Adam": _adam,
+    "Momentum": _momentum,
+    "Adagrad": _adagrad,
+}
+_STATES = {"Adam": 2, "Momentum": 1, "Adagrad": 1}
+"""How many states of a weight each has."""
