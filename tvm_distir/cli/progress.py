@@ -97,7 +97,15 @@ def _without_warnings() -> Iterator[int | None]:
         yield None
         return
     old, stream = sys.stderr, None
-    with tempfile.TemporaryFile(mode="ab+", buffering=0) as caught:
+    try:
+        file = tempfile.TemporaryFile(mode="ab+", buffering=0)
+    except OSError:  # the disk is full: warnings are no reason to do nothing
+        try:
+            yield real
+        finally:
+            os.close(real)
+        return
+    with file as caught:
         try:
             if _writes_to(old, 2):
                 old.flush()

@@ -11,14 +11,17 @@ from ..errors import PlanError
 from .names import is_pattern
 from .schema import PlanRule, labels_text
 
+EVERYTHING = "*"
+"""The pattern that a plan begins with: what holds where nothing else is said."""
+
 
 def give(found: dict[Any, PlanRule], key: Any, rule: PlanRule, place: str) -> None:
     """Note the rule of a tensor; it refines, completes or contradicts (DIST0239) one before."""
     other = found.get(key)
-    if other is None or _is_exact(rule) > _is_exact(other):
+    if other is None or _rank(rule) > _rank(other):
         found[key] = rule
         return
-    if _is_exact(rule) < _is_exact(other):
+    if _rank(rule) < _rank(other):
         return
     alike = (rule.mesh, rule.stationary, rule.moving) == (
         other.mesh,
@@ -40,6 +43,10 @@ def give(found: dict[Any, PlanRule], key: Any, rule: PlanRule, place: str) -> No
     found[key] = replace(rule, placement=merged)
 
 
-def _is_exact(rule: PlanRule) -> bool:
-    """Whether a rule means one tensor, not all that match."""
-    return rule.index is not None if rule.kind == "call" else not is_pattern(rule.name)
+def _rank(rule: PlanRule) -> int:
+    """How much a rule counts: one for a tensor most, one for everything least."""
+    if rule.kind == "call":
+        return 2 if rule.index is not None else 1
+    if not is_pattern(rule.name):
+        return 2
+    return 0 if rule.name == EVERYTHING else 1

@@ -71,6 +71,7 @@ def test_an_interrupt_that_tvm_turns_into_an_error(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(analyze, "_run", _interrupted_in_native_code)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has none
     try:
         assert main(shlex.split(WORK)) == 130
     finally:

@@ -109,6 +109,14 @@ def test_a_name_counts_more_than_a_pattern_in_any_order() -> None:
         assert (found[1].placement, found[2].placement) == ((-1, 1), (-1, -1))
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_rule_for_everything_counts_least(last: bool) -> None:
+    """Wherever it stands, a pattern that means fewer wins."""
+    rules = [{"param": "*", "placement": "R, R"}, {"param": "up_*", "placement": "R, S[1]"}]
+    found = resolve(plan(*rules[:: -1 if last else 1]), from_tvmscript(TEXT))["main"].params
+    assert (found[1].placement, found[2].placement) == ((-1, 1), (-1, -1))
+
+
 def test_rules_that_fill_different_axes_are_one() -> None:
     first = {"param": "up_*", "placement": "?, S[1]"}
     second = {"param": "*_weight", "placement": "R, ?"}

@@ -47,19 +47,20 @@ class Route:
         self.settled = False
         self.parents: list[dict[int, int]] = []
         complete = list(produced)
-        # A sum that is cut as well is left to one redistribution: fewer bytes are reduced then.
-        cut = any(
-            label >= 0 and label != have
+        # Axes along which a value is cut that was whole or unfinished: a sum along another axis is
+        # left to one redistribution then, which reduces fewer bytes.
+        cut = {
+            i
             for form in wanted
-            for have, label in zip(produced, form)
-            if have < 0
-        )
+            for i, (have, label) in enumerate(zip(produced, form))
+            if have < 0 <= label
+        }
         for i, have in enumerate(produced):
             needs = frozenset(form[i] for form in wanted)
             _, steps = conversions[i].supply(have, needs, sizes[i], ranks[i])
             parents = {want: source for source, want in steps}
             if have == P and i in pending and all(s != P or w == R for s, w in steps):
-                if P not in needs and not cut:
+                if P not in needs and not cut - {i}:
                     complete[i] = R
                     parents = {w: s for w, s in parents.items() if w != R}
             self.parents.append(parents)
