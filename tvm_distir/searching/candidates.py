@@ -238,17 +238,3 @@ def kept_rules(keep: Plan | None, mesh: MeshSpec) -> Plan:
         placement = tuple(said.get(name) for name in mesh.axis_names)
         rules.append(replace(rule, placement=placement, mesh=mesh.name, moving=moving))
     return Plan((mesh,), tuple(rules))
-
-
-def least_work_s(flops: Mapping[tuple[str, str], int], system: System) -> float:
-    """Seconds that the arithmetic of a step takes on one device at its peak, and no less.
-
-    Parameters
-    ----------
-    flops : mapping of (str, str) to int
-        By kernel class and type.
-    system : System
-    """
-    return sum(
-        system.roofline(count, 0, kind, dtype).time_s for (kind, dtype), count in flops.items()
-    )

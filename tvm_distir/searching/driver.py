@@ -16,12 +16,12 @@ from ..errors import DistIRError, InfeasibleError
 from ..ir.rewrite import collector_paused
 from ..plan import Plan
 from ..program import export
-from ..propagation import PlacedModule
 from ..simulation import Result, simulate
 from ..strategy import with_updates
 from ..system import System
 from ..transform import distribute
-from .candidates import Candidate, Constraints, Enumeration, kept_rules, least_work_s
+from .arithmetic import arithmetic, least_work_s
+from .candidates import Candidate, Constraints, Enumeration, kept_rules
 from .folder import Folder
 from .labelling import label
 from .result import BOUND, LEFT, MEMORY, REFUSED, SOLVED, Found, Row, SearchResult
@@ -168,31 +168,11 @@ class _Search:
                 place="search",
                 remedy="Allow other sizes of axes, or other micro-batches.",
             )
-        work_s = least_work_s(self._flops(), self.system) / self.devices
+        step = self.source.module(None, "none")
+        work_s = least_work_s(arithmetic(step), self.system) / self.devices
         waiting = [(work_s * one.idle, one.key, one) for one in candidates]
         heapq.heapify(waiting)
         return waiting
-
-    def _flops(self) -> dict[tuple[str, str], int]:
-        """Arithmetic of a whole step, by kernel class and type."""
-        module = PlacedModule.of(self.source.module(None, "none"), ())
-        found: dict[tuple[str, str], int] = {}
-        calls = dict.fromkeys(module.graphs, 0)
-        calls.update(dict.fromkeys(module.entries.values(), 1))
-        for key in reversed(module.order):
-            g = module.graphs[key]
-            for k in g.calls:
-                calls[g.nodes[k].callee] += calls[key]
-            for node in g.nodes:
-                rule = node.rule
-                if rule is None or not rule.work.flops:
-                    continue
-                values = [g.values[v] for v in (*node.operands, *node.results) if v >= 0]
-                types = [str(value.ty.dtype) for value in values if value.ty is not None]
-                floats = [one for one in types if one.startswith(("float", "bfloat"))]
-                at = (rule.work.kernel_class, floats[0] if floats else "float32")
-                found[at] = found.get(at, 0) + calls[key] * rule.work.flops
-        return found
 
     def _known(self, candidate: Candidate) -> Row | None:
         """What a search before found of a candidate."""
