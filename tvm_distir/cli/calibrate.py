@@ -45,13 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     found = calibrate(system, arguments.rows, source=f"tvm-distir calibrate, {arguments.rows}")
     if written is not None:
         text = json.dumps(to_data(found.system), indent=1) + "\n"
-        outputs.add(written, lambda path: _write(path, text))
+        outputs.add(written, text)
     outputs.commit()
     put(json.dumps({"schema_version": 1, **found.to_dict()}, indent=1) + "\n"
         if arguments.json else found.to_text())  # fmt: skip
     return 0
-
-
-def _write(path: Any, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)

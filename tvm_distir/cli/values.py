@@ -71,15 +71,21 @@ def parse_batch(text: str | None) -> int | None:
     """Read the value of ``--batch``: a positive integer."""
     if text is None:
         return None
-    batch = parse_int(text, 1)
-    if batch is None:
+    remedy = "Give the whole batch, over all devices, e.g. --batch 8."
+    return parse_count(text, "--batch", remedy)
+
+
+def parse_count(text: str, option: str, remedy: str = "") -> int:
+    """Read a positive integer (UsageError DIST0152)."""
+    found = parse_int(text, 1)
+    if found is None:
         raise UsageError(
             "DIST0152",
             f'"{shortened(text)}" is not a positive integer of at most {MAX_INT}',
-            place="--batch",
-            remedy="Give the whole batch, over all devices, e.g. --batch 8.",
+            place=option,
+            remedy=remedy or f"Give one, e.g. {option} 8.",
         )
-    return batch
+    return found
 
 
 def parse_dims(items: list[str] | None) -> dict[str, int]:

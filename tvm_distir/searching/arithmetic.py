@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from tvm import ir
 
 from ..propagation import PlacedModule
+from ..propagation.graph import Graph, Node
 from ..system import System
 
 
@@ -26,10 +27,7 @@ def arithmetic(mod: ir.IRModule) -> dict[tuple[str, str], int]:
             rule = node.rule
             if rule is None or not rule.work.flops:
                 continue
-            values = [g.values[v] for v in (*node.operands, *node.results) if v >= 0]
-            types = [str(value.ty.dtype) for value in values if value.ty is not None]
-            floats = [one for one in types if one.startswith(("float", "bfloat"))]
-            at = (rule.work.kernel_class, floats[0] if floats else "float32")
+            at = (rule.work.kernel_class, arithmetic_type(g, node))
             found[at] = found.get(at, 0) + calls[key] * rule.work.flops
     return found
 
@@ -46,3 +44,13 @@ def least_work_s(flops: Mapping[tuple[str, str], int], system: System) -> float:
     return sum(
         system.roofline(count, 0, kind, dtype).time_s for (kind, dtype), count in flops.items()
     )
+
+
+def arithmetic_type(g: Graph, node: Node) -> str:
+    """Type of a node's arithmetic: of its first floating operand or result."""
+    for v in (*node.operands, *node.results):
+        if v >= 0 and g.values[v].ty is not None:
+            dtype = str(g.values[v].ty.dtype)
+            if dtype.startswith(("float", "bfloat")):
+                return dtype
+    return "float32"

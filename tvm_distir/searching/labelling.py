@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tvm import ir
 
 from ..errors import InfeasibleError, PlanError
-from ..ir import lift_branches, mesh_devices, mesh_shape, meshes, param_names, training_notes
+from ..ir import lift_branches, meshes, param_names, training_notes
 from ..ir.rewrite import collector_paused
 from ..native import Problem, Tables
 from ..plan import MeshSpec, Plan
@@ -157,9 +157,7 @@ class Labeller:
         self.mod, self.mesh, self.system = mod, mesh, system
         self.module = PlacedModule.of(mod)
         self.reach = Reacher(self.module, Unifier(self.module, {}, True).run()).run()
-        device_mesh = meshes(mod)[0]
-        devices = [int(d) for d in mesh_devices(device_mesh).reshape(-1)]
-        self.prices = MeshPrices(system, mesh_shape(device_mesh), devices)
+        self.prices = MeshPrices(system, meshes(mod)[0])
         self.tables = Tables()
 
     def run(self, gap: float, memory_bytes: int | None) -> Labelling:

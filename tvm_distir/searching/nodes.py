@@ -7,7 +7,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..ops import nominal
-from ..propagation.graph import Graph, Node
+from ..propagation.graph import Node
+from .arithmetic import arithmetic_type
 from .net import NO_STATES, Assembly, End, Net
 from .states import consumers, passing, producers
 
@@ -81,7 +82,7 @@ class Nodes:
             partial.append(
                 sum(1 << i for i, v in enumerate(node.operands) if v >= 0 and pending[v])
             )
-        dtype = _arithmetic(g, node)
+        dtype = arithmetic_type(g, node)
         return self.to.variable(
             self.shared.ops.of(rule, dtype, shapes, tuple(partial), self._in_place(node))
         )
@@ -104,13 +105,3 @@ class Nodes:
         net.feasible = net.feasible and inner.feasible
         net.spliced[k] = inner, first
         return NO_STATES, -1
-
-
-def _arithmetic(g: Graph, node: Node) -> str:
-    """Type of a node's arithmetic: of its first floating operand or result."""
-    for v in (*node.operands, *node.results):
-        if v >= 0 and g.values[v].ty is not None:
-            dtype = str(g.values[v].ty.dtype)
-            if dtype.startswith(("float", "bfloat")):
-                return dtype
-    return "float32"

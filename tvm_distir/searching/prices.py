@@ -5,10 +5,11 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 
-from ..ir import LOCAL_STEPS, Labels, P, R
+from tvm.relax.distributed import DeviceMesh
+
+from ..ir import LOCAL_STEPS, Labels, P, R, axis_groups, mesh_devices, mesh_shape
 from ..propagation.solve import fits
 from ..redistribution import PriceMatrix, price_matrix
 from ..system import Clock, GroupLayout, System
@@ -25,17 +26,14 @@ class MeshPrices:
     Parameters
     ----------
     system : System
-    sizes : sequence of int
-        Of the mesh axes.
-    devices : sequence of int
-        Device ids, row-major.
+    mesh : DeviceMesh
     """
 
-    def __init__(self, system: System, sizes: Sequence[int], devices: Sequence[int]) -> None:
-        self.clock = Clock(system)
-        self.sizes, self.devices = tuple(sizes), tuple(devices)
+    def __init__(self, system: System, mesh: DeviceMesh) -> None:
+        self.clock, self.mesh, self.sizes = Clock(system), mesh, mesh_shape(mesh)
+        self.devices = tuple([int(d) for d in mesh_devices(mesh).reshape(-1)])
         self._layouts: dict[tuple[tuple[int, ...], ...], GroupLayout] = {}
-        self._axes: dict[tuple[int, ...], GroupLayout] = {}
+        self._groups: dict[int, Groups] = {}
         self._forms: dict[tuple[tuple[int, ...], str], PriceMatrix] = {}
 
     def step(self, kind: str, payload_bytes: int, groups: Groups) -> int:
@@ -59,17 +57,9 @@ class MeshPrices:
 
     def collective_ps(self, kind: str, payload_bytes: int, axis: int) -> int:
         """Time of a collective along one axis of the mesh."""
-        return self.step(kind, payload_bytes, self._groups(axis))
-
-    def _groups(self, axis: int) -> Groups:
-        inner = math.prod(self.sizes[axis + 1 :])
-        size = self.sizes[axis]
-        block = inner * size
-        return [
-            [self.devices[start + low + n * inner] for n in range(size)]
-            for start in range(0, len(self.devices), block)
-            for low in range(inner)
-        ]
+        if axis not in self._groups:
+            self._groups[axis] = axis_groups(self.mesh, (axis,))
+        return self.step(kind, payload_bytes, self._groups[axis])
 
     def forms(self, shape: tuple[int, ...], dtype: str) -> PriceMatrix:
         """Forms of a tensor on the mesh, and what changing them costs."""

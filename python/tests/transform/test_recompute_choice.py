@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,9 @@ from tvm_distir.transform.gradient.recompute import (
 from tvm_distir.transform.gradient.recompute.frontier import DEPTH
 from tvm_distir.transform.gradient.writing import StepWriter
 from tvm_distir.verification import draw_inputs
+
+sys.path.insert(0, str(Path(__file__).parent))
+from recompute_models import layers
 
 GIB = 2**30
 GPT = {"size": "tiny", "hidden": 16, "heads": 4, "vocab": 32, "seq": 16, "batch": 4}
@@ -179,33 +184,6 @@ def auto(model, bound_bytes: float, **options):
 def policies(step) -> dict[str, str]:
     notes = step["main"].attrs["dist.training"]
     return dict(notes["recompute"]) if "recompute" in notes else {}
-
-
-def layers(count: int):
-    """``count`` layers of tanh(x w) squared, whose product is worth keeping."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType([64, 32], "float32"))
-    w = relax.Var("w", relax.TensorType([32, 32], "float32"))
-    with builder.function("layer", [x, w], private=True):
-        with builder.dataflow():
-            product = builder.emit(R.matmul(x, w), "product")
-            bent = builder.emit(R.tanh(product), "bent")
-            out = builder.emit_output(R.multiply(bent, R.exp(bent)))
-        builder.emit_func_output(out)
-    layer = builder.get().get_global_var("layer")
-    x = relax.Var("x", relax.TensorType([64, 32], "float32"))
-    weights = [relax.Var(f"w{i}", relax.TensorType([32, 32], "float32")) for i in range(count)]
-    with builder.function("main", [x, *weights]):
-        with builder.dataflow():
-            value = x
-            for weight in weights:
-                value = builder.emit(relax.Call(layer, [value, weight]))
-            out = builder.emit_output(R.multiply(value, R.const(0.5, "float32")))
-        builder.emit_func_output(out)
-    mod = builder.get()
-    main = mod["main"].with_attr("num_input", 1)
-    mod.update_func(mod.get_global_var("main"), main)
-    return mod
 
 
 def test_the_chain_of_a_model_says_what_simulation_says():

@@ -7,13 +7,14 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tvm import relax
-from tvm.script import relax as R
 
 import tvm_distir as td
 from tvm_distir import strategy
@@ -30,6 +31,9 @@ from tvm_distir.transform.gradient.stage_memory import memory_of
 from tvm_distir.transform.gradient.staged import StagedStep
 from tvm_distir.transform.gradient.staged_automatic import Kinds
 from tvm_distir.verification import draw_inputs
+
+sys.path.insert(0, str(Path(__file__).parent))
+from recompute_models import layers
 
 GIB = 2**30
 A100 = td.System.load("dgx-a100")
@@ -78,33 +82,6 @@ def test_the_least_of_all_ways_beside_others(seed: int) -> None:
         assert least.time == sum(o.time for o in least.options(links))
         assert least.time == min(time for bytes_, time in found if bytes_ <= bound)
     assert not all_ways(links, gaps, lambda k, n: needed(k, n) < min(found)[0], 100)
-
-
-def layers(count: int) -> Any:
-    """``count`` layers of tanh(x w) squared, whose product is worth keeping."""
-    builder = relax.BlockBuilder()
-    x = relax.Var("x", relax.TensorType([64, 32], "float32"))
-    w = relax.Var("w", relax.TensorType([32, 32], "float32"))
-    with builder.function("layer", [x, w], private=True):
-        with builder.dataflow():
-            product = builder.emit(R.matmul(x, w), "product")
-            bent = builder.emit(R.tanh(product), "bent")
-            out = builder.emit_output(R.multiply(bent, R.exp(bent)))
-        builder.emit_func_output(out)
-    layer = builder.get().get_global_var("layer")
-    x = relax.Var("x", relax.TensorType([64, 32], "float32"))
-    weights = [relax.Var(f"w{i}", relax.TensorType([32, 32], "float32")) for i in range(count)]
-    with builder.function("main", [x, *weights]):
-        with builder.dataflow():
-            value = x
-            for weight in weights:
-                value = builder.emit(relax.Call(layer, [value, weight]))
-            out = builder.emit_output(R.multiply(value, R.const(0.5, "float32")))
-        builder.emit_func_output(out)
-    mod = builder.get()
-    main = mod["main"].with_attr("num_input", 1)
-    mod.update_func(mod.get_global_var("main"), main)
-    return mod
 
 
 @functools.cache

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from ..parts import Function, Op
+from ..parts import Function, Op, reached
 from ..program import Program
 from ..staged import BACKWARD, BEGIN, FORWARD
 from .dataflow import Dataflow
@@ -28,7 +28,7 @@ def with_hosts(program: Program, besides: Mapping[str, int]) -> Program:
     functions = dict(program.functions)
     marks: dict[str, list[str]] = {}
     if program.staged is None:
-        reached = set(functions)
+        found = set(functions)
     else:
         roots = []
         for role in program.staged.roles:
@@ -38,9 +38,9 @@ def with_hosts(program: Program, besides: Mapping[str, int]) -> Program:
                     marks.setdefault(phase.function, []).append(UNIT)
                 elif phase.name == BEGIN:
                     marks.setdefault(phase.function, []).append(STEP)
-        reached = _reached(functions, roots)
+        found = reached(functions, roots)
     for name, fn in functions.items():
-        count = _issued(fn) + besides[name] if name in reached else 0
+        count = _issued(fn) + besides[name] if name in found else 0
         counts = [(mark, 1) for mark in marks.get(name, ())] + ([(HOST, count)] if count else [])
         if counts:
             added = [Op(k, "compute", k, fn.params, flops=n, kernel_class=k) for k, n in counts]
@@ -55,14 +55,3 @@ def _issued(fn: Function) -> int:
         op.kind == "compute" and op.kernel_class != "view" and number not in late
         for number, op in enumerate(fn.ops)
     )
-
-
-def _reached(functions: Mapping[str, Function], roots: Iterable[str]) -> set[str]:
-    found: set[str] = set()
-    todo = list(roots)
-    while todo:
-        name = todo.pop()
-        if name not in found:
-            found.add(name)
-            todo.extend(callee for op in functions[name].ops for callee in op.callees)
-    return found
