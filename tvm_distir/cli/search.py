@@ -11,14 +11,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError, parse_int, shortened
+from ..errors import UsageError, shortened
 from .listing import get_to_work
-from .options import add_model, add_system, add_training, check_training
+from .options import add_model, add_system, add_training, asked_by, check_training
 from .outputs import Outputs
-from .stages import Stopwatch, load_system
+from .stages import STRATEGY_FAULTS, Stopwatch, load_system
 from .terminal import put, say
 from .training import training_keywords
-from .values import parse_batch, parse_dims, parse_mesh
+from .values import parse_batch, parse_count, parse_dims, parse_mesh
 
 _SIZES = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]iB|B|)")
@@ -115,19 +115,6 @@ def parse_share(text: str, option: str) -> float:
     return found
 
 
-def parse_count(text: str, option: str) -> int:
-    """Read a positive integer."""
-    found = parse_int(text, 1)
-    if found is None:
-        raise UsageError(
-            "DIST0152",
-            f'"{shortened(text)}" is no positive integer',
-            place=option,
-            remedy=f"Write one: {option} 8.",
-        )
-    return found
-
-
 def _names(text: str) -> tuple[str, ...]:
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
@@ -197,7 +184,11 @@ def run(arguments: argparse.Namespace) -> int:
     get_to_work()
     system = load_system(arguments, Stopwatch())
     from .. import searching
-    from ..strategy import make_plan
+    from ..strategy import make_plan, parse
+
+    if arguments.compare is not None:
+        with asked_by("--compare", *STRATEGY_FAULTS):
+            parse(arguments.compare)
 
     folder = None
     if path is not None:
@@ -223,6 +214,8 @@ def run(arguments: argparse.Namespace) -> int:
         for file in folder.finish(result):
             say(f"wrote {file}")
     put(json.dumps(result.to_dict(), indent=1) if arguments.json else to_text(result))
+    if result.interrupted:
+        raise KeyboardInterrupt
     return 0 if result.complete or result.plans else 3
 
 

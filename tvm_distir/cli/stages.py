@@ -52,7 +52,7 @@ class StagedModel:
     ahead_bytes: int | None = None
 
 
-_STRATEGY = ("DIST0230", "DIST0231", "DIST0235")
+STRATEGY_FAULTS = ("DIST0230", "DIST0231", "DIST0235")
 """Faults of the text of ``--strategy``: unknown names, options, and what cannot be read."""
 
 
@@ -88,7 +88,7 @@ def load_work(
         elif arguments.strategy is not None:
             from .. import strategy
 
-            with asked_by("--strategy", *_STRATEGY):
+            with asked_by("--strategy", *STRATEGY_FAULTS):
                 specs = strategy.parse(arguments.strategy)
     schedule = None if plan is None else plan.schedule
     if arguments.strategy is not None:
@@ -102,7 +102,7 @@ def load_work(
             model = replace(model, mod=step)
     with watch.stage("plan"):
         if arguments.strategy is not None:
-            with asked_by("--strategy", *_STRATEGY):
+            with asked_by("--strategy", *STRATEGY_FAULTS):
                 plan = strategy.compose(model.mod, axes or {}, specs, system)
         elif plan is None:
             from ..plan import as_plan

@@ -127,6 +127,11 @@ class Candidate:
         units = self.micro_batches * self.chunks
         return (units + self.stages - 1) / units
 
+    def completed(self, plan: Plan) -> Plan:
+        """A plan of placements with what else the candidate chooses."""
+        recompute = {} if self.recompute == "none" else {"*": self.recompute}
+        return Plan(plan.meshes, plan.rules, recompute, schedule=self.schedule)
+
 
 class Enumeration:
     """All candidates within constraints.

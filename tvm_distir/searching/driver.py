@@ -18,7 +18,7 @@ from ..plan import Plan
 from ..program import export
 from ..simulation import Result, simulate
 from ..strategy import with_updates
-from ..system import System
+from ..system import PICOSECONDS, System
 from ..transform import distribute
 from .arithmetic import arithmetic, least_work_s
 from .candidates import Candidate, Constraints, Enumeration, kept_rules
@@ -104,7 +104,9 @@ def search(
     found = _Search(source, devices, known, limit, gap, constraints or Constraints(), top, folder)
     with collector_paused():
         result = found.run(time_limit_s, on_progress or (lambda *_: None))
-        return result if compare is None else replace(result, baseline=found.compared(*compare))
+        if compare is None or result.interrupted:
+            return result
+        return replace(result, baseline=found.compared(*compare))
 
 
 class _Search:
@@ -129,6 +131,7 @@ class _Search:
         )
         self.rows: list[Row] = []
         self.plans: list[Found] = []
+        self.interrupted = False
 
     def run(self, time_limit_s: float | None, on_progress: OnProgress) -> SearchResult:
         began = time.monotonic()
@@ -146,7 +149,7 @@ class _Search:
             try:
                 row = self._known(candidate) or self._tried(candidate, least_s)
             except KeyboardInterrupt:
-                complete, time_limit_s = False, -1.0
+                complete, time_limit_s, self.interrupted = False, -1.0, True
                 self.rows.append(Row(candidate, LEFT, least_s))
                 continue
             self.rows.append(row)
@@ -208,14 +211,14 @@ class _Search:
         labelled = label(
             module, mesh, self.system, fixed=fixed, gap=self.gap, memory_bytes=self.limit
         )
-        plan = complete_plan(labelled.plan(), candidate)
+        plan = candidate.completed(labelled.plan())
         result = simulate(export(self.distributed(module, plan)), self.system)
         state, why = SOLVED, ""
         if result.peak_memory_bytes > self.limit:
             state, why = MEMORY, f"simulated, it keeps {result.peak_memory_bytes / 2**30:.2f} GiB"
         price_s = labelled.price_s if schedule is None else None
         if schedule is None:
-            least_s = max(least_s, labelled.bound_ps / 1e12)
+            least_s = max(least_s, labelled.bound_ps / PICOSECONDS)
         return (
             Row(
                 candidate, state, least_s, price_s, labelled.gap,
@@ -234,23 +237,31 @@ class _Search:
     def compared(
         self, name: str, make: Callable[[ir.IRModule, Mapping[str, int], System], Plan]
     ) -> Row | None:
-        """The fastest plan of another maker over the meshes of the space; None where none fits."""
+        """The fastest plan of another maker over the meshes of the space; None where none fits.
+
+        Meshes that it refuses are left out; where it refuses all of them, its error is raised.
+        """
         module = self.source.module(None, self.constraints.recompute[0])
         best: Row | None = None
+        refusals, took = [], False
         for candidate in self.enumeration:
             if candidate.schedule is not None:
                 continue
             try:
                 plan = make(module, dict(candidate.axes), self.system)
                 result = simulate(export(distribute(module, plan, system=self.system)), self.system)
-            except DistIRError:
+            except DistIRError as error:
+                refusals.append(error)
                 continue
+            took = True
             fits = result.peak_memory_bytes <= self.limit
             if fits and (best is None or best.time_s is None or result.time_s < best.time_s):
                 best = Row(
                     candidate, SOLVED, 0.0, None, None,
                     result.time_s, result.peak_memory_bytes, name,
                 )  # fmt: skip
+        if refusals and not took:
+            raise refusals[0]
         return best
 
     def _with_more_recomputed(self, row: Row, waiting: list[tuple[float, str, Candidate]]) -> None:
@@ -273,7 +284,8 @@ class _Search:
             key=lambda row: (row.state != SOLVED, row.time_s or row.least_s, row.candidate.key),
         )
         plans = tuple(self.plans[: self.top])
-        return SearchResult(plans, tuple(rows), dict(self.enumeration.excluded), None, complete)
+        excluded = dict(self.enumeration.excluded)
+        return SearchResult(plans, tuple(rows), excluded, None, complete, self.interrupted)
 
     def _refuse(self) -> None:
         """Say why nothing was found.
@@ -291,9 +303,3 @@ class _Search:
             place="search",
             remedy="Use more devices, a smaller batch, or --recompute none,selective,full.",
         )
-
-
-def complete_plan(plan: Plan, candidate: Candidate) -> Plan:
-    """A plan of placements with what else a candidate chooses."""
-    recompute = {} if candidate.recompute == "none" else {"*": candidate.recompute}
-    return Plan(plan.meshes, plan.rules, recompute, schedule=candidate.schedule)

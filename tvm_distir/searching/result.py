@@ -102,6 +102,8 @@ class SearchResult:
         What the plans are compared with.
     complete : bool
         Whether the search came to its end.
+    interrupted : bool
+        Whether it was stopped by Ctrl-C.
     """
 
     plans: tuple[Found, ...]
@@ -109,6 +111,7 @@ class SearchResult:
     excluded: Mapping[str, int] = field(default_factory=dict)
     baseline: Row | None = None
     complete: bool = True
+    interrupted: bool = False
 
     @property
     def space(self) -> dict[str, int]:

@@ -7,10 +7,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tvm_distir.cli import main
+from tvm_distir.searching import driver
 
 MODEL = "zoo:gpt?size=tiny,layers=1,hidden=32,heads=2,vocab=64,seq=8,batch=4,positions=8"
 CLUSTER = ["--devices", "4", "--system", "dgx-a100"]
@@ -37,6 +39,8 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0
         (["--clip", "1"], 2, "DIST0151.*--clip needs --train"),
         (["--max", "dp=1,tp=2"], 3, "DIST0803 search: no mesh of 4 devices"),
         (["--memory", "1KiB"], 3, "DIST0801 search: none of 2 candidates"),
+        (["--compare", "megatronn"], 2, "DIST0230 .*megatronn"),
+        (["--compare", "pipeline"], 1, "DIST0"),
         (["--system", "dgx-a10"], 2, "DIST0701 --system"),
     ],
 )
@@ -74,3 +78,22 @@ def test_a_step_of_training_with_what_it_is_compared_with(
     analysis = json.loads(capsys.readouterr().out)
     assert analysis["time_s"] == found["time_s"]
     assert analysis["pipeline"]["ranks"] == found["stages"] == 2
+
+
+def test_an_interrupt_keeps_what_was_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label, calls = driver.label, []
+
+    def interrupted(*given: Any, **more: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return label(*given, **more)
+
+    monkeypatch.setattr(driver, "label", interrupted)
+    folder = tmp_path / "found"
+    assert said(["-o", str(folder)], capsys, 130).endswith("interrupted\n")
+    data = json.loads((folder / "search.json").read_text())
+    assert not data["complete"] and len(data["plans"]) == 1
+    assert (folder / "1.plan.json").exists()
