@@ -24,6 +24,7 @@ from .ir.rewrite import bind_dims as bind_dims
 from .plan import Plan as Plan
 from .program import Program as Program
 from .program import export as export
+from .report import compare as compare
 from .runtime import ShardedArray as ShardedArray
 from .runtime import plan_storage as plan_storage
 from .runtime import run as run

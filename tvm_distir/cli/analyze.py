@@ -6,15 +6,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from pathlib import Path
 from typing import Any
 
-from .allocators import ALLOCATORS_HELP, with_storage
+from .allocators import ALLOCATORS_HELP
+from .analysing import analyse
 from .opt import script
-from .options import TRAINING, add_model_options, check_model_options, model_inputs
+from .options import add_model_options, check_model_options, model_inputs
 from .outputs import Outputs
-from .stages import StagedModel, Stopwatch, load_work, run_passes
+from .stages import StagedModel
 from .terminal import put, put_page, say, wants_colour
 
 
@@ -40,28 +40,6 @@ def add_parser(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def command_line(arguments: argparse.Namespace) -> str:
-    """The command that gives the same analysis again, without its output files."""
-    words = ["tvm-distir", arguments.command, arguments.model]
-    for option in ("plan", "strategy", "mesh", "batch", "dim", "train", *TRAINING, "system"):
-        value, flag = getattr(arguments, option, None), f"--{option.replace('_', '-')}"
-        if value is True:
-            words.append(flag)
-        elif value not in (None, False):
-            for one in value if isinstance(value, list) else [value]:
-                words += [flag, str(one)]
-    return shlex.join(words)
-
-
-def unused_axes(plan: Any) -> tuple[str, ...]:
-    """What to say of each mesh axis along which nothing is cut."""
-    return tuple(
-        f'the mesh axis "{axis}" of "{mesh.name}" cuts nothing: the {mesh.axes[axis]} devices '
-        "along it do the same work"
-        for mesh, axis in plan.unused_axes()
-    )
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Load, distribute, export, simulate, write."""
     axes = check_model_options(arguments)
@@ -76,43 +54,10 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
     report = outputs.promise(arguments.report, "--report")
     trace = outputs.promise(arguments.trace, "--trace")
     folder = outputs.promise_folder(arguments.folder, "-o", _FOLDER_FILES)
-    watch = Stopwatch()
-    work = load_work(arguments, axes, watch)
-    local = run_passes(work, watch, keep=folder is not None)
-    warned = unused_axes(work.plan) if work.plan.rules else ()
-    for line in warned:
-        say(f"warning: {line}")
-    with watch.stage("export"):
-        from ..program import export
+    found = analyse(arguments, axes, keep=folder is not None)
+    work, program, result, analysis = found.work, found.program, found.result, found.analysis
+    from ..report import check_fits, to_dict, to_html, to_json, to_text, to_verdict
 
-        program = with_storage(export(local), local, arguments.allocator)
-    with watch.stage("simulate"):
-        from ..simulation import simulate
-
-        result = simulate(program, work.system, allocator=arguments.allocator)
-    from ..report import (
-        analysis_of,
-        batch_of,
-        check_fits,
-        to_dict,
-        to_html,
-        to_json,
-        to_text,
-        to_verdict,
-    )
-
-    analysis = analysis_of(
-        result,
-        program,
-        work.system,
-        model=arguments.model,
-        command=command_line(arguments),
-        strategy=arguments.strategy,
-        batch=batch_of(program) if work.model.kind != "tvmscript" else None,
-        plan=work.plan.to_dict(),
-        warnings=warned,
-        timings_s=watch.timings_s,
-    )
     data = to_json(to_dict(analysis))
     if report is not None or folder is not None:
         page = to_html(analysis)

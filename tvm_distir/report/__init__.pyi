@@ -3,6 +3,8 @@
 
 from .collect import analysis_of as analysis_of
 from .collect import batch_of as batch_of
+from .comparison import Comparison as Comparison
+from .comparison import compare as compare
 from .document import to_dict as to_dict
 from .document import to_json as to_json
 from .html import to_html as to_html

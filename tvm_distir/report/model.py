@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -156,18 +156,11 @@ class Analysis:
     def spent_s(self) -> dict[str, float]:
         """Seconds of the busiest device's step by what they go to.
 
-        ``compute``, ``memory`` and ``launch`` are what most of each op's time is; compute where
-        ops are not known. ``communication`` is what no compute hides, ``idle`` the rest.
+        ``compute``, ``memory`` and ``launch`` (what the host takes beyond the device included) are
+        what most of each op's time is; compute where ops are not known. ``communication`` is what
+        no compute hides, ``idle`` the rest.
         """
-        device = self.slowest
-        ops = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
-        for one in self.ops:
-            ops[one.bound_by if one.bound_by in ops else "compute"] += one.time_s
-        known_s = sum(ops.values())
-        if known_s <= 0:
-            ops, known_s = {**ops, "compute": 1.0}, 1.0
-        spent = {kind: device.compute_s * took_s / known_s for kind, took_s in ops.items()}
-        return {**spent, "communication": device.exposed_comm_s, "idle": device.idle_s}
+        return spent_of(self.slowest, self.ops)
 
     @property
     def bound_by(self) -> str:
@@ -181,3 +174,16 @@ class Analysis:
         spent = self.spent_s
         whole_s = sum(spent.values())
         return spent[self.bound_by] / whole_s if whole_s > 0 else 0.0
+
+
+def spent_of(device: DeviceResult, ops: Iterable[OpTime]) -> dict[str, float]:
+    """Seconds of a device's step by what they go to: see :attr:`Analysis.spent_s`."""
+    shares = {"compute": 0.0, "memory": 0.0, "launch": 0.0}
+    for one in ops:
+        bound_by = "launch" if one.bound_by == "host" else one.bound_by
+        shares[bound_by if bound_by in shares else "compute"] += one.time_s
+    known_s = sum(shares.values())
+    if known_s <= 0:
+        shares, known_s = {**shares, "compute": 1.0}, 1.0
+    spent = {kind: device.compute_s * took_s / known_s for kind, took_s in shares.items()}
+    return {**spent, "communication": device.exposed_comm_s, "idle": device.idle_s}

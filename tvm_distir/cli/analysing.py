@@ -1,0 +1,90 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A model and a plan to the analysis of its step: what `analyze` and `compare` share."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any, NamedTuple
+
+from .allocators import with_storage
+from .options import TRAINING
+from .stages import StagedModel, Stopwatch, load_work, run_passes
+from .terminal import say
+
+
+class Analysed(NamedTuple):
+    """A step that was analysed: the model with its modules, and what came of it."""
+
+    work: StagedModel
+    program: Any
+    result: Any
+    analysis: Any
+
+
+def analyse(
+    arguments: argparse.Namespace, axes: dict[str, int] | None, *, keep: bool = False
+) -> Analysed:
+    """Load, distribute, export, simulate.
+
+    Parameters
+    ----------
+    arguments : argparse.Namespace
+        With the options of :func:`.options.add_model_options`, checked, and ``allocator``.
+    axes : dict of str to int or None
+        The mesh of the command line.
+    keep : bool
+        Whether the work keeps the module after each pass.
+    """
+    watch = Stopwatch()
+    work = load_work(arguments, axes, watch)
+    local = run_passes(work, watch, keep=keep)
+    warned = unused_axes(work.plan) if work.plan.rules else ()
+    for line in warned:
+        say(f"warning: {line}")
+    with watch.stage("export"):
+        from ..program import export
+
+        program = with_storage(export(local), local, arguments.allocator)
+    with watch.stage("simulate"):
+        from ..simulation import simulate
+
+        result = simulate(program, work.system, allocator=arguments.allocator)
+    from ..report import analysis_of, batch_of
+
+    analysis = analysis_of(
+        result,
+        program,
+        work.system,
+        model=arguments.model,
+        command=command_line(arguments),
+        strategy=arguments.strategy,
+        batch=batch_of(program) if work.model.kind != "tvmscript" else None,
+        plan=work.plan.to_dict(),
+        warnings=warned,
+        timings_s=watch.timings_s,
+    )
+    return Analysed(work, program, result, analysis)
+
+
+def command_line(arguments: argparse.Namespace) -> str:
+    """The command that gives the same analysis again, without its output files."""
+    words = ["tvm-distir", "analyze", arguments.model]
+    for option in ("plan", "strategy", "mesh", "batch", "dim", "train", *TRAINING, "system"):
+        value, flag = getattr(arguments, option, None), f"--{option.replace('_', '-')}"
+        if value is True:
+            words.append(flag)
+        elif value not in (None, False):
+            for one in value if isinstance(value, list) else [value]:
+                words += [flag, str(one)]
+    return shlex.join(words)
+
+
+def unused_axes(plan: Any) -> tuple[str, ...]:
+    """What to say of each mesh axis along which nothing is cut."""
+    return tuple(
+        f'the mesh axis "{axis}" of "{mesh.name}" cuts nothing: the {mesh.axes[axis]} devices '
+        "along it do the same work"
+        for mesh, axis in plan.unused_axes()
+    )
