@@ -71,7 +71,8 @@ def analyse(
 def command_line(arguments: argparse.Namespace) -> str:
     """The command that gives the same analysis again, without its output files."""
     words = ["tvm-distir", "analyze", arguments.model]
-    for option in ("plan", "strategy", "mesh", "batch", "dim", "train", *TRAINING, "system"):
+    options = ("plan", "strategy", "mesh", "batch", "dim", "entry", "train", *TRAINING, "system")
+    for option in options:
         value, flag = getattr(arguments, option, None), f"--{option.replace('_', '-')}"
         if value is True:
             words.append(flag)

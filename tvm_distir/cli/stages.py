@@ -95,6 +95,8 @@ def load_work(
         schedule = strategy.schedule_of(specs, axes)
     with watch.stage("load"):
         model = _layered(_load(arguments, schedule))
+        model, others = _entered(model, arguments.entry)
+        plan = plan and plan.without_functions(others)
     if arguments.train:
         with watch.stage("train"):
             usual = "none" if plan is not None else strategy.recompute_of(specs)
@@ -122,6 +124,16 @@ def load_work(
     )
 
 
+def _entered(model: Any, entry: str | None) -> tuple[Any, frozenset[str]]:
+    """The model with one of its entry points, and the names of the functions left out."""
+    from ..ir.rewrite import keep_entry
+
+    with asked_by("--entry", "DIST0341"):
+        kept = keep_entry(model.mod, entry)
+    names = [{str(gv.name_hint) for gv in mod.get_global_vars()} for mod in (model.mod, kept)]
+    return replace(model, mod=kept), frozenset(names[0] - names[1])
+
+
 def _layered(model: Any) -> Any:
     """The model, its repeated layers as functions where they were exported flat by torch."""
     if model.kind != "torch":
@@ -141,6 +153,7 @@ def _load(arguments: argparse.Namespace, schedule: Any) -> Any:
         the micro-batches.
     """
     from ..frontend import load_model
+    from ..ir.rewrite import entry_of
     from ..plan import data_positions
 
     if schedule is not None and not arguments.train:
@@ -156,8 +169,8 @@ def _load(arguments: argparse.Namespace, schedule: Any) -> Any:
         model = load_model(arguments.model, batch=whole, dims=arguments.dims)
         if parts == 1 or model.kind == "tvmscript":
             return model
-        main = model.mod["main"]
-        whole = int(main.params[data_positions(main)[0]].ty.shape[0])
+        entry = model.mod[entry_of(model.mod)]
+        whole = int(entry.params[data_positions(entry)[0]].ty.shape[0])
     if whole % parts:
         raise UsageError(
             "DIST0152",

@@ -67,6 +67,7 @@ CODES: dict[str, str] = {
     "DIST0331": "a model of the zoo has no such key or size",
     "DIST0332": "the keys given to the zoo make no model",
     "DIST0340": "the inputs of a module cannot be drawn",
+    "DIST0341": "a module has no such entry function, or several of which one has to be chosen",
     "DIST0350": "an op of a model that is to be trained has no gradient",
     "DIST0351": "a model, loss or optimizer does not make a training step",
     "DIST0353": "a gradient is registered for a kernel that has one",

@@ -4,8 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,15 @@ class Plan:
             for number, (name, size) in enumerate(mesh.axes.items())
             if size > 1 and (mesh.name, number) not in cut
         )
+
+    def without_functions(self, names: Container[str]) -> Plan:
+        """The plan without rules that look into, or at calls of, functions of these names."""
+        kept = tuple(
+            rule
+            for rule in self.rules
+            if rule.function not in names and not (rule.kind == "call" and rule.name in names)
+        )
+        return replace(self, rules=kept)
 
     def mesh(self, name: str, place: str = "plan") -> MeshSpec:
         """Mesh of a name.

@@ -21,6 +21,7 @@ from ..ir import (
     mesh_shape,
     meshes,
 )
+from ..ir.rewrite import entry_family, no_single_entry
 from ..plan import plain_name
 from ..schedules import Pipeline
 from .body import FunctionExporter
@@ -53,12 +54,17 @@ def export(mod: ir.IRModule) -> Program:
     SimulationError
         DIST0714 for a module that is not at that level, or whose shapes are symbolic; DIST0713
         for cyclic calls.
+    ModelError
+        DIST0341 where the module has several entry functions of which none is ``main``.
     LoweringError
         DIST0512 where the stages of a step do not fit together.
     """
     entries, pipeline = _entry_functions(mod), Pipeline.of(mod)
     if pipeline is not None:
         return export_stages(mod, pipeline)
+    families = {entry_family(name) for name in entries}
+    if len(families) > 1:
+        raise no_single_entry(families)
     names = mesh_names(mod)
     found = [
         Mesh(
@@ -102,9 +108,7 @@ def _entry_functions(mod: ir.IRModule) -> dict[str, relax.Function]:
             place="module",
             remedy="Lower the module with LowerDistIR first.",
         )
-    if "main" in found:
-        return {"main": found["main"]}
-    mains = {name: fn for name, fn in found.items() if name.startswith("main_mesh")}
+    mains = {name: fn for name, fn in found.items() if entry_family(name) == "main"}
     chosen = [(int(fn.attrs[IO_ATTR]["mesh"]), name) for name, fn in (mains or found).items()]
     return {name: found[name] for _, name in sorted(chosen)}
 

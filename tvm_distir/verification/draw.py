@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Values for the parameters of ``main``, drawn so that a wrong result shows."""
+"""Values for the parameters of an entry, drawn so that a wrong result shows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tvm import ir
 
 from ..errors import ModelError
+from ..ir.rewrite import entry_of
 from ..transform import RunInTurn
 from .inputs import InputSpec, input_specs
 
@@ -24,7 +25,7 @@ def draw_inputs(
     exact: bool = False,
     weights: Mapping[str, Array] | None = None,
 ) -> list[Array]:
-    """Draw one array for each parameter of ``main``.
+    """Draw one array for each tensor among the parameters of a module's entry.
 
     Parameters
     ----------
@@ -50,17 +51,19 @@ def draw_inputs(
     Raises
     ------
     ModelError
-        DIST0340 a parameter cannot be drawn, or a given weight has another shape.
+        DIST0340 a parameter cannot be drawn, or a given weight has another shape; DIST0341 which
+        function is meant is not clear.
     """
     given = {} if exact or weights is None else weights
-    arrays = []
-    for index, spec in enumerate(input_specs(RunInTurn()(mod))):
+    mod = RunInTurn()(mod)
+    arrays, entry = [], entry_of(mod)
+    for index, spec in enumerate(input_specs(mod)):
         known = given.get(spec.name) if spec.role != "data" else None
         if known is not None and tuple(known.shape) != spec.shape:
             raise ModelError(
                 "DIST0340",
                 f"the given weight has the shape {list(known.shape)}, not {list(spec.shape)}",
-                place=f"main/{spec.name}",
+                place=f"{entry}/{spec.name}",
                 remedy="Give the weights of this model.",
             )
         if known is not None and not is_constant_filled(known):

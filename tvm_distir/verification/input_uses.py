@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import ir, relax
 
-from ..ir import known_shape
+from ..ir import flat_types, known_shape
 
 # Gains beside 1 / sqrt(fan_in): a rectifier halves the variance (He et al. 2015); what is added to
 # a residual stream is kept small, so that depth neither blows values up nor lets them vanish;
@@ -59,7 +60,10 @@ _HINTS: dict[str, str] = {
 
 
 Roots = dict[relax.Var, tuple[int, ...]]
-"""For values: indices of the parameters that they are views, or weighted sums, of."""
+"""For values: numbers of the parameters' tensors that they are views, or weighted sums, of."""
+
+Tuples = dict[relax.Var, Any]
+"""For tuples among the parameters: numbers of their tensors, nested as they are."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +84,19 @@ class UseWalker:
         self.functions = {gv.name_hint: fn for gv, fn in mod.functions.items()}
         self.done: dict[str, list[list[InputUse]]] = {}
         self.open: list[str] = []
+        self.tuples: Tuples = {}
 
     def uses_of(self, fn: relax.Function) -> list[list[InputUse]]:
-        """Return the uses of each parameter of a function."""
-        uses: list[list[InputUse]] = [[] for _ in fn.params]
-        roots: Roots = {p: (i,) for i, p in enumerate(fn.params)}
+        """Return the uses of each tensor among the parameters of a function, in order."""
+        numbers = itertools.count()
+        roots: Roots = {}
+        for param in fn.params:
+            nested = _numbered(param.ty, numbers)
+            if isinstance(nested, list):
+                self.tuples[param] = nested
+            else:
+                roots[param] = (nested,)
+        uses: list[list[InputUse]] = [[] for _ in range(next(numbers))]
         self._sequence(fn.body, roots, {}, uses)
         return uses
 
@@ -96,6 +108,10 @@ class UseWalker:
                 if isinstance(value, relax.If):
                     self._sequence(value.true_branch, roots, sums, uses)
                     self._sequence(value.false_branch, roots, sums, uses)
+                    continue
+                nested = self._nested(value)
+                if isinstance(nested, list):
+                    self.tuples[binding.var] = nested
                     continue
                 found = self._same_values(value, roots)
                 if found:
@@ -132,23 +148,42 @@ class UseWalker:
         if isinstance(value, relax.Var):
             return roots.get(value, ())
         if isinstance(value, relax.TupleGetItem):
-            return self._same_values(value.tuple_value, roots)
+            item = self._nested(value)
+            return (item,) if item is not None else self._same_values(value.tuple_value, roots)
         if isinstance(value, ir.Call) and isinstance(value.op, ir.Op):
             operands = [value.args[i] for i in _VIEWS.get(value.op.name, ())]
             found = {r for x in operands if isinstance(x, relax.Var) for r in roots.get(x, ())}
             return tuple(sorted(found))
         return ()
 
+    def _nested(self, value: Any) -> Any:
+        """Return the numbers of a parameter's tuple, or of a field of one; None for all else."""
+        if isinstance(value, relax.TupleGetItem):
+            whole = self._nested(value.tuple_value)
+            return whole[int(value.index)] if isinstance(whole, list) else None
+        return self.tuples.get(value) if isinstance(value, relax.Var) else None
+
+    def _leaves(self, arg: Any, roots: Roots) -> list[tuple[int, ...]]:
+        """Return the parameters' tensors that each tensor of an argument holds the values of."""
+        if isinstance(arg, relax.Tuple):
+            return [leaf for field in arg.fields for leaf in self._leaves(field, roots)]
+        nested = self._nested(arg)
+        if nested is not None:
+            return [(number,) for number in _flat(nested)]
+        return [_known(arg, roots)] * max(len(flat_types(arg.ty)), 1)
+
     def _call(self, call: Any, roots: Roots, uses: list[list[InputUse]]) -> None:
+        leaves = [self._leaves(arg, roots) for arg in call.args]
         if isinstance(call.op, ir.GlobalVar):
-            callee = self._private(call.op.name_hint)
-            told = callee if callee is not None else [[] for _ in call.args]
-        else:
-            told = [_uses_in(call, index) for index in range(len(call.args))]
-        for arg, found in zip(call.args, told, strict=False):
-            leaves = arg.fields if isinstance(arg, relax.Tuple) else [arg]
-            for position, leaf in enumerate(leaves):
-                for root in roots.get(leaf, ()) if isinstance(leaf, relax.Var) else ():
+            callee = self._private(call.op.name_hint) or []
+            for own, found in zip((leaf for arg in leaves for leaf in arg), callee):
+                for root in own:
+                    uses[root].extend(found)
+            return
+        for index, arg in enumerate(leaves):
+            found = _uses_in(call, index)
+            for position, own in enumerate(arg):
+                for root in own:
                     uses[root].extend(_of_leaf(call, position, found))
 
     def _private(self, name: str) -> list[list[InputUse]] | None:
@@ -161,6 +196,19 @@ class UseWalker:
             self.done[name] = self.uses_of(fn)
             self.open.pop()
         return self.done[name]
+
+
+def _numbered(ty: Any, numbers: Iterator[int]) -> Any:
+    """Return a number for a tensor, a list of them, nested like it, for a tuple."""
+    if isinstance(ty, relax.TupleType):
+        return [_numbered(field, numbers) for field in ty.fields]
+    return next(numbers)
+
+
+def _flat(nested: Any) -> list[int]:
+    if isinstance(nested, list):
+        return [number for part in nested for number in _flat(part)]
+    return [nested]
 
 
 def _known(expr: Any, facts: Roots) -> tuple[int, ...]:

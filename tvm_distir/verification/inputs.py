@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What the parameters of ``main`` are: data, indices with their range, weights with their role.
+"""What the parameters of an entry are: data, indices with their range, weights with their role.
 
 Roles come from the ops that consume a parameter, through views and private functions.
 """
@@ -15,6 +15,7 @@ from tvm import ir, relax
 
 from ..errors import ModelError
 from ..ir import known_shape, num_input, param_names, tensor_type, training_notes
+from ..ir.rewrite import entry_of
 from .input_uses import InputUse, UseWalker
 
 # Which role wins when the consumers of one parameter disagree, strongest first.
@@ -23,7 +24,7 @@ ROLES = ("weight", "variance", "scale", "mean", "bias", "data")
 
 @dataclass(frozen=True)
 class InputSpec:
-    """One parameter of ``main``.
+    """One tensor among the parameters of an entry.
 
     Attributes
     ----------
@@ -53,48 +54,52 @@ class InputSpec:
     gain: float = 1.0
 
 
-def input_specs(mod: ir.IRModule, name: str = "main") -> list[InputSpec]:
-    """Describe the parameters of a function so that sensible values can be drawn for them.
+def input_specs(mod: ir.IRModule) -> list[InputSpec]:
+    """Describe the parameters of a module's entry so that sensible values can be drawn for them.
 
     Parameters
     ----------
     mod : IRModule
         At the global or annotated level.
-    name : str
-        The function.
 
     Returns
     -------
     list of InputSpec
-        One for each parameter, in order. Without the attribute ``num_input`` a parameter is a
+        One for each parameter, in order, and for each tensor of one that is a tuple: ``x_0``,
+        ``x_1_0``, ... Without the attribute ``num_input`` a parameter is a
         weight when a norm, a convolution, a lookup or the right side of a matmul consumes it.
 
     Raises
     ------
     ModelError
-        DIST0340 when there is no such function, or a parameter is no tensor of static shape.
+        DIST0340 when a parameter is no tensor of static shape, DIST0341 when there is no entry.
     """
-    names = {gv.name_hint: fn for gv, fn in mod.functions.items()}
-    fn = names.get(name)
-    if not isinstance(fn, relax.Function):
-        raise ModelError(
-            "DIST0340",
-            f'the module has no Relax function "{name}"',
-            place="module",
-            remedy="Name the function main.",
-        )
+    entry = entry_of(mod)
+    fn = mod[entry]
     uses = UseWalker(mod).uses_of(fn)
     data_count = num_input(fn)
     states = _states(fn)
     counters = training_notes(fn, "counters")
-    specs = []
+    specs: list[InputSpec] = []
     for index, (param, param_name) in enumerate(zip(fn.params, param_names(fn), strict=True)):
         is_data = None if data_count is None else index < data_count
-        known = [InputUse("variance", firm=True)] if param_name in states else uses[index]
-        if param_name in counters:
-            known = [InputUse(high=int(counters[param_name]))]
-        specs.append(_spec(param_name, param, known, is_data))
+        for leaf_name, ty in named_leaves(param_name, param.ty):
+            known = uses[len(specs)]
+            if param_name in states:
+                known = [InputUse("variance", firm=True)]
+            if param_name in counters:
+                known = [InputUse(high=int(counters[param_name]))]
+            specs.append(_spec(f"{entry}/{leaf_name}", leaf_name, ty, known, is_data))
     return specs
+
+
+def named_leaves(name: str, ty: Any) -> list[tuple[str, Any]]:
+    """Names and types of the tensors of a parameter, as lowering names them: ``x_0``, ``x_1_0``."""
+    if not isinstance(ty, relax.TupleType):
+        return [(name, ty)]
+    return [
+        leaf for i, field in enumerate(ty.fields) for leaf in named_leaves(f"{name}_{i}", field)
+    ]
 
 
 def _states(fn: relax.Function) -> set[str]:
@@ -102,13 +107,15 @@ def _states(fn: relax.Function) -> set[str]:
     return {str(name) for names in training_notes(fn, "states").values() for name in names}
 
 
-def _spec(name: str, param: relax.Var, uses: Sequence[InputUse], is_data: bool | None) -> InputSpec:
-    tensor, shape = tensor_type(param.ty), known_shape(param.ty)
+def _spec(
+    place: str, name: str, ty: Any, uses: Sequence[InputUse], is_data: bool | None
+) -> InputSpec:
+    tensor, shape = tensor_type(ty), known_shape(ty)
     if tensor is None or shape is None:
         raise ModelError(
             "DIST0340",
-            f"{param.ty} is no tensor of static shape",
-            place=f"main/{name}",
+            f"{ty} is no tensor of static shape",
+            place=place,
             remedy="Bind its symbolic dims.",
         )
     dtype = _dtype(tensor)

@@ -83,10 +83,10 @@ def _placed(ty: Any, number: int) -> bool:
 
 def _partial(distributed: Traced) -> dict[Any, Any]:
     """Mesh axes along which the tensors of each variable are unfinished sums."""
-    main = distributed.mod["main"]
+    entry = distributed.mod[distributed.entry]
     bindings = [relax.VarBinding(s.var, s.value) for s in distributed.steps]
-    body = relax.SeqExpr([relax.BindingBlock(bindings)], main.body.body)
-    fn = relax.Function(list(main.params), body, main.ret_ty, bool(main.is_pure), main.attrs)
-    state = PartialState(distributed.mod, "main", fn, legalized=False)
+    body = relax.SeqExpr([relax.BindingBlock(bindings)], entry.body.body)
+    fn = relax.Function(list(entry.params), body, entry.ret_ty, bool(entry.is_pure), entry.attrs)
+    state = PartialState(distributed.mod, distributed.entry, fn, legalized=False)
     state.check()
     return state.state

@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..ir import flat_types
-from ..ir.rewrite import substitute
+from ..ir.rewrite import entry_of, substitute
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,25 @@ def _item(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Traced:
-    """A module's ``main`` as steps, without dataflow blocks.
+    """A module's entry as steps, without dataflow blocks.
 
     Attributes
     ----------
     mod : IRModule
     steps : tuple of TracedBinding
+    entry : str
+        Name of the function.
     """
 
     mod: ir.IRModule
     steps: tuple[TracedBinding, ...]
+    entry: str
 
     @staticmethod
-    def of(mod: ir.IRModule, name: str = "main") -> Traced:
-        """Take a module's function apart; the module is not changed."""
-        plain = relax.transform.ToNonDataflow()(mod)
-        return Traced(plain, tuple(_steps(plain[name], name)))
+    def of(mod: ir.IRModule) -> Traced:
+        """Take a module's entry apart; the module is not changed."""
+        plain, name = relax.transform.ToNonDataflow()(mod), entry_of(mod)
+        return Traced(plain, tuple(_steps(plain[name], name)), name)
 
     def can_open(self, number: int) -> bool:
         """Whether a step calls a private function that is straight-line code."""
@@ -82,17 +85,18 @@ class Traced:
             env[step.var] = relax.Var(step.var.name, step.var.ty)
             body.append(TracedBinding(env[step.var], value, name))
         result = replace(call, value=_item(substitute(callee.body.body, env)))
-        return Traced(self.mod, (*self.steps[:number], *body, result, *self.steps[number + 1 :]))
+        steps = (*self.steps[:number], *body, result, *self.steps[number + 1 :])
+        return replace(self, steps=steps)
 
     def returning(self, leaves: Sequence[tuple[int, tuple[int, ...]]]) -> ir.IRModule:
-        """The module whose ``main`` ends after the last step asked for, and returns only these.
+        """The module whose entry ends after the last step asked for, and returns only these.
 
         Parameters
         ----------
         leaves : sequence of (step, path)
             Path of a tensor in the step's value, see :func:`leaf_paths`.
         """
-        main = self.mod["main"]
+        entry = self.mod[self.entry]
         last = max(number for number, _ in leaves)
         bindings = [relax.VarBinding(s.var, s.value) for s in self.steps[: last + 1]]
         returned = []
@@ -107,11 +111,11 @@ class Traced:
         result = relax.Tuple(returned)
         body = relax.SeqExpr([relax.BindingBlock(bindings)], result)
         relax.expr._update_type(body, result.ty)
-        fn = relax.Function(list(main.params), body, result.ty, bool(main.is_pure), main.attrs)
-        functions = {gv: f for gv, f in self.mod.functions.items() if gv.name_hint != "main"}
-        gv = ir.GlobalVar("main")
+        fn = relax.Function(list(entry.params), body, result.ty, bool(entry.is_pure), entry.attrs)
+        functions = {gv: f for gv, f in self.mod.functions.items() if gv.name_hint != self.entry}
+        gv = ir.GlobalVar(self.entry)
         relax.expr._update_type(
-            gv, relax.FuncType([p.ty for p in main.params], result.ty, bool(main.is_pure))
+            gv, relax.FuncType([p.ty for p in entry.params], result.ty, bool(entry.is_pure))
         )
         return ir.IRModule(
             {**functions, gv: fn}, attrs=self.mod.attrs, global_infos=self.mod.global_infos

@@ -14,16 +14,18 @@ import numpy.typing as npt
 from tvm import ir
 
 from ..errors import DistIRError, EngineError
+from ..ir.rewrite import entry_of, keep_entry
 from ..plan import PlanLike, as_plan
 from ..program import export
 from ..runtime.engines import Engine, Reference, strip_annotations
 from ..runtime.engines import engine as make_engine
-from ..runtime.program import same_bits
+from ..runtime.program import opened, same_bits
 from ..schedules import Pipeline
 from ..transform import ExpandSchedule, RunInTurn
 from .bisect import Bisection, Fault, first_difference
 from .claims import claimed_collectives, differences
 from .compare import OutputReport, coarsest_float, compare_outputs, largest, not_finite
+from .inputs import named_leaves
 from .report import VerifyReport
 from .twin import NARROW, WIDE, judge, own_errors, widened, widened_inputs
 
@@ -35,8 +37,10 @@ _DRAWS = 4
 
 def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list[Array]:
     if isinstance(drawn, Mapping):
-        return [np.asarray(drawn[str(p.name)]) for p in mod["main"].params]
-    return [np.asarray(value) for value in drawn]
+        params = mod[entry_of(mod)].params
+        names = [name for p in params for name, _ in named_leaves(str(p.name), p.ty)]
+        return [np.asarray(drawn[name]) for name in names]
+    return [np.asarray(value) for value in opened(drawn)]
 
 
 def file_weights(mod: ir.IRModule) -> dict[str, Any]:
@@ -52,7 +56,7 @@ def file_weights(mod: ir.IRModule) -> dict[str, Any]:
 
 
 class Draws:
-    """Draws whole inputs for a module, in the order of main's parameters.
+    """Draws whole inputs for a module, in the order of the entry's parameters.
 
     Parameters
     ----------
@@ -78,7 +82,7 @@ def refuse_nothing_proved(outputs: Sequence[Array]) -> None:
     """Refuse a reference with NaN or Inf (DIST0620), or without outputs (DIST0621)."""
     if not outputs:
         raise EngineError(
-            "DIST0621", "the function has no output", place="main", remedy="Return a value."
+            "DIST0621", "the function has no output", place="reference", remedy="Return a value."
         )
     for i, value in enumerate(outputs):
         if value.dtype.kind in "iub":
@@ -182,13 +186,14 @@ def verify(
     inputs: Sequence[Any] | Mapping[str, Any] | None = None,
     dist: ir.IRModule | None = None,
     locate: bool = True,
+    entry: str | None = None,
 ) -> VerifyReport:
     """Distribute a module by a plan, run it, and compare with the original on one device.
 
     Parameters
     ----------
     mod : IRModule
-        The original, at level 1 or 2, with a function ``main``.
+        The original, at level 1 or 2.
     plan : Plan, mapping, str or Path, optional
         How to distribute it: a plan, its JSON form, or the path of its file; None: as its
         annotations say. Where ``dist`` is given it only serves to find a fault.
@@ -202,12 +207,16 @@ def verify(
         Instead of the defaults: :data:`.compare.TOLERANCES`, and for 16-bit models what
         :mod:`.twin` says.
     inputs : sequence or mapping of whole arrays, optional
-        Instead of drawn ones.
+        Instead of drawn ones. For a parameter that is a tuple, a (nested) tuple; by name, its
+        tensors are ``x_0``, ``x_1_0``, ...
     dist : IRModule, optional
         The module already distributed and lowered.
     locate : bool
         Look for the first binding that differs when the outputs do; runs the module some
         more times.
+    entry : str, optional
+        The function that is distributed and run, of a module with several entry points, such as
+        ``decode``; the others are left out. Without it ``main``, or the only public function.
 
     Returns
     -------
@@ -219,8 +228,11 @@ def verify(
     EngineError
         DIST0620 or DIST0621 when the comparison would prove nothing, and what
         :func:`tvm_distir.runtime.run` raises.
+    ModelError
+        DIST0341 where there is no such entry, or several of which none is ``main``.
     """
     chosen = make_engine(engine)
+    mod, dist = keep_entry(mod, entry), dist and keep_entry(dist, entry)
     plain = RunInTurn()(strip_annotations(mod))
     draws = Draws(plain, exact)
     values = draws.draw(seed) if inputs is None else _ordered(plain, inputs)
@@ -245,7 +257,7 @@ def verify(
         raise EngineError(
             "DIST0603",
             f"{len(got)} outputs, the original has {len(expected)}",
-            place="main",
+            place=entry_of(plain),
             remedy="This is a bug of the lowering.",
         )
     dtype = coarsest_float(plain)

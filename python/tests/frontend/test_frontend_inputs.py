@@ -14,6 +14,7 @@ from tvm import relax, tirx
 
 from tvm_distir.errors import ModelError
 from tvm_distir.frontend import from_tvmscript, zoo
+from tvm_distir.ir.rewrite import keep_entry
 from tvm_distir.verification import draw_inputs, input_specs
 from tvm_distir.verification.draw import is_constant_filled
 
@@ -192,5 +193,5 @@ def test_what_cannot_be_drawn_is_refused():
     mod = one_call({"x": ((symbol, 4), "float32")}, lambda x: relax.op.add(x, x))
     with pytest.raises(ModelError, match="DIST0340 main/x"):
         input_specs(mod)
-    with pytest.raises(ModelError, match=r'DIST0340 .*"other"'):
-        input_specs(mod, "other")
+    with pytest.raises(ModelError, match=r'DIST0341 entry: .*"other".*It has: main'):
+        keep_entry(mod, "other")

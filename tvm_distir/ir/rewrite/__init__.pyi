@@ -22,6 +22,11 @@ from .dims import check_sizes as check_sizes
 from .dims import dims_remedy as dims_remedy
 from .dims import open_dims as open_dims
 from .dims import unknown_dim as unknown_dim
+from .entries import entry_family as entry_family
+from .entries import entry_of as entry_of
+from .entries import keep_entry as keep_entry
+from .entries import no_single_entry as no_single_entry
+from .entries import reached_from as reached_from
 from .functions import callees_first as callees_first
 from .functions import callees_of as callees_of
 from .functions import callers_closure as callers_closure

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy.typing as npt
@@ -14,6 +14,7 @@ from tvm.relax.distributed import DTensorType
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ...errors import EngineError
+from ...ir.rewrite import entry_of
 from ..program import LibraryCache, flat_tensors, to_array, to_tensor
 
 Array = npt.NDArray[Any]
@@ -41,6 +42,13 @@ def strip_annotations(mod: ir.IRModule) -> ir.IRModule:
     return out
 
 
+def _argument(ty: Any, given: Iterator[Array]) -> Any:
+    """The next arrays as an argument of a type: a tensor, or a (nested) tuple of them."""
+    if isinstance(ty, relax.TupleType):
+        return tuple(_argument(field, given) for field in ty.fields)
+    return to_tensor(next(given))
+
+
 class Reference:
     """A module compiled for one device.
 
@@ -48,24 +56,18 @@ class Reference:
     ----------
     mod : IRModule
         At level 1 or 2.
-    entry : str
-        The function to run.
+        Its entry is run: ``main``, or the only public function.
 
     Raises
     ------
     EngineError
         DIST0605 for a module that is already distributed, DIST0606 when TVM cannot compile it.
+    ModelError
+        DIST0341 where there is no entry, or several of which none is ``main``.
     """
 
-    def __init__(self, mod: ir.IRModule, entry: str = "main") -> None:
-        names = [str(gv.name_hint) for gv in mod.get_global_vars()]
-        if entry not in names:
-            raise EngineError(
-                "DIST0605",
-                f'the module has no function "{entry}"',
-                place="reference",
-                remedy=f"It has: {', '.join(sorted(names))}.",
-            )
+    def __init__(self, mod: ir.IRModule) -> None:
+        entry = entry_of(mod)
         if any(isinstance(p.ty, DTensorType) for p in mod[entry].params):
             raise EngineError(
                 "DIST0605",
@@ -74,11 +76,13 @@ class Reference:
                 remedy="Give the original module.",
             )
         self._entry = entry
+        self._types = [param.ty for param in mod[entry].params]
         self._machine = relax.VirtualMachine(
             _LIBRARIES.get(strip_annotations(mod), "reference"), tvm.cpu()
         )
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """Flattened results for whole arrays in the order of the parameters."""
-        result = self._machine[self._entry](*(to_tensor(a) for a in inputs))
+        """Flattened results for whole arrays: the tensors of the parameters, in order."""
+        given = iter(inputs)
+        result = self._machine[self._entry](*(_argument(ty, given) for ty in self._types))
         return [to_array(t) for t in flat_tensors(result)]

@@ -16,6 +16,7 @@ from .inputs import LocalInputs as LocalInputs
 from .inputs import bind_inputs as bind_inputs
 from .inputs import bind_some as bind_some
 from .inputs import input_ports as input_ports
+from .inputs import opened as opened
 from .joining import check_local as check_local
 from .joining import different_bits as different_bits
 from .joining import gather_outputs as gather_outputs

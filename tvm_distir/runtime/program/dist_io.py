@@ -7,18 +7,13 @@ from __future__ import annotations
 from tvm import ir, relax
 
 from ...ir import IO_ATTR, mesh_devices, mesh_shape, meshes
+from ...ir.rewrite import entry_family, no_single_entry
 from .layout import EntryFunction, check_entries, read_port, wrong_module
-
-
-def _family(name: str) -> str:
-    """Name of the original function: ``main`` of ``main_mesh1`` and of ``main_mesh0_2``."""
-    head, mesh, numbers = name.rpartition("_mesh")
-    return head if mesh and all(n.isdigit() for n in numbers.split("_")) else name
 
 
 def _only_family(mod: ir.IRModule) -> str:
     names = {
-        _family(str(gv.name_hint))
+        entry_family(str(gv.name_hint))
         for gv, fn in mod.functions.items()
         if isinstance(fn, relax.Function) and fn.attrs and IO_ATTR in fn.attrs
     }
@@ -26,9 +21,7 @@ def _only_family(mod: ir.IRModule) -> str:
         raise wrong_module("module", "no function has the attribute dist.io")
     if len(names) == 1 or "main" in names:
         return "main" if "main" in names else names.pop()
-    raise wrong_module(
-        "module", f"several entry functions: {', '.join(sorted(names))}, none is main"
-    )
+    raise no_single_entry(names)
 
 
 def _entry(mod: ir.IRModule, name: str, fn: relax.Function) -> EntryFunction:
@@ -59,6 +52,8 @@ def entries(mod: ir.IRModule, only: str | None = None) -> tuple[EntryFunction, .
     ------
     EngineError
         DIST0603 when there is none, or ``dist.io`` is wrong.
+    ModelError
+        DIST0341 when there are several of which none is ``main``.
     """
     wanted = only or _only_family(mod)
     found: list[EntryFunction] = []
@@ -66,7 +61,7 @@ def entries(mod: ir.IRModule, only: str | None = None) -> tuple[EntryFunction, .
         name = str(gv.name_hint)
         if not isinstance(fn, relax.Function) or not fn.attrs or IO_ATTR not in fn.attrs:
             continue
-        if wanted in (name, _family(name)):
+        if wanted in (name, entry_family(name)):
             found.append(_entry(mod, name, fn))
     if not found:
         raise wrong_module(wanted, "no such entry function with the attribute dist.io")

@@ -52,7 +52,7 @@ def _given(
     count = max(ports, default=-1) + 1
     asked = [i for i in range(count) if i not in stored]
     if len(inputs) != len(asked):
-        inputs = _flat(inputs)
+        inputs = opened(inputs)
     if len(inputs) != len(asked):
         raise bad_input(f"{len(inputs)} inputs given, {len(asked)} needed", "Give every input.")
     return {**stored, **dict(zip(asked, inputs))}
@@ -95,9 +95,9 @@ def _checked(value: Any, port: Port, faults: Faults) -> Any:
     return value
 
 
-def _flat(inputs: Sequence[Any]) -> list[Any]:
+def opened(inputs: Sequence[Any]) -> list[Any]:
     """Open the tuples, which are given for parameters that are tuples."""
-    return [x for i in inputs for x in (_flat(i) if isinstance(i, tuple) else [i])]
+    return [x for i in inputs for x in (opened(i) if isinstance(i, tuple) else [i])]
 
 
 class LocalInputs:

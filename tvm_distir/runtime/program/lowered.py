@@ -12,8 +12,9 @@ from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import ir, relax
+from tvm import ir
 
+from ...ir.rewrite import reached_from
 from ...transform import ExpandSchedule
 from .compiled import LibraryCache
 from .dist_io import entries
@@ -29,22 +30,7 @@ _LIBRARIES = LibraryCache(64)
 
 def entry_module(mod: ir.IRModule, entry: str) -> ir.IRModule:
     """The entry function and all it calls, directly or not, as a module of its own."""
-    functions: dict[ir.GlobalVar, Any] = {}
-    todo = [mod.get_global_var(entry)]
-    while todo:
-        gv = todo.pop()
-        if gv in functions:
-            continue
-        functions[gv] = mod[gv]
-        if isinstance(mod[gv], relax.Function):
-
-            def visit(node: Any) -> None:
-                if isinstance(node, ir.GlobalVar) and node not in functions:
-                    todo.append(node)
-
-            relax.analysis.post_order_visit(mod[gv], visit)
-    ordered = sorted(functions.items(), key=lambda item: str(item[0].name_hint))
-    return ir.IRModule(dict(ordered), global_infos=mod.global_infos)
+    return ir.IRModule(reached_from(mod, [entry]), global_infos=mod.global_infos)
 
 
 def compile_entry(mod: ir.IRModule, name: str) -> Any:
