@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,6 +38,8 @@ class FunctionTargets:
         Positions of the parameters by name, so that thousands of exact names are quick to find.
     bound : dict of str to list of Var
         Bound variables by name, for the same reason.
+    calls : dict of str to list of Binding
+        Bindings of calls of functions, by the function's name, for the same reason.
     """
 
     params: dict[int, PlanRule] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class FunctionTargets:
     args: dict[Any, dict[int, PlanRule]] = field(default_factory=dict)
     positions: dict[str, list[int]] = field(default_factory=dict, repr=False)
     bound: dict[str, list[Any]] = field(default_factory=dict, repr=False)
+    calls: dict[str, list[Any]] | None = field(default=None, repr=False)
 
 
 def resolve(plan: Plan, mod: ir.IRModule) -> dict[str, FunctionTargets]:
@@ -152,7 +155,7 @@ def _what_there_is(rule: PlanRule, searched: Sequence[Any], functions: dict[str,
     if rule.kind == "value":
         bound = [str(b.var.name) for fn in searched for b in all_bindings(fn.body)]
         return nearest(rule.name, bound[:40])
-    calls = sum(1 for fn in searched for _ in _calls_of(fn, rule.name))
+    calls = sum(len(_calls_of(fn).get(rule.name, ())) for fn in searched)
     arity = len(functions[rule.name].params)
     return f"It is called {calls} times there, with {arity} arguments; both count from 0."
 
@@ -207,22 +210,23 @@ def _match_values(
     return bool(tensors)
 
 
-def _calls_of(fn: relax.Function, callee: str) -> Iterator[Any]:
+def _calls_of(fn: relax.Function) -> dict[str, list[Any]]:
+    """Bindings of calls of functions, by the function's name."""
+    found: dict[str, list[Any]] = {}
     for binding in all_bindings(fn.body):
         value = getattr(binding, "value", None)
-        if (
-            isinstance(value, ir.Call)
-            and isinstance(value.op, ir.GlobalVar)
-            and str(value.op.name_hint) == callee
-        ):
-            yield binding
+        if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
+            found.setdefault(str(value.op.name_hint), []).append(binding)
+    return found
 
 
 def _match_calls(
     rule: PlanRule, check: Check, fn: relax.Function, name: str, targets: FunctionTargets
 ) -> bool:
     found = False
-    for number, binding in enumerate(_calls_of(fn, rule.name)):
+    if targets.calls is None:
+        targets.calls = _calls_of(fn)
+    for number, binding in enumerate(targets.calls.get(rule.name, ())):
         arg = rule.arg
         if rule.index not in (None, number) or arg is None or arg >= len(binding.value.args):
             continue

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from ..ir import (
     collective_op,
     labels_of,
     mesh_shape,
-    shard_slices,
     static_shape,
 )
 
@@ -33,11 +31,23 @@ Bounds = npt.NDArray[np.int64]
 
 @functools.lru_cache(maxsize=4096)
 def bounds_of(shape: tuple[int, ...], labels: Labels, mesh: tuple[int, ...]) -> Bounds:
-    """Start and stop of every device's shard: (2, devices, dims); partial counts as whole."""
-    coords = itertools.product(*(range(n) for n in mesh))
-    rows = [shard_slices(shape, labels, mesh, c) for c in coords]
-    found = np.array(rows, np.int64).reshape(len(rows), len(shape), 2)
-    return np.ascontiguousarray(found.transpose(2, 0, 1))
+    """Start and stop of every device's shard: (2, devices, dims); partial counts as whole.
+
+    Those of :func:`tvm_distir.ir.shard_slices`, of all devices at once.
+    """
+    found = np.zeros((2, *mesh, len(shape)), np.int64)
+    for dim, extent in enumerate(shape):
+        start: Any = 0
+        stop: Any = int(extent)
+        block = int(extent)
+        for axis, size in enumerate(mesh):
+            if labels[axis] == dim:
+                block = -(-block // size)
+                places = np.arange(size).reshape([-1 if a == axis else 1 for a in range(len(mesh))])
+                start = np.minimum(stop, start + places * block)
+                stop = np.minimum(stop, start + block)
+        found[0, ..., dim], found[1, ..., dim] = start, stop
+    return found.reshape(2, math.prod(mesh), len(shape))
 
 
 def lacking(before: Bounds, after: Any) -> npt.NDArray[np.int64]:

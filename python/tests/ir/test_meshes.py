@@ -27,6 +27,7 @@ from tvm_distir.ir import (
     placement_text,
     shard_slices,
 )
+from tvm_distir.redistribution import bounds_of
 
 MESHES = [
     td.device_mesh({"a": 4}),
@@ -133,3 +134,14 @@ def test_shards_tile_the_tensor(seed):
             assert np.array_equal(np.arange(shape[d])[start:stop], block[block >= 0])
         assert whole[index].size == np.prod([b - a for a, b in bounds])
     assert (seen == replicas).all()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_shards_of_all_devices_at_once_are_those_of_each(seed):
+    rng = np.random.default_rng(seed)
+    sizes = tuple(int(n) for n in rng.integers(1, 5, size=rng.integers(1, 4)))
+    shape = tuple(int(n) for n in rng.integers(1, 12, size=rng.integers(0, 4)))
+    labels = tuple(int(x) for x in rng.integers(-2, len(shape), size=len(sizes)))
+    bounds = bounds_of(shape, labels, sizes)
+    each = [shard_slices(shape, labels, sizes, coords) for coords in np.ndindex(*sizes)]
+    assert bounds.transpose(1, 2, 0).tolist() == [[list(x) for x in one] for one in each]
