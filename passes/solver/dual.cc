@@ -178,9 +178,7 @@ void Dual::Round() {
 // Returns false, half-way, where nothing costs at most what is known or allowed.
 bool Dual::Sweep(bool forward) {
   const int64_t count = size();
-  int64_t total = 0;  // a bound that holds at every moment of the sweep
-  for (const Node& node : nodes_) total += node.low;
-  for (const Edge& edge : edges_) total += edge.rest;
+  auto total = static_cast<int64_t>(Sum());  // a bound that holds at every moment of the sweep
   Ints picked(count, 0);
   int64_t price = 0;
   const int64_t limit = std::min(best_, most_) << shift_;

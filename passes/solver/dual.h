@@ -72,6 +72,8 @@ class Dual {
   void Gather(Node* node);
   void Send(Edge* edge, bool forward);
   int64_t Label(int64_t variable, bool forward, Ints* picked);
+  // The bound that the messages give; its terms may be of any size.
+  __int128 Sum() const;
 
   std::vector<Node> nodes_;
   std::vector<Edge> edges_;

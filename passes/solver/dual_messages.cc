@@ -9,6 +9,12 @@
 #include "solver/dual.h"
 
 namespace tvm_distir {
+namespace {
+
+// Messages that promise less than this are of no use, and their sum could not be written.
+constexpr int64_t kLeastSum = -(int64_t{1} << 61);
+
+}  // namespace
 
 void Dual::Resume(const Ints& messages) {
   const int64_t up = std::max<int64_t>(0, shift_ - messages[0]);
@@ -32,6 +38,20 @@ void Dual::Resume(const Ints& messages) {
     }
   }
   for (Node& node : nodes_) Gather(&node);
+  if (Sum() >= kLeastSum) return;
+  for (Edge& edge : edges_) {
+    std::fill(edge.to_first.begin(), edge.to_first.end(), 0);
+    std::fill(edge.to_second.begin(), edge.to_second.end(), 0);
+    edge.rest = 0;  // tables have no negative entries
+  }
+  for (Node& node : nodes_) Gather(&node);
+}
+
+__int128 Dual::Sum() const {
+  __int128 total = 0;
+  for (const Node& node : nodes_) total += node.low;
+  for (const Edge& edge : edges_) total += edge.rest;
+  return total;
 }
 
 Ints Dual::Messages() const {

@@ -125,6 +125,18 @@ def test_bounds_hold_from_any_messages(seed):
                 assert all(value in left for value, left in zip(values, states, strict=True))
 
 
+def test_messages_that_promise_nothing_are_let_go():
+    """A chain of which each table and variable is told much: the sum of it has no 64 bits."""
+    tables, count = Tables(), 40
+    table, _ = tables.intern(np.array([[0, 3], [5, 7]]))
+    problem = Problem([2] * count, {(v, v + 1): table for v in range(count - 1)})
+    dual = tables.dual(problem, 1 << 56)
+    given = dual.messages()
+    given[2::2] = 1 << 62
+    dual.resume(given)
+    assert dual.round() == (0, 0)
+
+
 def test_messages_of_another_problem_are_refused():
     tables, problem = dense_problem(0)
     dual = tables.dual(problem, 1000)
