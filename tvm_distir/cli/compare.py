@@ -14,6 +14,7 @@ from .analysing import analyse
 from .listing import HelpStrategies
 from .options import (
     add_dim_option,
+    add_entry_option,
     add_overlap,
     add_recompute,
     add_system,
@@ -77,6 +78,7 @@ def add_parser(commands: Any) -> None:
         "--batch", metavar="N", help="set the batch dimension of the model to N (whole batch)"
     )
     add_dim_option(parser)
+    add_entry_option(parser)
     add_system(parser, False)
     add_training(parser)
     add_recompute(parser)

@@ -42,14 +42,19 @@ def add_dim_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_model_options(parser: argparse.ArgumentParser, system_required: bool = False) -> None:
-    """Add MODEL, the plan or strategy, the mesh, the batch, the system and the training step."""
-    add_model(parser)
+def add_entry_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--entry``."""
     parser.add_argument(
         "--entry",
         metavar="NAME",
         help="the function, of a module with several entry points, such as prefill and decode",
     )
+
+
+def add_model_options(parser: argparse.ArgumentParser, system_required: bool = False) -> None:
+    """Add MODEL, the plan or strategy, the mesh, the batch, the system and the training step."""
+    add_model(parser)
+    add_entry_option(parser)
     parser.add_argument("--plan", metavar="P.json", help="the plan, as a JSON file")
     parser.add_argument(
         "--strategy",

@@ -24,6 +24,7 @@ from ..plan import (
 )
 from ..system import System
 from .facts import MeshLike, as_mesh_spec
+from .head_groups import mesh_of
 from .local_branches import LOCAL_LAYERS, on_branches
 from .pipelining import AXIS, PIPELINE, on_stages, schedule_of
 from .registry import (
@@ -105,6 +106,7 @@ def compose(
     apart = next((one for one in wanted if one.name == LOCAL_LAYERS), None)
     if apart is not None and (stages is not None or len(wanted) > 1):
         return _apart(mod, spec, wanted, apart, stages, system)
+    spec = mesh_of(mod, spec, wanted)
     merged = merge(_plans(mod, spec, wanted, System.known(system)))
     rules = tuple(_closed(rule) for rule in merged.rules)
     schedule = None if stages is None else stages.schedule

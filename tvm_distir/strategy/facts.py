@@ -156,7 +156,12 @@ def parameter_rule(
 
 def one_axis(mesh: MeshSpec, axis: int, label: int) -> tuple[int | None, ...]:
     """Return labels that fill one axis of a mesh."""
-    return tuple(label if a == axis else None for a in range(len(mesh.axes)))
+    return some_axes(mesh, {axis: label})
+
+
+def some_axes(mesh: MeshSpec, labels: Mapping[int, int]) -> tuple[int | None, ...]:
+    """Return labels that fill some axes of a mesh, by their numbers."""
+    return tuple(labels.get(number) for number in range(len(mesh.axes)))
 
 
 def same_size(first: Any, second: Any) -> bool:

@@ -10,7 +10,9 @@ section 4.2.2: between the blocks the residual stream is cut along the sequence.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from tvm import ir, relax
 
@@ -28,8 +30,10 @@ from .facts import (
     mesh_axis,
     names_of,
     parameter_rule,
+    some_axes,
     tensor_parameters,
 )
+from .head_groups import heads_of, key_heads, tensor_axes, with_copies
 from .left_whole import Projection, warn_of_whole
 from .registry import plan_maker
 from .residual_stream import SEQ_DIM, sequence_rules
@@ -37,6 +41,11 @@ from .training import boundary_positions
 from .transformer_weights import GATE_UP, QUERY, ROW, KnownWeight, cut_dim, known_weight
 
 COLUMN_ROLES = ("query", "key_value", "gate_up", "head")
+
+_WHY_WHOLE = {
+    "fused": "query, key and value in one, no part of it is whole heads",
+    "key_value": "one head, which all devices need",
+}
 
 
 @plan_maker
@@ -48,7 +57,9 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     gate, up, and the head. Row parallel: the projections out of attention and feed-forward; their
     biases are replicated. The token table is cut by the vocabulary, evenly or not. A projection to
     query, key and value at once is replicated: contiguous shards of it are no heads. All other
-    parameters are replicated too. Weights are stationary.
+    parameters are replicated too. Weights are stationary. Where the axis has more devices than
+    keys have heads, each of these lies on a group of devices (:mod:`.head_groups`): the plan's
+    mesh has a second axis then, ``tp_copies``, along which all else is cut as well.
 
     Parameters
     ----------
@@ -75,8 +86,12 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
         widths or the sequence are not divisible by the axis.
     """
     spec = as_mesh_spec(mesh)
-    number = mesh_axis(spec, axis, "megatron")
+    mesh_axis(spec, axis, "megatron")
     consumers = Consumers(mod)
+    spec = with_copies(mod, spec, axis, consumers)
+    one_head = key_heads(mod, consumers) == 1
+    axes = tensor_axes(spec, axis)
+    names = [spec.axis_names[number] for number in axes]
     rules: list[PlanRule] = []
     incomplete: list[PlanError] = []
     read: list[list[Projection]] = []
@@ -99,18 +114,20 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
             weight, label = known.get(parameter.position), R
             if sequence and parameter.position in arriving and parameter.ndim == 3:
                 label = SEQ_DIM
-            if weight is not None:
+            if weight is not None and not (one_head and weight.role == "key_value"):
                 with faults.gathered():
                     label = _label(weight, spec, axis, consumers)
-            stationary = parameter.position not in data
+            repeated = weight is not None and weight.role == "key_value"
             labels[parameter.position] = label
-            rules.append(parameter_rule(parameter, spec, number, label, stationary))
+            cut = {n: R if repeated and n != axes[0] else label for n in axes}
+            rule = parameter_rule(parameter, spec, axes[0], label, parameter.position not in data)
+            rules.append(replace(rule, placement=some_axes(spec, cut)))
         weights_read = [p for p in parameters if p.position not in data]
         read.append(list(_projections(weights_read, known, labels, fn, consumers)))
         if sequence:
             rows = [w for w in known.values() if w.role == "row" and not w.is_bias]
             with faults.gathered():
-                rules.extend(sequence_rules(rows, consumers, rule_name, spec, axis))
+                rules.extend(sequence_rules(rows, consumers, rule_name, spec, names))
     faults.raise_all()
     if incomplete and (Pipeline.of(mod) is None or len(incomplete) == len(entries(mod))):
         raise incomplete[0]  # a stage may have none of these weights, not all of them
@@ -157,19 +174,15 @@ def _projections(
             continue
         why = ""
         if labels[parameter.position] == R:
-            fused = weight is not None and weight.role == "fused"
-            why = (
-                "query, key and value in one, no part of it is whole heads"
-                if fused
-                else "no known name"
-            )
+            why = _WHY_WHOLE.get(weight.role if weight is not None else "", "no known name")
         yield Projection(parameter, why)
 
 
 def _label(weight: KnownWeight, mesh: MeshSpec, axis: str, consumers: Consumers) -> int:
     """Return the label of a known weight along the axis, its sizes checked."""
     parameter, role = weight.parameter, weight.role
-    count = mesh.axes[axis]
+    numbers = tensor_axes(mesh, axis)
+    count = mesh.axes[axis] if role == "key_value" else math.prod(mesh.shape[n] for n in numbers)
     if weight.is_bias:
         if role not in COLUMN_ROLES or parameter.ndim < 1:
             return R
@@ -182,7 +195,7 @@ def _label(weight: KnownWeight, mesh: MeshSpec, axis: str, consumers: Consumers)
     dim = cut_dim(weight)
     if role in ("embedding", "head"):
         return dim
-    _check_heads(weight, dim, count, axis, consumers)
+    _check_heads(weight, count, axis, consumers)
     _check_width(weight, dim, count, axis)
     return dim
 
@@ -194,17 +207,12 @@ def _check_width(weight: KnownWeight, dim: int, count: int, axis: str) -> None:
         check_divisible(shape[dim], count, f"dim {dim} of size", axis, place)
 
 
-def _check_heads(
-    weight: KnownWeight, dim: int, count: int, axis: str, consumers: Consumers
-) -> None:
-    shape = weight.parameter.shape
-    if weight.role not in ("query", "key_value") or shape is None:
+def _check_heads(weight: KnownWeight, count: int, axis: str, consumers: Consumers) -> None:
+    if weight.role not in ("query", "key_value"):
         return
     what = "the number of heads" if weight.role == "query" else "the number of key/value heads"
-    for use in weight.uses:
-        heads = consumers.split_into(use.function, use.result, shape[dim])
-        if heads is not None:
-            _refuse_heads(weight, heads, count, axis, what)
+    for heads in heads_of(weight, consumers):
+        _refuse_heads(weight, heads, count, axis, what)
 
 
 def _check_fused(weight: KnownWeight, count: int, axis: str, consumers: Consumers) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..errors import PlanError
 from ..ir import is_private, static_shape
 from ..plan import MeshSpec, PlanRule
 from .consumers import Consumers
-from .facts import check_divisible, one_axis
+from .facts import check_divisible, some_axes
 from .transformer_weights import KnownWeight
 
 SEQ_DIM = 1
@@ -25,10 +26,14 @@ def sequence_rules(
     consumers: Consumers,
     rule_name: str | None,
     mesh: MeshSpec,
-    axis: str,
+    axes: Sequence[str],
 ) -> list[PlanRule]:
-    """Return the rules that cut the residual stream along the sequence, each target once."""
-    placement = one_axis(mesh, mesh.axis_number(axis), SEQ_DIM)
+    """Return the rules that cut the residual stream along the sequence, each target once.
+
+    ``axes``: the mesh axes that cut it, all of them.
+    """
+    placement = some_axes(mesh, {mesh.axis_number(axis): SEQ_DIM for axis in axes})
+    count = math.prod(mesh.axes[axis] for axis in axes)
     rules: dict[tuple[Any, ...], PlanRule] = {}
     for weight in rows:
         for use in weight.uses:
@@ -42,7 +47,7 @@ def sequence_rules(
                     place=place,
                     remedy="Use megatron without sequence=1, or write the plan by hand.",
                 )
-            _check_sequence(found.total, mesh.axes[axis], axis, place)
+            _check_sequence(found.total, count, axes[0], place)
             fn = consumers.functions[found.function]
             where = found.function if is_private(fn) else rule_name
             if is_private(fn) and found.before in list(fn.params):

@@ -288,7 +288,7 @@ def _renamed(names: dict[str, str]) -> ir.IRModule:
         (lambda: _renamed({"fc2_weight": "b.weight"}), 2, "DIST0233", "looked for *o_proj.weight"),
         (lambda: Block, 3, "DIST0234", "8 = 2 x 3 + 2"),
         (lambda: zoo.gpt(size="tiny"), 8, "DIST0234", "heads 4"),
-        (lambda: zoo.llama(size="tiny"), 8, "DIST0234", "key/value heads 4"),
+        (lambda: zoo.llama(size="tiny", kv_heads=2), 3, "DIST0234", "key/value heads 2"),
         (lambda: zoo.gpt(size="tiny", ffn=66), 4, "DIST0234", "66 = 16 x 4 + 2"),
     ],
 )
@@ -352,5 +352,43 @@ def test_heads_are_counted_at_any_length(seq: int) -> None:
     )
     placed = placements(strategy.megatron(mod, {"tp": 4}))
     assert any(name.endswith("q_proj.weight") and text == "S[0]" for name, text in placed.items())
-    with pytest.raises(PlanError, match=r"key/value heads 4 is not divisible"):
-        strategy.megatron(mod, {"tp": 8})
+    assert strategy.megatron(mod, {"tp": 8}).meshes[0].axes == {"tp": 4, "tp_copies": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "kv_heads", "axes", "gathers"),
+    [
+        ("megatron", 2, {"tp": 2, "tp_copies": 2}, 2),
+        ("megatron:sequence=1", 2, {"tp": 2, "tp_copies": 2}, None),
+        ("megatron", 1, {"tp": 4}, 0),
+        ("tensor_parallel", 2, {"tp": 4}, None),
+    ],
+)
+def test_fewer_heads_of_keys_than_devices_lie_on_groups(
+    text: str, kv_heads: int, axes: dict[str, int], gathers: int | None
+) -> None:
+    """Each head of keys and values is held by a group; queries are cut over all devices."""
+    from tvm_distir.verification import verify
+
+    mod = zoo.llama(size="tiny", kv_heads=kv_heads)
+    plan = strategy.make_plan(mod, text, {"tp": 4})
+    assert plan.meshes[0].axes == axes
+    report = verify(mod, plan, engine="virtual")
+    assert report.equal
+    if gathers is not None:
+        found = {(c.kind, c.mesh_axis): c.count for c in report.collectives}
+        assert found.get(("all_gather", "tp_copies"), 0) == gathers  # of queries, one per layer
+        assert found["all_reduce", ",".join(axes)] == 5
+        weights = {r.name: labels_text(r.placement) for r in plan.rules}
+        both = ", ".join(["S[0]"] * len(axes))
+        assert all(p == both for n, p in weights.items() if n.endswith("q_proj.weight"))
+        keys = "R" if kv_heads == 1 else "S[0], R"
+        assert all(p == keys for n, p in weights.items() if n.endswith("k_proj.weight"))
+
+
+def test_405b_has_more_devices_than_heads_of_keys() -> None:
+    mod = zoo.llama(size="405b", layers=2, seq=128)
+    plan = strategy.make_plan(mod, "data_parallel+megatron", {"dp": 2, "tp": 16})
+    assert plan.meshes[0].axes == {"dp": 2, "tp": 8, "tp_copies": 2}
+    name = "layers.1.self_attn.v_proj.weight"
+    assert [labels_text(r.placement) for r in plan.rules if r.name == name] == ["R, S[0], R"]
