@@ -31,6 +31,7 @@ from .runtime import run as run
 from .searching import label as label
 from .searching import search as search
 from .simulation import simulate as simulate
+from .sweeping import sweep as sweep
 from .system import System as System
 from .transform import distribute as distribute
 from .transform.gradient import train_step as train_step

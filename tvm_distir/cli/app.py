@@ -20,7 +20,19 @@ from collections.abc import Sequence
 from typing import Any, NoReturn, TextIO
 
 from ..errors import DistIRError, UsageError
-from . import analyze, calibrate, compare, deploy, explain, opt, run, search, simulate, verify
+from . import (
+    analyze,
+    calibrate,
+    compare,
+    deploy,
+    explain,
+    opt,
+    run,
+    search,
+    simulate,
+    sweep,
+    verify,
+)
 from .listing import get_to_work
 from .progress import Interrupts, at_work
 from .terminal import forget, open_closed_streams, put, say
@@ -29,7 +41,9 @@ EXIT_INTERNAL = 70
 EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
-_COMMANDS = (analyze, compare, search, explain, verify, opt, simulate, deploy, run, calibrate)
+_COMMANDS = (
+    analyze, compare, search, sweep, explain, verify, opt, simulate, deploy, run, calibrate,
+)  # fmt: skip
 
 
 class _Parser(argparse.ArgumentParser):

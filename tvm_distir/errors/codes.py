@@ -151,6 +151,8 @@ CODES: dict[str, str] = {
     "DIST0723": "a step in stages cannot be simulated device by device",
     "DIST0730": "measured rows cannot be read, or do not fit",
     "DIST0740": "a result to compare cannot be read, or is none",
+    "DIST0750": "rows of a sweep cannot be read",
+    "DIST0751": "a row of a sweep is no configuration of the model",
     # 08xx: infeasible
     "DIST0801": "no placement found keeps little enough on each device",
     "DIST0802": "a training step does not fit, whatever is made again",

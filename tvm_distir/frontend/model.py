@@ -232,6 +232,13 @@ def _is_of_torch(source: Any) -> bool:
     return type(source).__name__ == "ExportedProgram"
 
 
+def model_keys(spec: str) -> tuple[str, dict[str, str]] | None:
+    """Name and keys of a MODEL string of the zoo; None for that of a file (ModelError DIST0302)."""
+    if model_file(spec) is not None:
+        return None
+    return _split_keys(spec.removeprefix(ZOO), spec)
+
+
 def _split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:
     """``name?key=value,...`` apart."""
     name, mark, rest = text.partition("?")

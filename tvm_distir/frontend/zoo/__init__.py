@@ -37,6 +37,7 @@ __all__ = [
     "VitConfig",
     "bert",
     "build",
+    "config",
     "gpt",
     "llama",
     "moe",
@@ -66,7 +67,7 @@ def gpt(**keys: Any) -> ir.IRModule:
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return gpt_model.build(configure("gpt", GPT_PRESETS, GPT_DEFAULT_SIZE, keys))
+    return gpt_model.build(config("gpt", keys))
 
 
 def llama(**keys: Any) -> ir.IRModule:
@@ -89,7 +90,7 @@ def llama(**keys: Any) -> ir.IRModule:
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return llama_model.build(configure("llama", LLAMA_PRESETS, LLAMA_DEFAULT_SIZE, keys))
+    return llama_model.build(config("llama", keys))
 
 
 def bert(**keys: Any) -> ir.IRModule:
@@ -112,7 +113,7 @@ def bert(**keys: Any) -> ir.IRModule:
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return bert_model.build(configure("bert", bert_model.PRESETS, bert_model.DEFAULT_SIZE, keys))
+    return bert_model.build(config("bert", keys))
 
 
 def vit(**keys: Any) -> ir.IRModule:
@@ -133,7 +134,7 @@ def vit(**keys: Any) -> ir.IRModule:
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return vit_model.build(configure("vit", vit_model.PRESETS, vit_model.DEFAULT_SIZE, keys))
+    return vit_model.build(config("vit", keys))
 
 
 def moe(**keys: Any) -> ir.IRModule:
@@ -154,7 +155,7 @@ def moe(**keys: Any) -> ir.IRModule:
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return moe_model.build(configure("moe", moe_model.PRESETS, moe_model.DEFAULT_SIZE, keys))
+    return moe_model.build(config("moe", keys))
 
 
 def unet(**keys: Any) -> ir.IRModule:
@@ -173,7 +174,7 @@ def unet(**keys: Any) -> ir.IRModule:
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return unet_model.build(configure("unet", unet_model.PRESETS, unet_model.DEFAULT_SIZE, keys))
+    return unet_model.build(config("unet", keys))
 
 
 def resnet(**keys: Any) -> ir.IRModule:
@@ -193,9 +194,7 @@ def resnet(**keys: Any) -> ir.IRModule:
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return resnet_model.build(
-        configure("resnet", resnet_model.PRESETS, resnet_model.DEFAULT_SIZE, keys)
-    )
+    return resnet_model.build(config("resnet", keys))
 
 
 _MAKERS: dict[str, Callable[..., ir.IRModule]] = {
@@ -203,6 +202,44 @@ _MAKERS: dict[str, Callable[..., ir.IRModule]] = {
 }
 
 NAMES = tuple(_MAKERS)
+
+_SIZES: dict[str, tuple[Mapping[str, Any], str]] = {
+    "gpt": (GPT_PRESETS, GPT_DEFAULT_SIZE),
+    "llama": (LLAMA_PRESETS, LLAMA_DEFAULT_SIZE),
+    **{
+        name: (module.PRESETS, module.DEFAULT_SIZE)
+        for name, module in (
+            ("bert", bert_model),
+            ("vit", vit_model),
+            ("moe", moe_model),
+            ("unet", unet_model),
+            ("resnet", resnet_model),
+        )
+    },
+}
+"""Configurations of each model by size, and the size where none is named."""
+
+
+def config(name: str, keys: Mapping[str, Any]) -> Any:
+    """Configuration of a model, such as :class:`GptConfig`, as its maker reads it from keys.
+
+    Raises
+    ------
+    ModelError
+        DIST0330 unknown name; DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    _check_name(name)
+    return configure(name, *_SIZES[name], keys)
+
+
+def _check_name(name: str) -> None:
+    if name not in _MAKERS:
+        raise ModelError(
+            "DIST0330",
+            f'the zoo has no model "{name}"',
+            place=f"zoo:{name}",
+            remedy=nearest(name, NAMES),
+        )
 
 
 def build(name: str, keys: Mapping[str, Any]) -> ir.IRModule:
@@ -213,11 +250,5 @@ def build(name: str, keys: Mapping[str, Any]) -> ir.IRModule:
     ModelError
         DIST0330 unknown name; and those of :func:`gpt` and the others.
     """
-    if name not in _MAKERS:
-        raise ModelError(
-            "DIST0330",
-            f'the zoo has no model "{name}"',
-            place=f"zoo:{name}",
-            remedy=nearest(name, NAMES),
-        )
+    _check_name(name)
     return _MAKERS[name](**keys)

@@ -1,0 +1,161 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``tvm-distir sweep``: many configurations of a model in, their predicted steps out."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from pathlib import Path
+from typing import Any
+
+from ..errors import UsageError, shortened
+from .listing import get_to_work
+from .options import TRAINING, add_dim_option, add_system, add_training, asked_by, check_training
+from .outputs import Outputs
+from .stages import Stopwatch, load_system
+from .terminal import put, say
+from .training import training_keywords
+from .values import parse_dims
+
+
+def add_parser(commands: Any) -> None:
+    """Add the sub-command."""
+    parser = commands.add_parser(
+        "sweep",
+        help="predict the step of a model in many configurations",
+        description=(
+            "Predict time and memory of a model's step for each row of a CSV file, or for all "
+            "combinations of a grid: sizes of the model, parallelism, micro-batches, schedule, "
+            "recomputation, ZeRO."
+        ),
+        allow_abbrev=False,
+    )
+    parser.set_defaults(registers=True)
+    parser.add_argument(
+        "model", metavar="MODEL", help="a .onnx or .pt2 file, or zoo:NAME?key=value,..."
+    )
+    parser.add_argument("--rows", metavar="FILE.csv", help="configurations, one a row")
+    parser.add_argument(
+        "--grid",
+        action="append",
+        metavar="COLUMN=V,V,...",
+        help="values of a column, as tp=1,2,4; given again, all combinations are taken",
+    )
+    add_dim_option(parser)
+    add_system(parser, required=True)
+    add_training(parser)
+    parser.add_argument(
+        "--tensor",
+        metavar="STRATEGY",
+        default="",
+        help="strategy of tp (megatron for transformers of the zoo, else tensor_parallel)",
+    )
+    parser.add_argument(
+        "--cuts",
+        metavar="C",
+        default="layers",
+        help="layers: stages of equally many layers (the default); work: of equal work",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with the rows in -o FILE")
+    parser.add_argument("-o", dest="output", metavar="FILE.csv", help="write the rows, as found")
+    parser.set_defaults(run=run)
+
+
+def grid_of(items: list[str] | None) -> dict[str, list[str]]:
+    """Read the values of ``--grid``.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for another form, no value, or a column that stands twice.
+    """
+    found: dict[str, list[str]] = {}
+    for item in items or []:
+        name, equals, text = (word.strip() for word in item.partition("="))
+        values = [value.strip() for value in text.split(",")]
+        what = None
+        if not name or not equals or not all(values):
+            what = f'"{shortened(item)}" is not COLUMN=VALUE,VALUE,...'
+        elif name in found:
+            what = f'the column "{shortened(name)}" stands twice'
+        if what is not None:
+            raise UsageError("DIST0152", what, place="--grid", remedy="Write --grid tp=1,2,4.")
+        found[name] = values
+    return found
+
+
+def settings_of(arguments: argparse.Namespace, system: Any) -> dict[str, Any]:
+    """All that predictions depend on beside their rows, for a sweep that goes on later."""
+    from .. import __version__
+    from ..frontend import model_file
+
+    names = ("model", "dim", "train", *(name for name in TRAINING if name != "recompute"))
+    found: dict[str, Any] = {name: getattr(arguments, name) for name in (*names, "tensor", "cuts")}
+    found |= {"version": __version__, "system": hashlib.sha256(repr(system).encode()).hexdigest()}
+    path = model_file(arguments.model)
+    if path:
+        found["model_content"] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return found
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Predict the rows, write or print them."""
+    from ..frontend import check_model, model_file
+
+    dims, grid = parse_dims(arguments.dim), grid_of(arguments.grid)
+    arguments.recompute = None
+    check_training(arguments)
+    if bool(grid) == (arguments.rows is not None):
+        both = "--rows and --grid are both given" if grid else "neither --rows nor --grid"
+        raise UsageError(
+            "DIST0151", both, place="tvm-distir sweep", remedy="Give exactly one of them."
+        )
+    if arguments.resume and arguments.output is None:
+        raise UsageError(
+            "DIST0151", "--resume needs -o", place="--resume", remedy="Name the file: -o FILE.csv."
+        )
+    check_model(arguments.model)
+    outputs = Outputs(
+        {
+            "MODEL": model_file(arguments.model),
+            "--rows": arguments.rows,
+            "--system": arguments.system,
+        }
+    )
+    path = outputs.promise(arguments.output, "-o")
+    get_to_work()
+    system = load_system(arguments, Stopwatch())
+    from ..strategy import parse
+    from ..sweeping import sweep
+
+    if arguments.tensor:
+        with asked_by("--tensor", "DIST0230", "DIST0231", "DIST0235"):
+            parse(arguments.tensor)
+    with asked_by("--grid", *(["DIST0750"] if grid else [])), asked_by("--cuts", "DIST0152"):
+        result = sweep(
+            arguments.model,
+            grid or arguments.rows,
+            system,
+            train=training_keywords(arguments) if arguments.train else None,
+            tensor=arguments.tensor,
+            cuts=arguments.cuts,
+            dims=dims,
+            output=path,
+            resume=arguments.resume,
+            settings=settings_of(arguments, system),
+            on_progress=_progress,
+        )
+    if path is None:
+        put(result.to_csv())
+    else:
+        say(f"wrote {path}")
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return 0
+
+
+def _progress(progress: Any) -> None:
+    """Say how far the sweep has come."""
+    impossible = f", {progress.impossible:,} impossible" if progress.impossible else ""
+    say(f"{progress.done:,} of {progress.rows:,} rows{impossible}")
