@@ -4,5 +4,7 @@
 from .calibrate import Calibration as Calibration
 from .calibrate import calibrate as calibrate
 from .programs import program_of as program_of
+from .row_files import read_rows as read_rows
+from .rows import ProductRow as ProductRow
 from .rows import Row as Row
-from .rows import read_rows as read_rows
+from .rows import StepRow as StepRow

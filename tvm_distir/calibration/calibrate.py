@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import SimulationError
-from ..system import MEANINGS, System
+from ..system import LINKS, MEANINGS, System
 from .fitting import Fit, fit
 from .prices import with_constants
-from .programs import program_of
-from .rows import Row, read_rows
+from .row_files import read_rows
+from .rows import AnyRow, ProductRow
 from .steps import Model
 
 Floats = npt.NDArray[np.float64]
@@ -26,6 +26,8 @@ FIXED = ("attention_efficiency", "hop_us", "step_overhead_us")
 """Constants that steps of Megatron's GPT say nothing of, or cannot tell from others."""
 UNDETERMINED = 0.7
 """Share of the prior's spread that is left of a constant which rows do not determine."""
+BEGIN_US = 10.0
+"""Where a fit of ``burst_us`` begins for a system that has none."""
 _CLOSE = 1e-3
 
 
@@ -36,6 +38,7 @@ class Calibration:
     Attributes
     ----------
     system : System
+        What no row depends on is as it was, and ``burst_us`` is named only where rows determine it.
     values : dict of str to float
         The constants that were fitted.
     errors_percent : dict of str to float
@@ -62,30 +65,38 @@ class Calibration:
             notes = [w for w, own in (("at its bound", self.at_bound),
                      ("not determined by the rows", self.undetermined)) if name in own]  # fmt: skip
             said = f"  ({', '.join(notes)})" if notes else ""
-            lines.append(f"{name:<26} {value:10.4g} {MEANINGS[name].unit}{said}")
+            lines.append(f"{name:<26} {value:10.4g} {_unit(name)}{said}")
         return "\n".join(lines) + "\n"
 
 
+def _unit(name: str) -> str:
+    return (MEANINGS.get(name) or LINKS[name]).unit
+
+
 def calibrate(
-    system: System | str,
-    rows: Sequence[Row] | str | Path,
+    system: System | str | Path,
+    rows: Sequence[AnyRow] | str | Path,
     *,
+    fit_also: Sequence[str] = (),
     tolerance: float = 0.01,
     folds: int = 5,
     seed: int = 0,
     source: str = "calibrated",
 ) -> Calibration:
-    """Fit the constants of a system to measured steps of GPT models.
+    """Fit the constants of a system to measured steps of models, or to matrix products.
 
-    Each row is exported through the whole pipeline once and kept on disk. Its time is the sum of
+    Each step is exported through the whole pipeline once and kept on disk. Its time is the sum of
     what lies on its longest way, which is found again with the constants found.
 
     Parameters
     ----------
-    system : System or str
+    system : System, or str or Path
         With constants, which are the centers of the priors.
-    rows : sequence of Row, or str or Path
-        Measured steps, or their CSV file.
+    rows : sequence of Row, StepRow or ProductRow, or str or Path
+        What was measured, or its CSV file.
+    fit_also : sequence of str
+        Numbers of links to fit, of :data:`tvm_distir.system.LINKS`, and constants that are left
+        alone otherwise (:data:`FIXED`).
     tolerance : float
         Relative error up to which errors count by their square; larger ones by themselves.
     folds : int
@@ -102,17 +113,23 @@ def calibrate(
     Raises
     ------
     SimulationError
-        DIST0730 for rows that cannot be read, or of which there are none, and for a system
-        without constants.
+        DIST0730 for rows that cannot be read, or of which there are none, for a system
+        without constants, and for a name in ``fit_also`` that is none.
     """
-    known = System.load(system) if isinstance(system, str) else system
+    known = system if isinstance(system, System) else System.load(system)
     given = list(rows) if not isinstance(rows, str | Path) else read_rows(rows)
     if not given or not known.constants:
         what = "there are no rows" if not given else f"the system {known.name} has no constants"
         raise SimulationError(
             "DIST0730", what, place="calibrate", remedy='Give rows, and a system with "constants".'
         )
-    work = _Work(known, given, tolerance)
+    unknown = [name for name in fit_also if name not in LINKS and name not in MEANINGS]
+    if unknown:
+        raise SimulationError(
+            "DIST0730", f"{unknown[0]!r} cannot be fitted", place="calibrate",
+            remedy=f"Known: {', '.join([*FIXED, *LINKS])}.",
+        )  # fmt: skip
+    work = _Work(known, given, tolerance, fit_also)
     for _ in range(2):
         found = work.fit(range(len(given)))
         times = work.model.walk(work.values(found.point))
@@ -123,28 +140,45 @@ def calibrate(
     low, high = work.bounds
     ends = (found.point < low + _CLOSE) | (found.point > high - _CLOSE)
     values = work.values(found.point)
+    vague = tuple(n for n, left in zip(work.names, spread, strict=True) if left > UNDETERMINED)
+    seen = [n for n, own in zip(work.names, found.jacobian.T, strict=True) if own.any()]
+    if "burst_us" in vague and "burst_us" not in known.constants:
+        seen.remove("burst_us")
     return Calibration(
-        with_constants(known, values, source),
+        with_constants(known, {name: values[name] for name in seen}, source),
         values,
         errors,
         tuple(n for n, there in zip(work.names, ends, strict=True) if there),
-        tuple(n for n, left in zip(work.names, spread, strict=True) if left > UNDETERMINED),
+        vague,
     )
 
 
 class _Work:
     """Rows, their programs and what is fitted."""
 
-    def __init__(self, system: System, rows: Sequence[Row], tolerance: float) -> None:
+    def __init__(
+        self, system: System, rows: Sequence[AnyRow], tolerance: float, also: Sequence[str] = ()
+    ) -> None:
         self.rows, self.tolerance = rows, tolerance
         self.system = system
         self.measured = np.array([row.time_s for row in rows])
-        self.names = [name for name in MEANINGS if name not in FIXED]
-        means = [MEANINGS[name] for name in self.names]
-        self.center = np.log([system.constant(name) for name in self.names])
+        products = any(isinstance(row, ProductRow) for row in rows)
+        self.names = [name for name in system.constants if name not in FIXED or name in also]
+        if products and "burst_us" not in self.names:
+            self.names.append("burst_us")
+        self.names += [name for name in also if name not in self.names]
+        means = [MEANINGS.get(name) or LINKS[name] for name in self.names]
+        center = [self._now(name) or BEGIN_US for name in self.names]
+        self.center = np.log(np.clip(center, [m.least for m in means], [m.most for m in means]))
         self.spread = np.array([one.spread for one in means])
         self.bounds = np.log([one.least for one in means]), np.log([one.most for one in means])
-        self.model = Model([program_of(row) for row in rows], system)
+        self.model = Model(rows, system)
+
+    def _now(self, name: str) -> float:
+        """What a number is before the fit."""
+        if name in LINKS:
+            return float(getattr(self.system.intra_node, name.removeprefix("intra_node.")))
+        return self.system.constant(name)
 
     def values(self, point: Floats) -> dict[str, float]:
         """Constants by name."""
@@ -179,7 +213,7 @@ def _validated(work: _Work, found: Fit, folds: int, seed: int) -> dict[str, floa
     groups: dict[str, list[int]] = {}
     per_node = work.system.intra_node.devices_per_node
     for number, row in enumerate(work.rows):
-        for key in (f"tp {row.tp}", f"pp {row.pp}", f"nodes {-(-row.devices // per_node)}"):
+        for key in row.groups(per_node):
             groups.setdefault(key, []).append(number)
     out = {"out of fold": _percent(times, work.measured)}
     for key in sorted(groups, key=lambda key: (key.split()[0], int(key.split()[1]))):

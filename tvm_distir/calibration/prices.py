@@ -6,23 +6,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ..simulation import HOST, HOSTS
-from ..system import Constant, System
+from ..system import LINKS, Constant, System
 from .bodies import Body, Collective, Kernel, Parts
 
 Floats = npt.NDArray[np.float64]
 
 
 def with_constants(system: System, values: Mapping[str, float], source: str = "") -> System:
-    """A system with other values of some constants."""
-    found = dict(system.constants)
+    """A system with other values of some constants, and of numbers of :data:`LINKS`."""
+    found: dict[str, Constant] = dict(system.constants)
+    links: dict[str, Any] = {}
     for name, value in values.items():
-        found[name] = Constant(float(value), source or found[name].source)
-    return dataclasses.replace(system, constants=found)
+        if name in LINKS:
+            links[name.removeprefix("intra_node.")] = float(value)
+        else:
+            known = found[name].source if name in found else ""
+            found[name] = Constant(float(value), source or known)
+    near = dataclasses.replace(system.intra_node, **links) if links else system.intra_node
+    sources = {**system.sources, **{n: source for n in values if n in LINKS and source}}
+    return dataclasses.replace(system, constants=found, intra_node=near, sources=sources)
 
 
 class _Table(dict[Hashable, int]):
@@ -77,9 +85,14 @@ class Steps:
         """Seconds of each step on a system, if its longest way is still the one given."""
         rates = [system.rate(*kind) for kind in self._kinds]  # type: ignore[misc]
         columns = np.array(
-            [(1 / r.flops_per_s, 1 / r.bytes_per_s, r.gap_s, r.overlaps, r.floor_s) for r in rates]
-        ).reshape(-1, 5)[self._kind]
+            [
+                (1 / r.flops_per_s, 1 / r.bytes_per_s, r.gap_s, r.overlaps, r.floor_s,
+                 1 / r.peak_flops_per_s, r.saved_s)
+                for r in rates
+            ]
+        ).reshape(-1, 7)[self._kind]  # fmt: skip
         compute, memory = self._flops * columns[:, 0], self._bytes * columns[:, 1]
+        compute = np.maximum(self._flops * columns[:, 5], compute - columns[:, 6])
         busy = np.where(columns[:, 3] > 0, np.maximum(compute, memory), compute + memory)
         kernel = np.maximum(busy + columns[:, 2], columns[:, 4])
         body, one, count = self._own

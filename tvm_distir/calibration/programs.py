@@ -12,12 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..frontend import zoo
+from ..frontend import load_model, zoo
 from ..program import Program, export
 from ..strategy import make_plan
 from ..transform import distribute
 from ..transform.gradient import train_step
-from .rows import Row
+from .rows import Row, StepRow
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvm-distir"
 """Where programs are kept, by row and by the sources that make them."""
@@ -27,12 +27,12 @@ _DOWNSTREAM = ("calibration", "cli", "program/kernels", "report", "simulation", 
 """Rooms that do not change what is exported."""
 
 
-def program_of(row: Row, cached: bool = True) -> Program:
+def program_of(row: Row | StepRow, cached: bool = True) -> Program:
     """Program of a row: zoo model, training step, strategies, passes, export.
 
     Parameters
     ----------
-    row : Row
+    row : Row or StepRow
     cached : bool
         Whether to keep it on disk, in :data:`CACHE`, until a source of the package changes.
     """
@@ -61,7 +61,24 @@ def _sources() -> str:
     return digest.hexdigest()
 
 
-def _make(row: Row) -> Program:
+def _make(row: Row | StepRow) -> Program:
+    return _of_gpt(row) if isinstance(row, Row) else _of_model(row)
+
+
+def _of_model(row: StepRow) -> Program:
+    model = load_model(row.model)
+    step = train_step(
+        model.mod,
+        row.loss,
+        row.optimizer,
+        schedule={"kind": "1f1b", "stages": 1, "micro_batches": 1},
+    )
+    mesh = {"pp": 1, **dict(row.axes)}
+    strategies = "+".join(["pipeline:micro_batches=1", *filter(None, [row.strategy])])
+    return export(distribute(step, make_plan(step, strategies, mesh)))
+
+
+def _of_gpt(row: Row) -> Program:
     model = zoo.gpt(
         layers=row.layers, hidden=row.hidden, heads=row.heads, vocab=row.vocab,
         batch=row.micro_batch * row.dp, seq=row.seq, positions=row.seq, dtype="float16",

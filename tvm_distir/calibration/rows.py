@@ -1,34 +1,11 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Measured training steps of GPT models, from CSV files."""
+"""What was measured: steps of GPT models, steps of any model, matrix products."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
-from pathlib import Path
-
-from ..errors import SimulationError
-
-_NAMES: Mapping[str, tuple[str, ...]] = {
-    "global_batch": ("global_batch",),
-    "micro_batch": ("micro_batch",),
-    "hidden": ("hidden_size", "hidden"),
-    "heads": ("attention_heads", "heads"),
-    "layers": ("num_layers", "layers"),
-    "seq": ("sequence_length", "seq"),
-    "tp": ("tensor_parallelism", "tp"),
-    "dp": ("data_parallelism", "dp"),
-    "pp": ("pipeline_parallelism", "pp"),
-}
-"""Columns, by any of their names."""
-_OTHERS: Mapping[str, tuple[tuple[str, ...], int]] = {
-    "vocab": (("vocab_size", "vocab"), 51200),
-    "chunks": (("virtual_stages", "vpp_chunks", "interleave_m"), 1),
-    "sequence_parallel": (("sequence_parallel",), 0),
-}
-TIME = "iteration_time_ms"
 
 
 @dataclass(frozen=True)
@@ -78,70 +55,86 @@ class Row:
         """Devices that run the step."""
         return self.tp * self.dp * self.pp
 
+    def groups(self, per_node: int) -> tuple[str, ...]:
+        """Groups that errors are told of; ``per_node`` devices share a node."""
+        return f"tp {self.tp}", f"pp {self.pp}", f"nodes {-(-self.devices // per_node)}"
 
-def read_rows(path: str | Path, measured: bool = True) -> list[Row]:
-    """Read rows from a CSV file.
 
-    Parameters
+@dataclass(frozen=True)
+class StepRow:
+    """A training step of any model: one micro-batch, on all devices.
+
+    Attributes
     ----------
-    path : str or Path
-        Columns as in ``docs/simulator.md``; others are passed over.
-    measured : bool
-        Whether a column ``iteration_time_ms`` must be there.
-
-    Raises
-    ------
-    SimulationError
-        DIST0730 for a file that cannot be read, a missing column, or a value that is no number.
+    model : str
+        As the command line takes it; its batch is that of all devices.
+    strategy : str
+        As the command line takes it; empty: one device.
+    axes : tuple of (str, int)
+        Of the mesh, with their sizes.
+    loss, optimizer : str
+    time_s, weight : float
+        As those of :class:`Row`.
     """
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            found = list(csv.DictReader(file))
-    except OSError as error:
-        raise _wrong(
-            str(path), f"it cannot be read: {error.strerror}", "Check the path."
-        ) from error
-    return [_row(row, f"{path}:{2 + n}", measured) for n, row in enumerate(found)]
+
+    model: str
+    strategy: str = ""
+    axes: tuple[tuple[str, int], ...] = ()
+    loss: str = "cross_entropy"
+    optimizer: str = "sgd"
+    time_s: float = 0.0
+    weight: float = 1.0
+
+    @property
+    def devices(self) -> int:
+        """Devices that run the step."""
+        return math.prod(size for _, size in self.axes)
+
+    def groups(self, per_node: int) -> tuple[str, ...]:
+        """Groups that errors are told of; ``per_node`` devices share a node."""
+        return f"devices {self.devices}", f"nodes {-(-self.devices // per_node)}"
 
 
-def _row(row: Mapping[str, str], place: str, measured: bool) -> Row:
-    values: dict[str, int] = {}
-    for key, names in _NAMES.items():
-        default = "1" if key == "dp" else None
-        values[key] = _integer(row, names, default, place)
-    for key, (names, value) in _OTHERS.items():
-        values[key] = _integer(row, names, str(value), place)
-    count = values["dp"] * values["micro_batch"]
-    if values["global_batch"] % count:
-        raise _wrong(
-            place, f"global_batch {values['global_batch']} is no multiple of {count}",
-            "It counts the sequences of all replicas and micro-batches.",
-        )  # fmt: skip
-    time_ms = 0.0
-    if measured:
-        text = row.get(TIME) or ""
-        try:
-            time_ms = float(text)
-        except ValueError:
-            raise _wrong(place, f"{TIME} is {text!r}", "Give milliseconds.") from None
-    recompute = row.get("recompute") or "full"
-    if recompute not in ("none", "selective", "full"):
-        raise _wrong(place, f"recompute is {recompute!r}", "Give none, selective or full.")
-    return Row(**values, recompute=recompute, time_s=time_ms * 1e-3)
+@dataclass(frozen=True)
+class ProductRow:
+    """A matrix product, (m, k) by (k, n), in a kernel of its own.
+
+    Attributes
+    ----------
+    m, k, n : int
+    dtype, out_dtype : str
+        Of the operands, and of the result.
+    accumulate : int
+        1: added to what is there, which is read.
+    time_s, weight : float
+        As those of :class:`Row`.
+    """
+
+    m: int
+    k: int
+    n: int
+    dtype: str = "float16"
+    out_dtype: str = "float16"
+    accumulate: int = 0
+    time_s: float = 0.0
+    weight: float = 1.0
+
+    @property
+    def flops(self) -> int:
+        """Of the product."""
+        return 2 * self.m * self.k * self.n
+
+    @property
+    def bytes(self) -> int:
+        """Read and written."""
+        made = (1 + self.accumulate) * self.m * self.n * BYTES[self.out_dtype]
+        return (self.m * self.k + self.k * self.n) * BYTES[self.dtype] + made
+
+    def groups(self, per_node: int) -> tuple[str, ...]:
+        """Groups that errors are told of: none."""
+        return ()
 
 
-def _integer(
-    row: Mapping[str, str], names: tuple[str, ...], default: str | None, place: str
-) -> int:
-    text = next((row[name] for name in names if row.get(name)), default)
-    try:
-        value = int(float(text or ""))
-    except ValueError:
-        raise _wrong(place, f"{names[0]} is {text!r}", "Give a whole number.") from None
-    if value < 0:
-        raise _wrong(place, f"{names[0]} is {value}", "Give a positive number.")
-    return value
-
-
-def _wrong(place: str, what: str, remedy: str) -> SimulationError:
-    return SimulationError("DIST0730", what, place=place, remedy=remedy)
+AnyRow = Row | StepRow | ProductRow
+BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+"""Of the types that measured products have."""

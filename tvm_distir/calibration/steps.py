@@ -1,38 +1,40 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Measured steps ready to be priced with any constants of a system."""
+"""Measured rows ready to be priced with any constants of a system."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ..program import Program, Staged
+from ..program import Staged
 from ..program.kernels import grouped
 from ..system import System
-from .bodies import Parts, StepParts
+from .bodies import Body, Kernel, Parts, StepParts
 from .paths import longest
 from .prices import Steps, with_constants
+from .programs import program_of
+from .rows import AnyRow, ProductRow
 
 Floats = npt.NDArray[np.float64]
 
 
 class Model:
-    """Times of programs on a system whose constants change.
+    """Times of what rows measured, on a system whose constants change.
 
     Parameters
     ----------
-    programs : sequence of Program
-        In stages, as exported.
+    rows : sequence of Row, StepRow or ProductRow
     system : System
         Its nodes, its kernel profile, and what constants are not given otherwise.
     """
 
-    def __init__(self, programs: Sequence[Program], system: System) -> None:
+    def __init__(self, rows: Sequence[AnyRow], system: System) -> None:
         self.system = system
-        self._steps = [_parts(program, system) for program in programs]
+        self._steps = [_parts(row, system) for row in rows]
         self._ways: list[Parts] = []
         self.steps = Steps([])
         self.walk({})
@@ -40,10 +42,12 @@ class Model:
     def walk(self, values: Mapping[str, float]) -> Floats:
         """Find the longest ways with these constants; seconds of each step."""
         system = with_constants(self.system, values)
-        found = [longest(step, _Pricer(step, system)) for step in self._steps]
-        self._ways = [way for _, way in found]
+        self._ways = [
+            step if isinstance(step, Parts) else longest(step, _Pricer(step, system))[1]
+            for step in self._steps
+        ]
         self.steps = Steps(self._ways)
-        return np.array([time_s for time_s, _ in found])
+        return self.steps.times_s(system)
 
     def times_s(self, values: Mapping[str, float]) -> Floats:
         """Seconds of each step with these constants along the ways found last."""
@@ -67,8 +71,11 @@ class _Pricer:
         return self.times[id(parts)]
 
 
-def _parts(program: Program, system: System) -> StepParts:
-    made = grouped(program, system.kernels)
+def _parts(row: AnyRow, system: System) -> StepParts | Parts:
+    if isinstance(row, ProductRow):
+        kernel = Kernel("matmul", row.dtype, row.flops, row.bytes)
+        return Parts(Counter({Body(((kernel, 1),), 0): 1}))
+    made = grouped(program_of(row), system.kernels)
     staged = made.staged
     if not isinstance(staged, Staged):
         raise TypeError("a program that is not in stages")

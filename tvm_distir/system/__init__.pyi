@@ -4,7 +4,10 @@
 from .clock import PICOSECONDS as PICOSECONDS
 from .clock import Clock as Clock
 from .clock import picoseconds as picoseconds
+from .constants import LINKS as LINKS
 from .constants import MEANINGS as MEANINGS
+from .constants import MOST as MOST
+from .constants import OTHERWISE as OTHERWISE
 from .constants import Constant as Constant
 from .constants import Meaning as Meaning
 from .hardware import KERNEL_CLASSES as KERNEL_CLASSES

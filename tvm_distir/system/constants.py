@@ -36,6 +36,9 @@ MEANINGS: Mapping[str, Meaning] = {
     "vocabulary_efficiency": Meaning(
         "fraction of the peak", "products that make or read logits", 0.2, 0.95, 0.3
     ),
+    "burst_us": Meaning(
+        "us", "how long a product runs at the peak before its power is limited", 0.1, 200.0, 1.0
+    ),
     "attention_efficiency": Meaning(
         "fraction of the peak", "attention as one kernel", 0.2, 0.95, 0.3
     ),
@@ -65,7 +68,21 @@ MEANINGS: Mapping[str, Meaning] = {
         "fraction of the line rate", "sums of gradients between nodes", 0.1, 1.0, 0.3
     ),
 }
-"""At most 14, so that a few measured rows determine them."""
+"""A system names at most 14 of them, so that a few measured rows determine them."""
+MOST = 14
+OTHERWISE: Mapping[str, float | str] = {
+    "burst_us": 0.0,
+    "vocabulary_efficiency": "matmul_efficiency",
+}
+"""What a constant that a system does not name is: a value, or another's."""
+LINKS: Mapping[str, Meaning] = {
+    "intra_node.bandwidth_GBps": Meaning("GB/s", "what a ring reaches inside a node", 0.05, 5e3, 1),
+    "intra_node.setup_us": Meaning("us", "start of a collective inside a node", 0.5, 1e4, 1),
+    "intra_node.share": Meaning(
+        "1", "how much slower few ranks are: time per byte grows by this over ranks", 0.01, 1e3, 1
+    ),
+}
+"""Numbers of links that a fit may change where it is told to."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +91,14 @@ class Constant:
 
     value: float
     source: str
+
+
+def value_of(constants: Mapping[str, Constant], name: str) -> float:
+    """Value of a constant, whether it is named or not."""
+    if name in constants:
+        return constants[name].value
+    found = OTHERWISE[name]
+    return value_of(constants, found) if isinstance(found, str) else found
 
 
 @dataclass(frozen=True)
@@ -94,6 +119,8 @@ class Form:
     overlaps : bool
     gap_factor : str
         Constant that multiplies the gap.
+    bursts : bool
+        Whether the first ``burst_us`` of arithmetic run at the peak.
     """
 
     efficiency: str = ""
@@ -101,13 +128,14 @@ class Form:
     factor: str = ""
     overlaps: bool = False
     gap_factor: str = ""
+    bursts: bool = False
 
 
 FORMS: Mapping[str, Form] = {
-    "matmul": Form("matmul_efficiency", 0.5),
-    "conv": Form("matmul_efficiency", 0.5),
-    "vocabulary": Form("vocabulary_efficiency", 0.5),
-    "batched": Form("matmul_efficiency", overlaps=True),
+    "matmul": Form("matmul_efficiency", 0.5, bursts=True),
+    "conv": Form("matmul_efficiency", 0.5, bursts=True),
+    "vocabulary": Form("vocabulary_efficiency", 0.5, bursts=True),
+    "batched": Form("matmul_efficiency", overlaps=True, bursts=True),
     "attention": Form("attention_efficiency", overlaps=True),
     "memory": Form(),
     "gather": Form(),

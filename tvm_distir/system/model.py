@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from .constants import Constant
+from .constants import Constant, value_of
 from .hardware import LIKE, TENSOR_CLASSES, VIEW, Device, InterNode, IntraNode
 from .links import far_time_s, near_time_s
 from .network import GroupLayout, Spread, check_kind, layout_of, nic_sharing, spread
@@ -130,11 +130,11 @@ class System:
         found = known.get(LIKE.get(kernel_class, kernel_class), known["memory"])
         bandwidth = self.memory_bandwidth_bytes_per_s * found.bandwidth
         floor_s = self.device.launch_floor_us * 1e-6
-        return Rate(peak * found.flops, bandwidth, 0.0, floor_s, True)
+        return Rate(peak * found.flops, bandwidth, math.inf, 0.0, 0.0, floor_s, True)
 
     def constant(self, name: str) -> float:
         """Value of a constant; 0 where the system has none."""
-        return self.constants[name].value if self.constants else 0.0
+        return value_of(self.constants, name) if self.constants else 0.0
 
     def roofline(self, flops: int, moved_bytes: int, kernel_class: str, dtype: str) -> Roofline:
         """Time of one kernel.
@@ -149,7 +149,7 @@ class System:
         if kernel_class == VIEW:
             return Roofline(0.0, VIEW)
         found = self.rate(kernel_class, dtype)
-        compute_s, memory_s = flops / found.flops_per_s, moved_bytes / found.bytes_per_s
+        compute_s, memory_s = found.compute_s(flops), moved_bytes / found.bytes_per_s
         busy_s = max(compute_s, memory_s) if found.overlaps else compute_s + memory_s
         time_s = max(busy_s + found.gap_s, found.floor_s)
         if busy_s < found.floor_s or busy_s < found.gap_s:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from .constants import FORMS, Constant
+from .constants import FORMS, Constant, value_of
 
 
 class Rate(NamedTuple):
@@ -18,6 +18,9 @@ class Rate(NamedTuple):
     ----------
     flops_per_s, bytes_per_s : float
         Infinite where they take no time.
+    peak_flops_per_s, saved_s : float
+        A kernel runs at the peak first, which saves up to so many seconds; infinite and 0 where it
+        does not.
     gap_s : float
         Per kernel, behind it.
     floor_s : float
@@ -28,9 +31,15 @@ class Rate(NamedTuple):
 
     flops_per_s: float
     bytes_per_s: float
+    peak_flops_per_s: float
+    saved_s: float
     gap_s: float
     floor_s: float
     overlaps: bool
+
+    def compute_s(self, flops: int) -> float:
+        """Seconds of arithmetic: at the peak until the burst is over, then at the rate."""
+        return max(flops / self.peak_flops_per_s, flops / self.flops_per_s - self.saved_s)
 
 
 def rate(
@@ -40,11 +49,15 @@ def rate(
     form = FORMS.get(kernel_class, FORMS["memory"])
 
     def of(name: str) -> float:
-        return constants[name].value if name else 1.0
+        return value_of(constants, name) if name else 1.0
 
+    efficiency = of(form.efficiency)
+    burst_s = of("burst_us") * 1e-6 if form.bursts else 0.0
     return Rate(
-        of(form.efficiency) * peak_flops if form.efficiency else math.inf,
+        efficiency * peak_flops if form.efficiency else math.inf,
         of("memory_efficiency") * peak_bytes / (form.share * of(form.factor)),
+        peak_flops if form.bursts else math.inf,
+        burst_s * (1.0 / efficiency - 1.0),
         of("kernel_gap_us") * of(form.gap_factor) * 1e-6,
         0.0,
         form.overlaps,

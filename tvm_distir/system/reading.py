@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from ..errors import HardwareError, nearest
 from ..reading import JsonValue, read_json
-from .constants import FORMS, MEANINGS, Constant
+from .constants import FORMS, MEANINGS, OTHERWISE, Constant, value_of
 from .hardware import KERNEL_CLASSES, LIKE, VIEW, Device, Efficiency, InterNode, IntraNode
 from .offered import offered, offered_names
 
@@ -114,16 +114,18 @@ def _by_constants(constants: Mapping[str, Constant]) -> dict[str, Efficiency]:
     """Fractions of the peaks that the constants say."""
     memory = constants["memory_efficiency"].value
     return {
-        one: Efficiency(constants[form.efficiency].value if form.efficiency else memory, memory)
+        one: Efficiency(value_of(constants, form.efficiency) if form.efficiency else memory, memory)
         for one, form in FORMS.items()
     }
 
 
 def _constants(data: JsonValue) -> dict[str, Constant]:
     """All constants of the model, each within its bounds."""
-    found = data.object(MEANINGS)
+    found = data.object(MEANINGS, optional=OTHERWISE)
     out = {}
     for name, meaning in MEANINGS.items():
+        if name not in found:
+            continue
         given = found[name].object(_CONSTANT, optional=("unit", "meaning"))
         value = given["value"].number(least=0.0)
         if meaning.unit.startswith("fraction") and not 0 < value <= 1:

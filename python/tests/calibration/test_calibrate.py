@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 import tvm_distir as td
-from tvm_distir.calibration import Row, calibrate, program_of, read_rows
+from tvm_distir.calibration import ProductRow, Row, StepRow, calibrate, program_of, read_rows
 from tvm_distir.calibration import programs as kept
 from tvm_distir.calibration.fitting import fit
 from tvm_distir.calibration.prices import with_constants
 from tvm_distir.calibration.steps import Model
 from tvm_distir.errors import SimulationError
-from tvm_distir.system import MEANINGS, to_data
+from tvm_distir.system import MEANINGS, MOST, system_names, to_data
 
 BASE = Row(8, 1, 256, 4, 4, 128, 1, 1, 1, vocab=512)
 ROWS = [
@@ -41,7 +41,7 @@ def programs(tmp_path_factory):
 
 
 def test_times_are_those_that_are_simulated(system, programs):
-    model = Model(programs, system)
+    model = Model(ROWS, system)
     simulated = [td.simulate(program, system).time_s for program in programs]
     np.testing.assert_allclose(model.times_s({}), simulated, rtol=0.005)
     alone = [n for n, row in enumerate(ROWS) if row.pp == 1]
@@ -58,7 +58,7 @@ def test_kept_programs_are_equal(programs):
 
 def test_constants_that_made_the_rows_are_found(system, programs):
     true = {"python_launch_us": 60.0, "unit_overhead_us": 400.0}
-    times = Model(programs, system).walk(true)
+    times = Model(ROWS, system).walk(true)
     rows = [
         dataclasses.replace(row, time_s=float(time)) for row, time in zip(ROWS, times, strict=True)
     ]
@@ -126,5 +126,75 @@ def test_a_system_without_constants_is_refused():
     assert caught.value.code == "DIST0730"
 
 
-def test_at_most_fourteen_constants():
-    assert len(MEANINGS) <= 14
+@pytest.mark.parametrize("name", [n for n in system_names() if td.System.load(n).constants])
+def test_at_most_fourteen_constants(name):
+    assert set(td.System.load(name).constants) <= set(MEANINGS)
+    assert len(td.System.load(name).constants) <= MOST
+
+
+def test_rows_of_models_and_products(tmp_path):
+    steps, products = tmp_path / "steps.csv", tmp_path / "products.csv"
+    steps.write_text(
+        "model,strategy,dp,loss,iteration_time_ms\n"
+        '"zoo:mlp?layers=2,hidden=64",data_parallel,4,mse,2.5\n'
+    )
+    products.write_text("m,k,n,dtype,accumulate,time_us\n64,32,16,bfloat16,1,8\n")
+    (step,), (product,) = read_rows(steps), read_rows(products)
+    assert step == StepRow(
+        "zoo:mlp?layers=2,hidden=64", "data_parallel", (("dp", 4),), "mse", time_s=2.5e-3
+    )
+    assert step.groups(2) == ("devices 4", "nodes 2")
+    assert product.flops == 2 * 64 * 32 * 16
+    assert product.bytes == 2 * (64 * 32 + 32 * 16 + 2 * 64 * 16)
+    products.write_text("m,k,n,dtype,time_us\n64,32,16,int3,8\n")
+    with pytest.raises(SimulationError, match="int3"):
+        read_rows(products)
+    products.write_text("m,k,n,time_us\n64,32,16,0\n")
+    with pytest.raises(SimulationError, match="time_us"):
+        read_rows(products)
+
+
+def test_bursts_are_found_where_products_have_them(system):
+    """Products up to 40 us at the peak, then at half of it: a kink that two numbers describe."""
+    peak, bandwidth = 312e12, 2039e9
+    rows = []
+    for size in (1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384):
+        row = ProductRow(size, size, size)
+        at_peak = row.flops / peak
+        arithmetic = at_peak if at_peak <= 40e-6 else 40e-6 + 2 * (at_peak - 40e-6)
+        time_s = arithmetic + 0.5 * row.bytes / (0.8 * bandwidth) + 3e-6
+        rows.append(dataclasses.replace(row, time_s=time_s))
+    found = calibrate(system, rows, folds=0)
+    assert found.errors_percent["in sample"] < 0.3
+    assert found.values["burst_us"] == pytest.approx(40, rel=0.05)
+    assert found.values["matmul_efficiency"] == pytest.approx(0.5, rel=0.02)
+    assert found.system.constants["burst_us"].source == "calibrated"
+    assert found.system.constants["nic_efficiency"] == system.constants["nic_efficiency"]
+    row = rows[-1]
+    one = found.system.roofline(row.flops, row.bytes, "matmul", "float16")
+    assert one.time_s == pytest.approx(row.time_s, rel=0.01)
+
+
+def test_links_are_fitted_where_asked_to(tmp_path, system, monkeypatch):
+    """A curve whose two ranks are slower per byte than its four."""
+    monkeypatch.setattr(kept, "CACHE", tmp_path)
+    near = dataclasses.replace(
+        system.intra_node, bandwidth_GBps=8.0, share=12.0, root_us=0.0, setup_us=50.0
+    )
+    made = dataclasses.replace(system, intra_node=near, kernels="eager")
+    rows = [
+        StepRow(f"zoo:mlp?layers={layers},hidden=1024,batch=512", "data_parallel" * (n > 1),
+                (("dp", n),) * (n > 1), "mse")
+        for layers in (1, 2) for n in (1, 2, 4)
+    ]  # fmt: skip
+    times = Model(rows, made).times_s({})
+    rows = [dataclasses.replace(r, time_s=float(t)) for r, t in zip(rows, times, strict=True)]
+    near = dataclasses.replace(near, bandwidth_GBps=3.0, share=2.0)
+    names = ("intra_node.bandwidth_GBps", "intra_node.share")
+    found = calibrate(dataclasses.replace(made, intra_node=near), rows, fit_also=names, folds=0)
+    assert found.errors_percent["in sample"] < 1.0
+    ratio = found.system.intra_node.share / 12.0, found.system.intra_node.bandwidth_GBps / 8.0
+    assert ratio == pytest.approx((1.0, 1.0), rel=0.3)
+    assert found.system.sources["intra_node.share"] == "calibrated"
+    with pytest.raises(SimulationError, match="colour"):
+        calibrate(system, rows, fit_also=("colour",))

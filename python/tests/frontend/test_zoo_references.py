@@ -310,6 +310,18 @@ def test_vit_equals_numpy():
     agree(zoo.vit, keys, {}, lambda arrays: numpy_vit(arrays, keys), flat=False)
 
 
+@pytest.mark.parametrize("bias", [0, 1])
+def test_mlp_equals_numpy(bias):
+    def reference(arrays):
+        net = Net(arrays)
+        x = net.w["x"]
+        for name in ("layers.0.linear", "layers.1.linear"):
+            x = np.maximum(net.linear(x, name), 0)
+        return net.linear(x, "head")
+
+    agree(zoo.mlp, dict(size="tiny", hidden=16, batch=4, bias=bias), {}, reference, flat=bias == 0)
+
+
 @pytest.mark.parametrize(("factor", "capacity"), [(1.25, 6), (0.5, 3), (0, 9)])
 def test_moe_equals_numpy(factor, capacity):
     """With few dropped tokens, many, and none."""

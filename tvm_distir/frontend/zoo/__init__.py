@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Models of any size, built in memory without weights: transformers and convolutional nets."""
+"""Models of any size, built in memory without weights: transformers, convolutional nets, MLPs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from typing import Any
 from tvm import ir
 
 from ...errors import ModelError, nearest
-from . import bert_model, gpt_model, llama_model, moe_model, resnet_model, unet_model, vit_model
+from . import (
+    bert_model,
+    gpt_model,
+    llama_model,
+    mlp_model,
+    moe_model,
+    resnet_model,
+    unet_model,
+    vit_model,
+)
 from .bert_model import BertConfig
 from .configs import (
     GPT_DEFAULT_SIZE,
@@ -21,6 +30,7 @@ from .configs import (
     LlamaConfig,
     configure,
 )
+from .mlp_model import MlpConfig
 from .moe_model import MoeConfig
 from .resnet_model import ResnetConfig
 from .unet_config import UnetConfig
@@ -31,6 +41,7 @@ __all__ = [
     "BertConfig",
     "GptConfig",
     "LlamaConfig",
+    "MlpConfig",
     "MoeConfig",
     "ResnetConfig",
     "UnetConfig",
@@ -40,6 +51,7 @@ __all__ = [
     "config",
     "gpt",
     "llama",
+    "mlp",
     "moe",
     "resnet",
     "unet",
@@ -197,8 +209,27 @@ def resnet(**keys: Any) -> ir.IRModule:
     return resnet_model.build(config("resnet", keys))
 
 
+def mlp(**keys: Any) -> ir.IRModule:
+    """Build linear layers with a ReLU between them, ``main(x, *weights) -> y``.
+
+    Weights are named ``layers.<i>.linear`` and ``head``.
+
+    Parameters
+    ----------
+    **keys
+        ``size``: tiny, base (default); and any field of :class:`MlpConfig`, which overrides the
+        size's own.
+
+    Raises
+    ------
+    ModelError
+        DIST0331 unknown key or size, DIST0332 a value that makes no model.
+    """
+    return mlp_model.build(configure("mlp", mlp_model.PRESETS, mlp_model.DEFAULT_SIZE, keys))
+
+
 _MAKERS: dict[str, Callable[..., ir.IRModule]] = {
-    maker.__name__: maker for maker in (gpt, llama, bert, vit, moe, unet, resnet)
+    maker.__name__: maker for maker in (gpt, llama, bert, vit, moe, unet, resnet, mlp)
 }
 
 NAMES = tuple(_MAKERS)
