@@ -11,7 +11,6 @@ from typing import Any
 from tvm import ir
 
 from ..errors import PlanError
-from ..ir import R
 from ..plan import (
     DEFAULT_MESH,
     MeshSpec,
@@ -24,6 +23,7 @@ from ..plan import (
 )
 from ..system import System
 from .facts import MeshLike, as_mesh_spec
+from .giving_way import giving_way, placed, sharing_batches, target_of
 from .head_groups import mesh_of
 from .local_branches import LOCAL_LAYERS, on_branches
 from .pipelining import AXIS, PIPELINE, on_stages, schedule_of
@@ -169,37 +169,14 @@ def _plans(
             with faults.gathered():
                 made = info.function(mod, mesh, **options)
                 if looks == OTHERS:
-                    plans = {k: (n, _giving_way(plan, made)) for k, (n, plan) in plans.items()}
+                    plans = {k: (n, giving_way(plan, made)) for k, (n, plan) in plans.items()}
                 plans[i] = one.name, made
     faults.raise_all()
-    return [plans[i] for i in sorted(plans)]
-
-
-def _giving_way(plan: Plan, other: Plan) -> Plan:
-    """Leave open what a plan wants whole and another one wants cut."""
-    cuts = {_target(rule): rule.placement for rule in other.rules}
-    rules = []
-    for rule in plan.rules:
-        wanted = cuts.get(_target(rule), (None,) * len(rule.placement))
-        labels = tuple(
-            None if own == R and cut is not None and cut >= 0 else own
-            for own, cut in zip(rule.placement, wanted, strict=True)
-        )
-        rules.append(_placed(rule, labels))
-    return replace(plan, rules=tuple(rules))
+    return sharing_batches([plans[i] for i in sorted(plans)])
 
 
 def _closed(rule: PlanRule) -> PlanRule:
-    return _placed(rule, rule.closed_labels) if rule.kind == "param" else rule
-
-
-def _placed(rule: PlanRule, placement: OpenLabels) -> PlanRule:
-    """The rule with another placement, itself where it has that one."""
-    return rule if rule.placement == placement else replace(rule, placement=placement)
-
-
-def _target(rule: PlanRule) -> tuple[Any, ...]:
-    return rule.kind, rule.function, rule.name, rule.index, rule.arg, rule.mesh
+    return placed(rule, rule.closed_labels) if rule.kind == "param" else rule
 
 
 def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
@@ -235,7 +212,7 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
                 place="strategy",
                 remedy="Give both the same mesh.",
             )
-        for target, rule in {_target(rule): rule for rule in plan.rules}.items():
+        for target, rule in {target_of(rule): rule for rule in plan.rules}.items():
             axes = len(rule.placement)
             old = rules.setdefault(target, rule)
             filled = owners.setdefault(target, [""] * axes)

@@ -115,6 +115,7 @@ def test_each_device_holds_its_experts() -> None:
     [
         ("expert_parallel", {"ep": 4}),
         ("data_parallel+expert_parallel+tensor_parallel", {"dp": 2, "ep": 2, "tp": 2}),
+        ("data_parallel+expert_parallel:axis=dp", {"dp": 4}),
     ],
 )
 def test_plans_are_verified(text: str, axes: dict[str, int]) -> None:
@@ -136,6 +137,16 @@ def test_errors(
 ) -> None:
     with pytest.raises(error, match=message):
         strategy.make_plan(load(spec), text, axes)
+
+
+def test_the_batch_may_be_divided_over_the_axis_of_experts() -> None:
+    """``data_parallel`` leaves experts to the strategy that divides the batch as well."""
+    mod = load(TINY)
+    alone = strategy.make_plan(mod, "expert_parallel", {"ep": 4})
+    assert strategy.make_plan(mod, "data_parallel:axis=ep+expert_parallel", {"ep": 4}) == alone
+    for other in ("expert_parallel:data=0", "tensor_parallel:axis=ep"):
+        with pytest.raises(PlanError, match="DIST0232"):
+            strategy.make_plan(mod, f"data_parallel:axis=ep+{other}", {"ep": 4})
 
 
 def test_batch_and_experts_that_do_not_divide_are_told_at_once() -> None:
