@@ -16,6 +16,7 @@ from .options import add_model_options, check_model_options, model_inputs
 from .outputs import Outputs
 from .stages import StagedModel
 from .terminal import put, put_page, say, wants_colour
+from .traces import add_trace, promise_trace, write_trace
 
 
 def add_parser(commands: Any) -> None:
@@ -30,7 +31,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--allocator", metavar="A", default="framework", help=ALLOCATORS_HELP)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--report", metavar="r.html", help="write a self-contained HTML report")
-    parser.add_argument("--trace", metavar="t.json", help="write a trace for Perfetto")
+    add_trace(parser)
     parser.add_argument(
         "-o",
         dest="folder",
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Outputs) -> int:
     report = outputs.promise(arguments.report, "--report")
-    trace = outputs.promise(arguments.trace, "--trace")
+    trace = promise_trace(arguments, outputs)
     folder = outputs.promise_folder(arguments.folder, "-o", _FOLDER_FILES)
     found = analyse(arguments, axes, keep=folder is not None)
     work, program, result, analysis = found.work, found.program, found.result, found.analysis
@@ -64,18 +65,20 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
         outputs.add(report, page)
         if folder is not None:
             outputs.add(folder / "report.html", page)
-    if trace is not None:
-        outputs.add(trace, result.to_perfetto)
+    write_trace(trace, outputs, result)
     if folder is not None:
         _add_folder(outputs, folder, work, program)
         outputs.add(folder / "analysis.json", data)
         outputs.add(folder / "analysis.txt", to_text(analysis))
     written = outputs.commit()
+    folders = [one for one in (folder, trace.path if trace else None) if one is not None]
     for path in written:
-        if path.parent != folder:
+        if path.parent not in folders:
             say(f"wrote {path}")
-    if folder is not None:
-        say(f"wrote {sum(path.parent == folder for path in written)} files into {folder}")
+    for one in folders:
+        count = sum(path.parent == one for path in written)
+        if count:
+            say(f"wrote {count} files into {one}")
     if arguments.json:
         put(data)
     else:

@@ -14,6 +14,7 @@ from .options import asked_by
 from .outputs import Outputs
 from .stages import Stopwatch
 from .terminal import put, put_page, wants_colour
+from .traces import add_trace, promise_trace, write_trace
 
 
 def add_parser(commands: Any) -> None:
@@ -38,7 +39,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--allocator", metavar="A", default="framework", help=ALLOCATORS_HELP)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
-    parser.add_argument("--trace", metavar="t.json", help="write a trace for Perfetto")
+    add_trace(parser)
     parser.set_defaults(run=run)
 
 
@@ -52,7 +53,7 @@ def command_line(arguments: argparse.Namespace) -> str:
 def run(arguments: argparse.Namespace) -> int:
     """Load, simulate, print."""
     outputs = Outputs({"PROGRAM": arguments.program, "--system": arguments.system})
-    trace = outputs.promise(arguments.trace, "--trace")
+    trace = promise_trace(arguments, outputs)
     watch = Stopwatch()
     with watch.stage("load"):
         from ..program import Program
@@ -80,8 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         command=command_line(arguments),
         timings_s=watch.timings_s,
     )
-    if trace is not None:
-        outputs.add(trace, result.to_perfetto)
+    write_trace(trace, outputs, result)
     outputs.commit()
     if arguments.json:
         put(to_json(to_dict(analysis)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .memory import MemoryAccount
+from .traces import Traced
 
 
 @dataclass(frozen=True)
@@ -220,3 +221,8 @@ class Lane:
     def events(self) -> Iterator[Event]:
         """Events of the first of the devices, in order of issue."""
         yield from self.timeline
+
+    def traced(self) -> Traced:
+        """What traces are written from."""
+        own = self.timeline
+        return Traced(self.mesh, self.devices, own.sheets, own.wires, lambda: self.memory)

@@ -12,6 +12,7 @@ from typing import Any
 from .devices import Devices
 from .lanes import Branch, CollectiveTotal, Event, Lane
 from .trace import write_trace
+from .traces import hta_pages, trace_form, write_perfetto, write_whole
 
 SCHEMA_VERSION = 1
 
@@ -126,12 +127,39 @@ class Result:
             **({} if self.pipeline is None else {"pipeline": self.pipeline.to_dict()}),
         }
 
-    def to_perfetto(self, path: str | Path) -> None:
-        """Write a trace for https://ui.perfetto.dev (Chrome JSON), whole or not at all.
+    def to_perfetto(self, path: str | Path, form: str | None = None) -> None:
+        """Write a trace for https://ui.perfetto.dev, whole or not at all.
+
+        Parameters
+        ----------
+        path : str or Path
+        form : str, optional
+            ``json``, Chrome's JSON, in which units of a pipeline are one event each; or
+            ``pftrace``, Perfetto's protocol buffers, with all ops. As the path ends if not given.
 
         Raises
         ------
         UsageError
             DIST0153 when the file cannot be written.
         """
-        write_trace(self.system, self.lanes, len(self.devices), path)
+        if (form or trace_form(path)) == "pftrace":
+            write_whole(path, write_perfetto([lane.traced() for lane in self.lanes]))
+        else:
+            write_trace(self.system, self.lanes, len(self.devices), path)
+
+    def to_hta(self, folder: str | Path) -> None:
+        """Write traces for Holistic Trace Analysis into a folder that exists, a file per rank.
+
+        Raises
+        ------
+        UsageError
+            DIST0153 when a file cannot be written.
+        """
+        for name, content in self.trace_files("hta"):
+            write_whole(Path(folder) / name, content)
+
+    def trace_files(self, form: str) -> Iterator[tuple[str, bytes]]:
+        """Names and contents of the files of a trace in a form that has several: ``hta``."""
+        lanes = [lane.traced() for lane in self.lanes]
+        for name, page in hta_pages(lanes, self.time_s):
+            yield name, page.encode()

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..native import Ints
 from ..program import Staged
 from ..schedules import BACKWARD, FORWARD, WEIGHT
@@ -16,6 +18,7 @@ from .function_table import FunctionTables, Spent, Table, listed
 from .lanes import Event, FunctionTime
 from .stage_runs import Messages, Runs, StageRuns
 from .timeline import seconds
+from .traces import Kind, Sheet, Wires
 
 WORDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight"}
 """What the phases of a schedule are called in events."""
@@ -70,10 +73,44 @@ class StageTimeline:
         found = [*self._units(device), *self._messages(device)]
         yield from sorted(found, key=lambda event: event.start_s)
 
+    def sheets(self) -> Iterator[Sheet]:
+        """The ops of all units."""
+        lowering, maps = self.ran.kinds.lowering, self.ran.kinds.maps
+        for one, place, first, last in self.parts:
+            start = maps.expand(one.unit.number, one.times)
+            end = start + lowering.durations(one.unit.function)
+            span = np.stack((first, last), axis=1)
+            kinds = self.ran.ops(one.unit.function)
+            yield Sheet(kinds, start, end, one.order, _word(one), place, one.micros, span)
+
+    def wires(self) -> Iterator[Wires]:
+        """The messages of each edge."""
+        rank_of = self.staged.schedule.rank_of
+        for stream, found in (("send", self.sent), ("recv", self.received)):
+            for one in found:
+                kind = Kind(stream, stream, self._facts(one, stream))
+                peer = "" if stream == "send" else f" from rank {rank_of[one.edge.source[0]]}"
+                micros, edge = one.micros.tolist(), one.edge
+                names = [_message(one, micro) for micro in micros]
+                flows = [(edge.source, edge.target, edge.direction, micro) for micro in micros]
+                count = len(micros)
+                yield Wires(stream + peer, [kind] * count, names, one.start, one.end, flows)
+
+    def _facts(self, one: Messages, stream: str) -> dict[str, Any]:
+        """What all messages of an edge have in common."""
+        edge, side = one.edge, stream == "recv"
+        return {
+            "op": f"relax.dist.{stream}",
+            "payload_bytes": edge.bytes[side],
+            "wire_bytes": edge.wire_bytes[side],
+            "bound_by": "network",
+            "scope": f"stage {edge.source[0]} to stage {edge.target[0]}",
+        }
+
     def _units(self, device: int) -> Iterator[Event]:
         lowering = self.ran.kinds.lowering
         for one, place, start, end in self.parts:
-            word = WORDS.get(one.name.rstrip("+"), one.name.partition(":")[0])
+            word = _word(one)
             counts = lowering.counts(one.unit.function).tolist()
             flops = sum(n * row.op.flops for n, row in zip(counts, lowering.rows, strict=True))
             micros = one.micros.tolist()
@@ -89,19 +126,21 @@ class StageTimeline:
     def _messages(self, device: int) -> Iterator[Event]:
         for stream, found in (("send", self.sent), ("recv", self.received)):
             for one in found:
-                edge, side = one.edge, stream == "recv"
-                facts: dict[str, Any] = {
-                    "op": f"relax.dist.{stream}",
-                    "payload_bytes": edge.bytes[side],
-                    "wire_bytes": edge.wire_bytes[side],
-                    "bound_by": "network",
-                    "scope": f"stage {edge.source[0]} to stage {edge.target[0]}",
-                }
+                facts = self._facts(one, stream)
                 columns = (one.micros.tolist(), one.start.tolist(), one.end.tolist())
                 for micro, start, end in zip(*columns, strict=True):
-                    name = f"{edge.direction} {micro}" if micro >= 0 else edge.direction
-                    args = {**facts, "binding": name}
+                    args = {**facts, "binding": _message(one, micro)}
                     yield Event(device, stream, stream, seconds(start), seconds(end - start), args)
+
+
+def _word(one: Runs) -> str:
+    """What a unit is called."""
+    return WORDS.get(one.name.rstrip("+"), one.name.partition(":")[0])
+
+
+def _message(one: Messages, micro: int) -> str:
+    """What a message is called."""
+    return f"{one.edge.direction} {micro}" if micro >= 0 else one.edge.direction
 
 
 def function_times(

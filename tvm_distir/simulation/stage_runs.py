@@ -14,6 +14,8 @@ from ..native import NEVER, STREAM_PORTS, Ints
 from ..program import Edge, Mesh
 from .stage_kinds import Kinds, RankUnit
 from .stage_steps import StageSteps
+from .timeline import op_kinds
+from .traces import Kind
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class Runs:
         Micro-batch of each run; -1 for what is done once.
     times : int64 array (runs, ports)
         Of the ports.
+    order : int64 array (runs,)
+        Places among all runs of the rank.
     """
 
     unit: RankUnit
@@ -36,6 +40,7 @@ class Runs:
     name: str
     micros: Ints
     times: Ints
+    order: Ints
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,7 @@ class StageRuns:
 
     def __init__(self, kinds: Kinds, steps: StageSteps, meshes: Sequence[Mesh]) -> None:
         self.kinds, self.steps, self.meshes = kinds, steps, meshes
+        self._kinds: dict[int, list[Kind]] = {}
         units = steps.units
         ran = kinds.maps.run(units)
         self._check(ran.position)
@@ -121,10 +127,8 @@ class StageRuns:
             ports = STREAM_PORTS + len(self.kinds.maps.ports(unit.number))
             times = self.times[at[rows][:, None] + np.arange(ports)]
             once = self.steps.runs[steps[0]].once | (micro[rows] == units.micros - 1)
-            found.append(
-                (int(rows[0]), Runs(unit, stage, name, np.where(once, -1, micro[rows]), times))
-            )
-        yield from (one for _, one in sorted(found, key=lambda pair: pair[0]))
+            found.append(Runs(unit, stage, name, np.where(once, -1, micro[rows]), times, rows))
+        yield from sorted(found, key=lambda one: int(one.order[0]))
 
     def _steps_of(self, used: Sequence[int]) -> dict[tuple[int, str], list[int]]:
         """Steps by the stage and the unit that they run."""
@@ -140,6 +144,12 @@ class StageRuns:
         times = self.times[self._at[first] : self._at[last]]
         none = np.zeros(0, np.int64)
         return self.kinds.maps.busy(self._functions[first:last], times, none, talking)
+
+    def ops(self, function: int) -> list[Kind]:
+        """What traces say of the ops of a unit."""
+        if function not in self._kinds:
+            self._kinds[function] = op_kinds(self.kinds.lowering.scoped(function, ""))
+        return self._kinds[function]
 
     def spans(self, runs: Runs) -> Ints:
         """When runs start and end on the compute stream, or at all without it, (runs, 2)."""

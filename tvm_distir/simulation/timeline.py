@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +13,12 @@ import numpy as np
 
 from ..native import NEVER, STREAM_PORTS, Ints, Maps
 from ..system import PICOSECONDS
-from .costs import COMPUTE, STREAMS, OpRow
+from .costs import COMPUTE, SEND, STREAMS, OpRow
 from .entry_tasks import EntryTasks
 from .function_table import FunctionTables, Spent, Table, add_call, add_op, listed
 from .lanes import Event, FunctionTime, OpTime
 from .lowering import Lowering
+from .traces import Kind, Sheet, Wires
 
 
 def seconds(time_ps: int) -> float:
@@ -131,8 +132,37 @@ class Timeline:
         for (row, scope), start, end in zip(self._ops(), *columns, strict=True):
             yield Event(
                 self.device, STREAMS[row.stream], short_name(row.op.op), seconds(start),
-                seconds(end - start), _event_args(row, scope),
+                seconds(end - start), event_args(row, scope),
             )  # fmt: skip
+
+    def sheets(self) -> Iterator[Sheet]:
+        """The ops but for transfers."""
+        ops, whole = list(self._ops()), np.zeros(1, np.int64)
+        own = [k for k, (row, _) in enumerate(ops) if row.op.kind != "transfer"]
+        kinds = op_kinds(ops[k] for k in own)
+        span = np.array([[0, self.end.max(initial=0)]], np.int64)
+        yield Sheet(kinds, self.start[None, own], self.end[None, own], whole, "", "", whole, span)
+
+    def wires(self) -> Iterator[Wires]:
+        """The transfers by peer, in the order of time."""
+        found: dict[str, list[tuple[int, int, OpRow, str, Hashable]]] = {}
+        often: dict[Hashable, int] = {}
+        times = zip(self.start.tolist(), self.end.tolist(), strict=True)
+        for (row, scope), (start, end) in zip(self._ops(), times, strict=True):
+            if row.op.kind != "transfer":
+                continue
+            sends = row.stream == SEND
+            ends = (row.op.mesh, row.op.peer_mesh)
+            key = (row.op.tag, *(ends if sends else ends[::-1]))
+            often[key] = often.get(key, -1) + 1
+            stream = "send" if sends else f"recv from mesh {row.op.peer_mesh}"
+            found.setdefault(stream, []).append((start, end, row, scope, (key, often[key])))
+        for stream, some in found.items():
+            some.sort(key=lambda one: one[0])
+            start, end, rows, scopes, flows = zip(*some, strict=True)
+            kinds = op_kinds(zip(rows, scopes, strict=True))
+            names = [row.op.name for row in rows]
+            yield Wires(stream, kinds, names, np.array(start), np.array(end), flows)
 
     def _ops(self) -> Iterator[tuple[OpRow, str]]:
         """All ops and the calls around them, ``main/layer_3``: names of bindings."""
@@ -209,12 +239,21 @@ def op_times(rows: Sequence[OpRow], counts: Sequence[int]) -> tuple[OpTime, ...]
     )  # fmt: skip
 
 
+def op_kinds(ops: Iterable[tuple[OpRow, str]]) -> list[Kind]:
+    """What traces say of ops and the calls around them."""
+    return [
+        Kind(short_name(row.op.op), STREAMS[row.stream], event_args(row, scope))
+        for row, scope in ops
+    ]
+
+
 def total_flops(rows: Sequence[OpRow], counts: Sequence[int]) -> int:
     """Arithmetic operations of rows that are run so often."""
     return sum(count * row.op.flops for row, count in zip(rows, counts, strict=True))
 
 
-def _event_args(row: OpRow, scope: str) -> dict[str, Any]:
+def event_args(row: OpRow, scope: str) -> dict[str, Any]:
+    """What events and traces say of an op: see :class:`.lanes.Event`."""
     op = row.op
     args: dict[str, Any] = {
         "op": op.op,

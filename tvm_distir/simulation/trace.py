@@ -5,15 +5,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
 from .costs import RECV, STREAMS
 from .lanes import Event, Lane
+from .traces import write_whole
 
 
 def write_trace(system: str, lanes: Sequence[Lane], device_count: int, path: str | Path) -> None:
@@ -33,29 +31,12 @@ def write_trace(system: str, lanes: Sequence[Lane], device_count: int, path: str
     UsageError
         DIST0153 when the file cannot be written.
     """
-    target = Path(path)
-    temporary: str | None = None
-    try:
-        handle, temporary = tempfile.mkstemp(
-            prefix=f".{target.name}.", suffix=".part", dir=target.parent
-        )
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.writelines(_pieces(system, lanes, device_count))
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, target)
-        temporary = None
-    except OSError as err:
-        raise UsageError(
-            "DIST0153",
-            f"the trace cannot be written: {err.strerror or err}",
-            place=str(target),
-            remedy="Name a file in a folder that exists and that you may write to.",
-        ) from err
-    finally:
-        if temporary is not None:
-            os.unlink(temporary)
+    write_whole(
+        path,
+        lambda file: file.writelines(
+            piece.encode() for piece in _pieces(system, lanes, device_count)
+        ),
+    )
 
 
 def _pieces(system: str, lanes: Sequence[Lane], device_count: int) -> Iterator[str]:

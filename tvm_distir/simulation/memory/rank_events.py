@@ -8,6 +8,7 @@ the beginning to the end.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,8 +74,10 @@ class RankEvents:
     Attributes
     ----------
     events : list of Event
-    made : list of (int, int)
-        By instance the event and the buffer of its unit that made it.
+    makers : list of (int, int)
+        By event that makes instances its number and the buffer, or slot, that is the first of them.
+    first : list of int
+        By maker its first instance.
     sizes, roles : lists of int
         By instance.
     last : int64 array
@@ -86,9 +89,15 @@ class RankEvents:
         self.rank_of = staged.schedule.rank_of
         self.own = [k for k, owner in enumerate(self.rank_of) if owner == rank]
         self.events: list[Event] = []
-        self.made: list[tuple[int, int]] = [(-1, -1)]
+        self.makers: list[tuple[int, int]] = [(-1, -1)]
+        self.first: list[int] = [ALWAYS]
         self.sizes, self.roles = [0], [0]
         self.last: Ints = np.full(1024, -1, np.int64)
+        self._leaving: dict[tuple[int, str], list[Edge]] = {}
+        self._arriving: dict[tuple[int, str], list[Edge]] = {}
+        for edge in staged.edges:
+            self._leaving.setdefault((edge.source[0], edge.direction), []).append(edge)
+            self._arriving.setdefault((edge.target[0], edge.direction), []).append(edge)
         self._ports: dict[tuple[int, str], _Ports] = {}
         self._begun: set[tuple[int, str]] = set()
         self._micros: dict[tuple[int, int], Ints] = {}
@@ -106,13 +115,12 @@ class RankEvents:
             if step.kind == RUN:
                 self._run(step.stage, step.unit.phase, step.unit.micro)
                 continue
-            direction = "forward" if step.unit.phase == FORWARD else "backward"
-            for edge in self.staged.edges:
-                if edge.direction != direction:
-                    continue
-                if step.kind == SEND and edge.source[0] == step.stage:
+            place = step.stage, "forward" if step.unit.phase == FORWARD else "backward"
+            if step.kind == SEND:
+                for edge in self._leaving.get(place, ()):
                     self._send(edge, step.unit.micro)
-                elif step.kind != SEND and edge.target[0] == step.stage:
+            else:
+                for edge in self._arriving.get(place, ()):
                     self._receive(edge, step.unit.micro)
         for number in range(len(self.staged.sums)):
             self._sum(number)
@@ -123,7 +131,7 @@ class RankEvents:
             kept = [slot for slot, name in zip(role.results, names, strict=True) if name]
             self.last[self._once[stage][kept]] = FOREVER
         self.last[ALWAYS] = FOREVER
-        self.last = self.last[: len(self.made)]
+        self.last = self.last[: len(self.sizes)]
 
     def _run(self, stage: int, phase: str, micro: int) -> None:
         """Run a unit of the schedule, and hand on what stays on the rank."""
@@ -145,9 +153,8 @@ class RankEvents:
             for param, result in role.updated:
                 once[param] = once[result]
         direction = {FORWARD: "forward", BACKWARD: "backward"}.get(phase, "")
-        for edge in self.staged.edges:
-            there = edge.target[0]
-            if edge.source[0] == stage and edge.direction == direction and there in self._once:
+        for edge in self._leaving.get((stage, direction), ()):
+            if edge.target[0] in self._once:
                 self._hand_over(edge, micro)
 
     def _slots(self, stage: int, micro: int) -> Ints:
@@ -179,12 +186,11 @@ class RankEvents:
         once, own = self._once[stage], self._slots(stage, micro)
         inputs = np.where(ports.input_once, once[ports.inputs], own[ports.inputs])
         count = len(unit.inputs)
-        first = len(self.made)
-        number = len(self.events)
-        self.made += [(number, buffer) for buffer in range(count, len(unit.sizes))]
+        first = len(self.sizes)
+        self._make(count)
         self.sizes += unit.sizes[count:]
         self.roles += unit.roles[count:]
-        ids = np.concatenate((inputs, np.arange(first, len(self.made))))
+        ids = np.concatenate((inputs, np.arange(first, len(self.sizes))))
         self._touch(ids)
         out = np.full(ports.refs.size, ALWAYS, np.int64)
         there = ports.refs >= 0
@@ -193,9 +199,20 @@ class RankEvents:
         own[ports.outputs[~ports.output_once]] = out[~ports.output_once]
         self.events.append(Event(name, stage, micro, unit, ids))
 
+    def _make(self, buffer: int) -> None:
+        """Note that the next event makes instances, from a buffer or slot on."""
+        self.makers.append((len(self.events), buffer))
+        self.first.append(len(self.sizes))
+
+    def maker(self, instance: int) -> tuple[int, int]:
+        """The event that made an instance, and the buffer of its unit, or slot, that it is."""
+        place = bisect.bisect_right(self.first, instance) - 1
+        number, buffer = self.makers[place]
+        return number, buffer + instance - self.first[place]
+
     def _touch(self, ids: Ints) -> None:
         """Note that the next event reads instances."""
-        while len(self.made) > self.last.size:
+        while len(self.sizes) > self.last.size:
             self.last = np.concatenate((self.last, np.full_like(self.last, -1)))
         self.last[ids] = len(self.events)
 
@@ -211,8 +228,8 @@ class RankEvents:
     def _receive(self, edge: Edge, micro: int) -> None:
         stage, slot = edge.target
         size = self.staged.role_of(stage).slots[slot].bytes
-        ids = np.array([len(self.made)], np.int64)
-        self.made.append((len(self.events), slot))
+        ids = np.array([len(self.sizes)], np.int64)
+        self._make(slot)
         self.sizes.append(self.stages.framework.lives.rounded(size))
         self.roles.append(self.stages.role_of(stage, slot))
         self._touch(ids)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -129,16 +130,18 @@ class RankMemories:
             inside.update(event.ids[[b for b in death.buffers if b < count]].tolist())
             labels = {b: self._label(walk, int(event.ids[b])) for b in death.buffers if b < count}
             yield from self.levels.held(event.unit, death, labels, self._word(event))
-        for instance, (number, _) in enumerate(walk.made):
-            early = number < at or (number == at and event.unit is None)
-            if instance == ALWAYS or not early or walk.last[instance] < at or instance in inside:
+        early = at if event.unit is None else at - 1
+        events = [number for number, _ in walk.makers]
+        makers = bisect.bisect_right(events, early)
+        end = walk.first[makers] if makers < len(events) else len(walk.sizes)
+        for instance in np.flatnonzero(walk.last[:end] >= at).tolist():
+            if instance == ALWAYS or instance in inside or not walk.sizes[instance]:
                 continue
-            if walk.sizes[instance]:
-                label = self._label(walk, instance)
-                yield Held(label, walk.roles[instance], walk.sizes[instance])
+            label = self._label(walk, instance)
+            yield Held(label, walk.roles[instance], walk.sizes[instance])
 
     def _label(self, walk: RankEvents, instance: int) -> Label:
-        number, buffer = walk.made[instance]
+        number, buffer = walk.maker(instance)
         event = walk.events[number]
         role = self.staged.role_of(event.stage)
         if event.unit is None:

@@ -26,6 +26,7 @@ class Stages:
     def __init__(self, program: Program, staged: Staged, framework: Framework) -> None:
         self.program, self.staged, self.framework = program, staged, framework
         self._known: dict[tuple[int, tuple[bool, ...]], dict[str, Unit]] = {}
+        self._of_stage: dict[int, dict[str, Unit]] = {}
         self.roles: dict[int, dict[int, int]] = {}
         arriving: dict[int, set[int]] = {}
         for edge in [*staged.edges, *(edge for one in staged.sums for edge in one.edges)]:
@@ -36,6 +37,12 @@ class Stages:
 
     def units(self, stage: int) -> dict[str, Unit]:
         """Units of a stage by name."""
+        if stage not in self._of_stage:
+            self._of_stage[stage] = self._shared(stage)
+        return self._of_stage[stage]
+
+    def _shared(self, stage: int) -> dict[str, Unit]:
+        """Units of a stage, made for the first one of its kind."""
         one = self.staged.stages[stage]
         key = one.role, tuple(bool(name) for name in one.results)
         if key not in self._known:

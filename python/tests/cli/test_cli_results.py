@@ -71,3 +71,17 @@ def test_results_of_simulate(work):
 def test_refusals(words, code, said, work, capsys):
     assert main(["compare", *words]) == code
     assert said in capsys.readouterr().err
+
+
+def test_traces_by_ending_and_by_format(work, capsys):
+    words = ["analyze", "mlp.py", "--plan", "plan.json", *SYSTEM, "--json", "--trace"]
+    run([*words, "t.pftrace"], capsys)
+    run([*words, "t.trace", "--trace-format", "pftrace"], capsys)
+    assert (work / "t.pftrace").read_bytes() == (work / "t.trace").read_bytes()
+    run([*words, "traces", "--trace-format", "hta"], capsys)
+    assert sorted(p.name for p in (work / "traces").iterdir()) == [
+        f"rank{r}.json" for r in range(4)
+    ]
+    for more, code in (["t", "--trace-format", "hat"], 2), (["no/t.pftrace"], 2):
+        assert main([*words, *more]) == code
+    assert main([*words[:-1], "--trace-format", "hta"]) == 2

@@ -1,0 +1,83 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Messages of protocol buffers as bytes, as far as traces need them.
+
+The wire format is public (https://protobuf.dev/programming-guides/encoding): a field is a varint of
+its number and wire type, then a varint, eight bytes, or a length and that many bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+VARINT, FIXED64, LENGTH = 0, 1, 2
+"""Wire types."""
+
+
+def varint(value: int) -> bytes:
+    r"""An integer; a negative one as 64 bits.
+
+    >>> varint(300)
+    b'\\xac\\x02'
+    """
+    value &= (1 << 64) - 1
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def tag(number: int, wire: int) -> bytes:
+    """The head of a field."""
+    return varint(number << 3 | wire)
+
+
+def integer(number: int, value: int) -> bytes:
+    """A field of an integer, enum or bool."""
+    return tag(number, VARINT) + varint(value)
+
+
+def block(number: int, content: bytes | str) -> bytes:
+    """A field of a text, of bytes or of a message."""
+    data = content.encode() if isinstance(content, str) else content
+    return tag(number, LENGTH) + varint(len(data)) + data
+
+
+def padded(values: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Integers from 0 up to 2**56 as varints of eight bytes each, in a little-endian integer.
+
+    A varint may be longer than it has to: groups of seven zero bits at its end are read as such. So
+    fields of different values take equal places.
+    """
+    x = values.astype(np.uint64)
+
+    def spread(x: npt.NDArray[np.uint64], low: int, high: int, by: int) -> npt.NDArray[np.uint64]:
+        return (x & np.uint64(low)) | ((x & np.uint64(high)) << np.uint64(by))
+
+    x = spread(x, 0x000000000FFFFFFF, 0x00FFFFFFF0000000, 4)
+    x = spread(x, 0x00003FFF00003FFF, 0x0FFFC0000FFFC000, 2)
+    return spread(x, 0x007F007F007F007F, 0x3F803F803F803F80, 1)
+
+
+def put_padded(rows: Bytes, at: int, values: npt.NDArray[np.int64], width: int = 8) -> None:
+    """Write varints into the rows (..., bytes) of a table, at one place of each.
+
+    Parameters
+    ----------
+    rows : uint8 array (..., bytes)
+    at : int
+    values : int64 array (...)
+        From 0 up to 2**56, or up to 2**28 where four bytes are to do.
+    width : int
+        Bytes of each varint, 8 or 4.
+    """
+    target = np.ndarray(
+        rows.shape[:-1], f"<u{width}", buffer=rows.data, offset=at, strides=rows.strides[:-1]
+    )
+    more = 0x0080808080808080 if width == 8 else 0x00808080
+    target[...] = padded(values) | np.uint64(more)
