@@ -128,7 +128,49 @@ class _Placing:
             if self.node_mesh[k] == UNKNOWN and node.kind in ("op", "call"):
                 self._settle(k, self._fallback())
         self.mesh = [self._fallback() if m == UNKNOWN else m for m in self.mesh]
+        self._follow()
         return self._write()
+
+    def _follow(self) -> None:
+        """Let ops run where all their readers do, when what they read is brought there anyway.
+
+        The cast at the head of a layer's norm, of an activation that its residual addition reads
+        as well: one of the two values is sent instead of both.
+        """
+        readers: dict[int, list[int]] = {}
+        for k, node in enumerate(self.raw.nodes):
+            for v in set(node.operands):
+                readers.setdefault(v, []).append(k)
+        for k in reversed(range(len(self.raw.nodes))):
+            node = self.raw.nodes[k]
+            if node.kind != "op":
+                continue
+            meshes = {self._read_on(r, v) for v in node.results for r in readers.get(v, ())}
+            if len(meshes) != 1 or UNKNOWN in meshes:
+                continue
+            (there,) = meshes
+            if there > self.node_mesh[k] and all(
+                self.mesh[v] == there
+                or any(self._read_on(r, v) == there for r in readers[v] if r != k)
+                for v in node.operands
+                if v >= 0
+            ):
+                self._settle(k, there)
+
+    def _read_on(self, k: int, v: int) -> int:
+        """Mesh on which a node reads a value; unknown where it takes it as it lies."""
+        node = self.raw.nodes[k]
+        if node.kind in ("op", "pin"):
+            return self.node_mesh[k]
+        if node.kind == "call":
+            inner = self.owner.graphs[self.callee[k]]
+            (first, *others) = {
+                inner.values[inner.param_value(i)].mesh
+                for i, operand in enumerate(node.operands)
+                if operand == v
+            }
+            return UNKNOWN if others else first
+        return UNKNOWN
 
     def _fallback(self) -> int:
         return self.want if self.want != UNKNOWN else self.owner.default

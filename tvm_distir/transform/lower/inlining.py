@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ...ir import dist_op_name, ops
+from ...ir import dist_op_name, mesh_key, ops
 from ...ir.rewrite import bindings_of, substitute, with_body
 
 
@@ -20,9 +20,14 @@ class _Splicer:
         self.bodies = bodies
         self.next_tag = first_tag
         self.bindings: list[Any] = []
+        self.moved: dict[Any, Any] = {}
 
     def copy(self, fn: relax.Function, name: str, env: dict[Any, Any], inner: bool) -> Any:
-        """Append a body; return its result. Transfers of an inner body get tags of their own."""
+        """Append a body; return its result. Transfers of an inner body get tags of their own.
+
+        What calls share, such as a mask, is sent once: later transfers of a value between the
+        same meshes, with the same placements, are those of the first one.
+        """
         tags: dict[int, int] = {}
         for var, value in bindings_of(fn, name):
             new = _item(substitute(value, env))
@@ -35,7 +40,13 @@ class _Splicer:
             if isinstance(new, ir.Var) and not isinstance(value, ir.Var):
                 env[var] = new
                 continue
+            transfer = _transfer(new)
+            if transfer in self.moved:
+                env[var] = self.moved[transfer]
+                continue
             env[var] = relax.Var(var.name, var.ty)
+            if transfer is not None:
+                self.moved[transfer] = env[var]
             self.bindings.append(relax.VarBinding(env[var], new))
         return substitute(fn.body.body, env)
 
@@ -48,6 +59,17 @@ class _Splicer:
         new = make(*call.args, **{**dict(call.attrs.items()), "tag": tags[old]})
         relax.expr._update_type(new, call.ty)
         return new
+
+
+def _transfer(call: Any) -> Any:
+    """What tells two transfers apart, tags aside; None for what is none."""
+    kind = dist_op_name(call)
+    if kind not in ("send", "recv"):
+        return None
+    attrs = call.attrs
+    ends = (mesh_key(attrs["device_mesh"]), mesh_key(attrs["peer_mesh"]))
+    placements = (str(attrs["placement"]), str(attrs["peer_placement"]))
+    return kind, call.args[0], ends, placements
 
 
 def _item(value: Any) -> Any:
