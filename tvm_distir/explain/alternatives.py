@@ -126,6 +126,7 @@ class PlacementTrials:
             then.total_wire_bytes - now.total_wire_bytes,
             then.flops - now.flops,
             then.memory_bytes - now.memory_bytes,
+            then.held_bytes - now.held_bytes,
             tuple(c for c in changes if c.count or c.wire_bytes),
         )
 

@@ -102,6 +102,7 @@ _LEGEND = (
     "asked: an annotation reaches the value with it, or it is whole",
     "price: wire bytes, and what collectives, FLOPs and memory bytes weigh, as wire bytes",
     "cost: what propagation minimises, axis by axis, conversions of annotated values doubled",
+    "held bytes: of parameters, which a device has all the time; they are in neither",
 )
 MOST_STEPS = 12
 
@@ -114,6 +115,7 @@ _HEAD = [
     "wire bytes",
     "FLOPs",
     "memory bytes",
+    "held bytes",
     "collectives",
 ]
 
@@ -233,6 +235,7 @@ def _alternatives(alternatives: Sequence[OtherPlacement]) -> Iterator[str]:
                 f"{x.wire_bytes:+,}",
                 f"{x.flops:+,}",
                 f"{x.memory_bytes:+,}",
+                f"{x.held_bytes:+,}",
                 changes or "the same",
             ]
         )

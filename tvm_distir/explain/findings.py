@@ -164,6 +164,8 @@ class OtherPlacement:
         values count double; and ties are broken.
     wire_bytes, flops, memory_bytes : int
         Differences per device and execution: bytes sent, arithmetic, bytes ops read and write.
+    held_bytes : int
+        Difference of what a device holds of the parameters all the time.
     collectives : tuple of ExplainedCollective
         Those that appear (count > 0) or vanish (count < 0), or send another number of bytes.
     impossible : str
@@ -179,5 +181,6 @@ class OtherPlacement:
     wire_bytes: int = 0
     flops: int = 0
     memory_bytes: int = 0
+    held_bytes: int = 0
     collectives: tuple[ExplainedCollective, ...] = ()
     impossible: str = ""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..ir import COLLECTIVES
+from ..ir import COLLECTIVES, ceil_div
 from ..propagation import Decision, Instance
 from ..propagation.solve import Form, conversion_kind, sent_inside
 from ..system import wire_share
@@ -31,12 +31,15 @@ class ExecutionTraffic:
     flops : int
     memory_bytes : int
         Read and written by ops.
+    held_bytes : int
+        Of parameters, which lie on a device from start to end.
     """
 
     counts: Counter[Kind] = field(default_factory=Counter)
     wire_bytes: Counter[Kind] = field(default_factory=Counter)
     flops: int = 0
     memory_bytes: int = 0
+    held_bytes: int = 0
 
     def add(self, kind: Kind, size_bytes: int, count: int = 1) -> None:
         """Count collectives that send ``size_bytes`` in all."""
@@ -49,6 +52,7 @@ class ExecutionTraffic:
         self.wire_bytes.update(other.wire_bytes)
         self.flops += other.flops
         self.memory_bytes += other.memory_bytes
+        self.held_bytes += other.held_bytes
 
     @property
     def total_wire_bytes(self) -> int:
@@ -122,7 +126,21 @@ def traffic_of(decision: Decision) -> ExecutionTraffic:
     whole = ExecutionTraffic()
     for _, inst in sorted(decision.entries.items()):
         whole.merge(totals[inst.number])
+        whole.held_bytes += _held_bytes(decision, inst)
     return whole
+
+
+def _held_bytes(decision: Decision, inst: Instance) -> int:
+    """Bytes of one device's parts of all parameters; of several meshes, of one device each."""
+    g, total = inst.graph, 0
+    for k in g.params:
+        v = g.nodes[k].results[0]
+        size = g.values[v].size_bytes
+        axes = decision.mesh_axes(g.values[v].mesh)
+        for a, label in zip(axes, decision.value_form(inst, v)):
+            size = ceil_div(size, decision.axes[a].size) if label >= 0 else size
+        total += int(size)
+    return total
 
 
 def _callees_first(decision: Decision) -> list[Instance]:

@@ -17,7 +17,7 @@ from tvm_distir.frontend import zoo
 from tvm_distir.ir import COLLECTIVES, mesh_axes, mesh_shape
 from tvm_distir.ir.types import static_shape, tensor_type
 from tvm_distir.propagation import propagate
-from tvm_distir.strategy import compose, parse
+from tvm_distir.strategy import compose, make_plan, parse
 from tvm_distir.system import wire_bytes
 from tvm_distir.transform import AnnotateSharding, LegalizeRedistribute, PropagateSharding
 
@@ -96,6 +96,7 @@ def test_a_price_is_the_difference_of_two_propagations(value, key):
         assert other.wire_bytes == then.total_wire_bytes - now.total_wire_bytes
         assert other.flops == then.flops - now.flops
         assert other.memory_bytes == then.memory_bytes - now.memory_bytes
+        assert other.held_bytes == then.held_bytes - now.held_bytes
         assert {(c.kind, c.axis): c.count for c in other.collectives if c.count} == {
             kind: then.counts[kind] - now.counts[kind]
             for kind in {*then.counts, *now.counts}
@@ -216,3 +217,12 @@ def test_thirty_two_layers_say_the_same_as_two():
         (gathered,) = [x for x in e.alternatives if x.label == "R"]
         found.append((e.placement, e.axes[0].steps, gathered.wire_bytes / layers))
     assert found[0] == found[1]
+
+
+def test_a_weight_that_lies_whole_is_held_whole():
+    """A stationary weight of 64 x 64 floats, cut in two: whole it takes 8,192 bytes more."""
+    mod = zoo.gpt(size="tiny", layers=2)
+    plan = make_plan(mod, "megatron", {"tp": 2})
+    e = explain(mod, "h.0.attn.q_proj.weight", plan=plan)
+    assert {x.label: x.held_bytes for x in e.alternatives} == {"S[1]": 0, "R": 8192, "?": 0}
+    assert "+8,192" in e.to_text()
