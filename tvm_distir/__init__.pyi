@@ -16,6 +16,7 @@ from .deployment import load as load
 from .deployment import open_weights as open_weights
 from .frontend import from_exported_program as from_exported_program
 from .frontend import from_onnx as from_onnx
+from .frontend import from_stablehlo as from_stablehlo
 from .frontend import from_tvmscript as from_tvmscript
 from .frontend import load_model as load_model
 from .frontend import zoo as zoo

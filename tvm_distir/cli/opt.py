@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "input",
         metavar="in.py",
-        help="a .py file that holds one module, a .onnx or .pt2 file, or zoo:NAME",
+        help="a .py file that holds one module, a .onnx, .pt2 or .mlir file, or zoo:NAME",
     )
     parser.add_argument(
         "-p",

@@ -82,7 +82,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a .onnx or .pt2 file, a .py file of TVMScript, or zoo:NAME?key=value,...",
+        help="a .onnx, .pt2 or .mlir file, a .py file of TVMScript, or zoo:NAME?key=value,...",
     )
     parser.add_argument(
         "--batch", metavar="N", help="set the batch dimension of the model to N (whole batch)"
@@ -184,13 +184,6 @@ def check_training(arguments: argparse.Namespace, others: Sequence[str] = ()) ->
             )
 
 
-def _is_script(model: str) -> bool:
-    """Whether a MODEL is a TVMScript file, which may have annotations instead of a plan."""
-    from ..frontend import model_file
-
-    return str(model_file(model)).endswith(".py")
-
-
 def model_inputs(arguments: argparse.Namespace) -> dict[str, str | None]:
     """Paths that the options of :func:`add_model_options` read, by option."""
     from ..frontend import model_file
@@ -205,7 +198,7 @@ def model_inputs(arguments: argparse.Namespace) -> dict[str, str | None]:
 def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
     """Refuse a plan and a strategy together; read the mesh; look for the model's file.
 
-    Neither is needed for TVMScript, which may have annotations.
+    Neither is needed for TVMScript and StableHLO, which may have annotations.
 
     TVM is imported behind this, not before.
 
@@ -214,9 +207,11 @@ def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
     axes : dict of str to int or None
         The mesh of ``--mesh``; None when it is left to the plan.
     """
+    from ..frontend import may_be_annotated
+
     both = arguments.plan is not None and arguments.strategy is not None
     neither = arguments.plan is None and arguments.strategy is None
-    if both or (neither and not _is_script(arguments.model)):
+    if both or (neither and not may_be_annotated(arguments.model)):
         raise UsageError(
             "DIST0151",
             "--plan and --strategy are both given" if both else "neither --plan nor --strategy",

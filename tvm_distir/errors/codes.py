@@ -75,6 +75,10 @@ CODES: dict[str, str] = {
     "DIST0360": "a program of PyTorch uses an operator that cannot be imported",
     "DIST0361": "a node of a program of PyTorch cannot be imported",
     "DIST0362": "a program of PyTorch takes or gives something else than tensors",
+    "DIST0370": "a text of MLIR cannot be read",
+    "DIST0371": "a module of StableHLO uses an operation that cannot be imported",
+    "DIST0372": "an operation of a module of StableHLO cannot be imported",
+    "DIST0373": "data are named that a module of StableHLO does not have, or wrong keys given",
     # 040x-044x: rules and propagation
     "DIST0401": "what a call calls has no sharding rule, and none can be derived",
     "DIST0402": "the shape of an operand or result of a call is unknown",

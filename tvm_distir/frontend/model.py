@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""MODEL strings: ``file.onnx``, ``file.pt2``, ``file.py``, ``zoo:NAME?key=value,...``."""
+"""MODEL strings: files of known kinds, ``zoo:NAME?key=value``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ from tvm import ir
 from ..errors import ModelError
 from ..ir import FRONTEND_ATTR
 from . import zoo
-from .spec import ZOO, check_file, check_torch, model_file
+from .hlo import read_stablehlo
+from .spec import (
+    STABLEHLO,
+    ZOO,
+    batch_fault,
+    check_file,
+    check_torch,
+    model_file,
+    split_keys,
+)
 from .tvmscript import from_tvmscript
 
 if TYPE_CHECKING:
@@ -37,7 +46,7 @@ class Model:
     name : str
         Short name: the file's stem, or ``gpt``, ``llama``.
     kind : str
-        ``onnx``, ``torch``, ``tvmscript`` or ``zoo``.
+        ``onnx``, ``torch``, ``stablehlo``, ``tvmscript`` or ``zoo``.
     read_weights : callable
         Reads the weights that the file has values of, by parameter name; none for other kinds.
     """
@@ -54,8 +63,8 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
     Parameters
     ----------
     spec : str
-        ``m.onnx``, ``m.pt2``, ``m.py`` or ``m.py::Name``, ``zoo:NAME`` or
-        ``zoo:NAME?key=value,...``.
+        ``m.onnx``, ``m.pt2``, ``m.mlir`` or ``m.mlir?key=value,...``, ``m.py`` or
+        ``m.py::Name``, ``zoo:NAME`` or ``zoo:NAME?key=value,...``.
     batch : int, optional
         New batch, for ONNX files, archives with an open dim 0, and the zoo.
     dims : mapping of str to int, optional
@@ -65,12 +74,12 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
     ------
     ModelError
         DIST0302 a string of no known kind, DIST0304 a kind whose extra is missing, DIST0313 a
-        size for what has no such dim, DIST0314 a TVMScript module with a batch; and what the
+        size for what has no such dim, DIST0314 a module in text with a batch; and what the
         frontends raise.
     """
     path = model_file(spec)
     if path is None:
-        name, keys = _split_keys(spec.removeprefix(ZOO), spec)
+        name, keys = split_keys(spec.removeprefix(ZOO), spec)
         if batch is not None:
             keys["batch"] = str(batch)
         for dim, size in (dims or {}).items():
@@ -85,14 +94,11 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
     if suffix == ".onnx":
         mod = from_onnx(path, batch=batch, dims=dims)
         return Model(mod, Path(path).stem, "onnx", lambda: load_weights(path, filled=False))
+    if suffix in STABLEHLO:
+        return Model(read_stablehlo(path, spec, batch, dims or {}), Path(path).stem, "stablehlo")
     if suffix == ".py":
         if batch is not None:
-            raise ModelError(
-                "DIST0314",
-                "the batch of a TVMScript module is written in it",
-                place=spec,
-                remedy="Leave --batch out; a symbolic dim gets its size by --dim NAME=N.",
-            )
+            raise batch_fault("TVMScript", spec, "a symbolic dim gets its size by --dim NAME=N")
         return Model(from_tvmscript(spec, dims=dims), Path(path).stem, "tvmscript")
     if suffix == ".pt2":
         mod = from_exported_program(path, batch=batch, dims=dims)
@@ -101,7 +107,7 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
         "DIST0302",
         "the model is of no known kind",
         place=spec,
-        remedy="Give file.onnx, file.pt2, file.py or zoo:NAME with NAME one of "
+        remedy="Give file.onnx, file.pt2, file.mlir, file.py or zoo:NAME with NAME one of "
         f"{', '.join(zoo.NAMES)}.",
     )
 
@@ -236,17 +242,4 @@ def model_keys(spec: str) -> tuple[str, dict[str, str]] | None:
     """Name and keys of a MODEL string of the zoo; None for that of a file (ModelError DIST0302)."""
     if model_file(spec) is not None:
         return None
-    return _split_keys(spec.removeprefix(ZOO), spec)
-
-
-def _split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:
-    """``name?key=value,...`` apart."""
-    name, mark, rest = text.partition("?")
-    keys: dict[str, str] = {}
-    for item in rest.split(",") if mark else []:
-        key, equals, value = (part.strip() for part in item.partition("="))
-        if not key or not equals or not value or key in keys:
-            what = f'key "{key}" stands twice' if key in keys else f'"{item}" is not key=value'
-            raise ModelError("DIST0302", what, place=spec, remedy="Write NAME?key=value,key=value.")
-        keys[key] = value
-    return name, keys
+    return split_keys(spec.removeprefix(ZOO), spec)

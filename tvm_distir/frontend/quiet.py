@@ -41,7 +41,10 @@ def drop_half_built(error: BaseException) -> None:
     as "destroyed with remaining blocks"; our own error says what is wrong.
     """
     with muted_stderr():
-        traceback.clear_frames(error.__traceback__)
+        held: BaseException | None = error
+        while held is not None:
+            traceback.clear_frames(held.__traceback__)
+            held = held.__cause__
         gc.collect()
 
 

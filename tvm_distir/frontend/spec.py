@@ -11,8 +11,10 @@ from ..errors import ModelError
 from ..reading import file_fault
 
 ZOO = "zoo:"
-FILES = (".onnx", ".pt2", ".py")
+STABLEHLO = (".mlir", ".mlirbc", ".stablehlo")
+FILES = (".onnx", ".pt2", ".py", *STABLEHLO)
 """How the names of model files end."""
+_BYTECODE = b"ML\xefR"
 
 
 def model_file(spec: str) -> str | None:
@@ -20,12 +22,21 @@ def model_file(spec: str) -> str | None:
 
     Examples
     --------
-    >>> model_file("m.onnx"), model_file("m.py::Name"), model_file("zoo:gpt")
-    ('m.onnx', 'm.py', None)
+    >>> model_file("m.onnx"), model_file("m.py::Name"), model_file("m.mlir?data=x")
+    ('m.onnx', 'm.py', 'm.mlir')
     """
     if spec.startswith(ZOO):
         return None
+    name, mark, _ = spec.partition("?")
+    if mark and name.lower().endswith(STABLEHLO):
+        return name
     return spec.partition("::")[0]
+
+
+def may_be_annotated(spec: str) -> bool:
+    """Whether a MODEL is of a kind that may have annotations instead of a plan."""
+    path = model_file(spec)
+    return path is not None and path.lower().endswith((".py", *STABLEHLO))
 
 
 def check_file(path: str | Path) -> None:
@@ -51,6 +62,22 @@ def check_torch(place: str) -> None:
         )
 
 
+def is_bytecode(data: bytes) -> bool:
+    """Whether a file that begins with these bytes is bytecode of MLIR."""
+    return data.startswith(_BYTECODE)
+
+
+def check_jax(place: str) -> None:
+    """Refuse (DIST0304) to go on where JAX is not installed."""
+    if importlib.util.find_spec("jaxlib") is None or importlib.util.find_spec("jax") is None:
+        raise ModelError(
+            "DIST0304",
+            "bytecode of MLIR is read with jax, which is not installed",
+            place=place,
+            remedy='Install the extra: pip install "tvm_distir[jax]"; or write text.',
+        )
+
+
 def check_model(spec: str) -> None:
     """Refuse a MODEL string before TVM is imported.
 
@@ -58,11 +85,46 @@ def check_model(spec: str) -> None:
     ------
     ModelError
         DIST0301 it names a file of a known kind which is not there, DIST0304 an archive of
-        PyTorch where torch is not installed.
+        PyTorch where torch is not installed, bytecode of MLIR where jax is not.
     """
     path = model_file(spec)
     if path is None or Path(path).suffix.lower() not in FILES:
         return
     check_file(path)
-    if Path(path).suffix.lower() == ".pt2":
+    suffix = Path(path).suffix.lower()
+    if suffix == ".pt2":
         check_torch(spec)
+    elif suffix in STABLEHLO and is_bytecode(_first_bytes(path)):
+        check_jax(spec)
+
+
+def _first_bytes(path: str) -> bytes:
+    """How a file begins; nothing where it cannot be opened, which its reader tells."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_BYTECODE))
+    except OSError:
+        return b""
+
+
+def split_keys(text: str, spec: str) -> tuple[str, dict[str, str]]:
+    """``name?key=value,...`` apart."""
+    name, mark, rest = text.partition("?")
+    keys: dict[str, str] = {}
+    for item in rest.split(",") if mark else []:
+        key, equals, value = (part.strip() for part in item.partition("="))
+        if not key or not equals or not value or key in keys:
+            what = f'key "{key}" stands twice' if key in keys else f'"{item}" is not key=value'
+            raise ModelError("DIST0302", what, place=spec, remedy="Write NAME?key=value,key=value.")
+        keys[key] = value
+    return name, keys
+
+
+def batch_fault(kind: str, spec: str, instead: str) -> ModelError:
+    """An error (DIST0314) for a batch that is given with a kind of text that holds its own."""
+    return ModelError(
+        "DIST0314",
+        f"the batch of a {kind} module is written in it",
+        place=spec,
+        remedy=f"Leave --batch out; {instead}.",
+    )

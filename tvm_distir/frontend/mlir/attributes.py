@@ -1,0 +1,191 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Types and attributes."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .dense import dense_elements
+from .locations import unescaped
+from .scanner import Scanner
+from .tree import Dense, Opaque, OtherType, Symbol, TensorType, Type
+
+STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
+NAME = re.compile(r"[A-Za-z_][\w$.]*")
+SYMBOL = re.compile(r'@(?:[\w$.\-]+|"(?:[^"\\]|\\.)*")(?:::@[\w$.\-]+)*')
+VALUE = re.compile(r"%[\w$.\-]+(?:#\d+)?")
+_DIALECT = re.compile(r"#[A-Za-z_][\w$.]*|#\d+")
+_NUMBER = re.compile(r"[+-]?(?:0x[0-9A-Fa-f]+|\d+(?:\.\d*)?(?:[eE][+-]?\d+)?)")
+_DIMS = re.compile(r"\s*((?:(?:\d+|\?)\s*x\s*)*)(.*)$", re.DOTALL)
+_SIMPLE = re.compile(r"(?:s|u)?i\d+\b|f\d+\w*\b|bf16\b|tf32\b|index\b|none\b")
+_FIELDS = ("stablehlo.gather", "stablehlo.scatter", "stablehlo.dot", "stablehlo.channel_handle")
+"""Attributes that are lists of ``key = value``."""
+
+
+class Attributes:
+    """Reads types and attributes where a scanner is.
+
+    Parameters
+    ----------
+    scan : Scanner
+    """
+
+    def __init__(self, scan: Scanner) -> None:
+        self._scan = scan
+        self.aliases: dict[str, Any] = {}
+
+    def type(self) -> Type:
+        """Take one type."""
+        scan = self._scan
+        if scan.take("tensor"):
+            return self._tensor(scan.balanced())
+        found = scan.match(_SIMPLE)
+        if found:
+            return OtherType(found.group())
+        if scan.peek("!"):
+            scan.take("!")
+            name = scan.word(NAME, "a type")
+            return OtherType(f"!{name}" + (f"<{scan.balanced()}>" if scan.peek("<") else ""))
+        if scan.peek("("):
+            inputs, results = self.function_type()
+            texts = [", ".join(map(str, types)) for types in (inputs, results)]
+            return OtherType(f"({texts[0]}) -> ({texts[1]})")
+        name = scan.word(NAME, "a type")
+        if not scan.peek("<"):
+            raise scan.fault(f'"{name}" is no type')
+        return OtherType(f"{name}<{scan.balanced()}>")
+
+    def _tensor(self, body: str) -> TensorType:
+        found = _DIMS.match(body)
+        words = re.findall(r"\d+|\?", found.group(1)) if found else []
+        element = found.group(2).split(",")[0].strip() if found else ""
+        if not element or element[0].isdigit() or "*" in element:
+            raise self._scan.fault(f"tensor<{body}> is no type of a tensor of known rank")
+        return TensorType(tuple(None if w == "?" else int(w) for w in words), element)
+
+    def types(self) -> list[Type]:
+        """Take types between parentheses, or one."""
+        scan = self._scan
+        if not scan.take("("):
+            return [self.type()]
+        found: list[Type] = []
+        while not scan.take(")"):
+            found.append(self.type())
+            if not scan.peek(")"):
+                scan.expect(",")
+        return found
+
+    def function_type(self) -> tuple[list[Type], list[Type]]:
+        """Take ``(a, b) -> (c)``."""
+        inputs = self.types()
+        self._scan.expect("->")
+        return inputs, self.types()
+
+    def dictionary(self, close: str = "}") -> dict[str, Any]:
+        """Take ``key = value, ...`` up to the closing bracket; the opening one is taken."""
+        scan = self._scan
+        found: dict[str, Any] = {}
+        while not scan.take(close):
+            quoted = scan.match(STRING)
+            key = unescaped(quoted.group(1)) if quoted else scan.word(NAME, "an attribute")
+            found[key] = self.value() if scan.take("=") else True
+            if not scan.peek(close):
+                scan.expect(",")
+        return found
+
+    def value(self, typed: bool = True) -> Any:
+        """Take one attribute.
+
+        Parameters
+        ----------
+        typed : bool
+            Whether ``: type`` may follow a number; not so where a signature begins that way.
+        """
+        scan = self._scan
+        scan.deeper()
+        found = self._value(typed)
+        scan.higher()
+        return found
+
+    def _value(self, typed: bool) -> Any:
+        scan = self._scan
+        quoted = scan.match(STRING)
+        if quoted:
+            self._drop_type(typed)
+            return unescaped(quoted.group(1))
+        if scan.take("["):
+            return self._items("]")
+        if scan.take("{"):
+            return self.dictionary()
+        if scan.peek("@"):
+            return Symbol(unescaped(scan.word(SYMBOL, "a symbol")[1:].strip('"')))
+        if scan.peek("#"):
+            return self._of_dialect()
+        number = scan.match(_NUMBER)
+        if number:
+            self._drop_type(typed)
+            text = number.group()
+            return int(text, 0) if re.fullmatch(r"[+-]?(0x[0-9A-Fa-f]+|\d+)", text) else float(text)
+        if scan.peek("(") or scan.peek("tensor<") or scan.peek("!"):
+            return self.type()
+        return self._of_word(scan.word(NAME, "an attribute"), typed)
+
+    def _of_word(self, word: str, typed: bool) -> Any:
+        scan = self._scan
+        if word in ("true", "false", "unit"):
+            self._drop_type(typed)
+            return word != "false"
+        if word == "array":
+            scan.expect("<")
+            scan.word(NAME, "a type")
+            scan.take(":")
+            return self._items(">")
+        if word == "dense":
+            return self.dense()
+        if word == "loc":
+            return Opaque("loc", scan.balanced())
+        return Opaque(word, scan.balanced()) if scan.peek("<") else word
+
+    def dense(self) -> Dense:
+        """Take the rest of ``dense<...> : type``."""
+        scan = self._scan
+        body = scan.balanced()
+        scan.expect(":")
+        kind = self.type()
+        if not isinstance(kind, TensorType) or None in kind.shape:
+            raise scan.fault(f"elements of the type {kind}")
+        shape = tuple(n for n in kind.shape if n is not None)
+        try:
+            return Dense(dense_elements(body, shape, kind.element), kind)
+        except (ValueError, OverflowError) as error:
+            raise scan.fault(str(error)) from error
+
+    def _items(self, close: str) -> list[Any]:
+        scan = self._scan
+        found = []
+        while not scan.take(close):
+            found.append(self.value())
+            if not scan.peek(close):
+                scan.expect(",")
+        return found
+
+    def _of_dialect(self) -> Any:
+        """``#dialect.name<...>``, or what an alias stands for."""
+        scan = self._scan
+        name = scan.word(_DIALECT, "an attribute")[1:]
+        if not scan.peek("<"):
+            return self.aliases.get(f"#{name}", Opaque(name, ""))
+        if name in _FIELDS:
+            scan.expect("<")
+            return self.dictionary(">")
+        body = scan.balanced()
+        words = body.split()
+        if name == "stablehlo" and len(words) == 2:  # <comparison_direction EQ>
+            return words[1]
+        return Opaque(name, body)
+
+    def _drop_type(self, typed: bool) -> None:
+        if typed and self._scan.take(":"):
+            self.type()

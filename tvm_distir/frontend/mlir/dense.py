@@ -1,0 +1,94 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The elements of ``dense<...>`` as arrays."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+_ELEMENT = re.compile(
+    r"[+-]?0x[0-9A-Fa-f]+|true|false|[+-]?\d+(?:\.\d*)?(?:[eE][+-]?\d+)?|[+-]?inf|nan"
+)
+_TYPES: dict[str, Any] = {
+    "i1": np.bool_,
+    "f64": np.float64,
+    "f32": np.float32,
+    "f16": np.float16,
+    "bf16": ml_dtypes.bfloat16,
+    "f8E4M3FN": ml_dtypes.float8_e4m3fn,
+    "f8E5M2": ml_dtypes.float8_e5m2,
+    **{f"i{n}": np.dtype(f"int{n}") for n in (8, 16, 32, 64)},
+    **{f"ui{n}": np.dtype(f"uint{n}") for n in (8, 16, 32, 64)},
+}
+
+
+def element_type(word: str) -> np.dtype[Any] | None:
+    """NumPy's type of MLIR's elements; None for those that no program here has.
+
+    Examples
+    --------
+    >>> element_type("ui8"), element_type("complex<f32>")
+    (dtype('uint8'), None)
+    """
+    found = _TYPES.get(word)
+    return None if found is None else np.dtype(found)
+
+
+def dense_elements(body: str, shape: tuple[int, ...], word: str) -> npt.NDArray[Any]:
+    """Read what stands between ``dense<`` and ``>``.
+
+    Returns
+    -------
+    ndarray
+        Of the shape, or of one element where all are equal.
+
+    Raises
+    ------
+    ValueError
+        Saying in words what does not fit.
+    """
+    dtype = element_type(word)
+    if dtype is None:
+        raise ValueError(f"elements of the type {word}")
+    count = math.prod(shape)
+    text = body.strip()
+    if text.startswith('"'):
+        return _from_bytes(text.strip('"'), dtype, count).reshape(shape)
+    words = _ELEMENT.findall(text)
+    if re.sub(_ELEMENT, "", text).strip("[], \n\t"):
+        raise ValueError(f"elements that are no numbers: {text[:40]}")
+    if len(words) not in (1, count):
+        raise ValueError(f"{len(words)} elements, the type has {count}")
+    found = np.array([_element(item, dtype) for item in words], dtype)
+    return found.reshape(shape) if len(words) == count else found.reshape(1)
+
+
+def _element(word: str, dtype: np.dtype[Any]) -> Any:
+    if word in ("true", "false"):
+        return word == "true"
+    if "0x" not in word:
+        return int(word) if dtype.kind in "iub" else float(word)
+    bits = int(word, 16)
+    if dtype.kind in "iub":
+        return bits
+    holder = np.array(bits, dtype=f"uint{8 * dtype.itemsize}")
+    return holder.view(dtype)[()]
+
+
+def _from_bytes(text: str, dtype: np.dtype[Any], count: int) -> npt.NDArray[Any]:
+    """Elements written as the bytes that hold them; booleans may be packed, eight in a byte."""
+    data = bytes.fromhex(text.removeprefix("0x"))
+    if dtype.kind == "b" and len(data) == -(-count // 8) != count:
+        bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+        return bits[:count].astype(np.bool_)
+    if len(data) == dtype.itemsize != count * dtype.itemsize:
+        return np.full(count, np.frombuffer(data, dtype)[0])
+    if len(data) != count * dtype.itemsize:
+        raise ValueError(f"{len(data)} bytes for {count} elements")
+    return np.frombuffer(data, dtype).copy()

@@ -1,0 +1,225 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Modules, functions and operations in the generic form; others by :mod:`.pretty`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .attributes import NAME, STRING, SYMBOL, VALUE, Attributes
+from .pretty import DIALECTS, PrettyForms
+from .scanner import Scanner
+from .tree import Argument, Block, Module, Opaque, Operation, Type
+
+_LABEL = re.compile(r"\^[\w$.\-]+")
+_COUNT = re.compile(r":\d+")
+_ALIAS = re.compile(r"[#!][\w$.]+(?=\s*=)")
+
+
+def parse_module(text: str, place: str = "text") -> Module:
+    """Take the text of a module apart.
+
+    Parameters
+    ----------
+    text : str
+        In the form that MLIR prints, generic or pretty, with locations or without.
+    place : str
+        What errors call it.
+
+    Raises
+    ------
+    ModelError
+        DIST0370 at the line that cannot be read, DIST0371 an operation of a dialect that is none
+        of StableHLO's.
+    """
+    return _Parser(Scanner(text, place)).module()
+
+
+class _Parser:
+    def __init__(self, scan: Scanner) -> None:
+        self._scan = scan
+        self._attributes = Attributes(scan)
+        self._pretty = PrettyForms(scan, self._attributes, self._region, self._argument)
+        self._locations: dict[str, str] = {}
+
+    def module(self) -> Module:
+        operations: list[Operation] = []
+        attributes: dict[str, Any] = {}
+        while not self._scan.at_end:
+            if self._alias():
+                continue
+            found = self._operation()
+            if found.name == "builtin.module":
+                attributes.update(found.attributes)
+                operations += found.regions[0].operations if found.regions else []
+            else:
+                operations.append(found)
+        return Module(operations, attributes, self._locations)
+
+    def _alias(self) -> bool:
+        """Take ``#loc1 = loc(...)`` or another alias."""
+        name = self._scan.match(_ALIAS)
+        if name is None:
+            return False
+        self._scan.expect("=")
+        value = self._attributes.value()
+        if isinstance(value, Opaque) and value.name == "loc":
+            self._locations[name.group()] = value.body
+        self._attributes.aliases[name.group()] = value
+        return True
+
+    def _operation(self) -> Operation:
+        scan = self._scan
+        line, results = scan.line, self._results()
+        quoted = scan.match(STRING)
+        if quoted:
+            found = self._generic(quoted.group(1))
+        else:
+            found = self._named(scan.word(NAME, "an operation"), results)
+        found.line, found.results = line, results
+        found.location = self._location() or found.location
+        if len(results) != len(found.result_types):
+            count = len(found.result_types)
+            raise scan.fault(f"{found.name} has {count} results, {len(results)} are named")
+        return found
+
+    def _results(self) -> list[str]:
+        scan, found = self._scan, []
+        while scan.peek("%"):
+            name = scan.word(VALUE, "a value")
+            count = scan.match(_COUNT)
+            parts = int(count.group()[1:]) if count else 0
+            found += [f"{name}#{i}" for i in range(parts)] if count else [name]
+            if not scan.take(","):
+                scan.expect("=")
+                break
+        return found
+
+    def _named(self, name: str, results: list[str]) -> Operation:
+        if name in ("module", "builtin.module"):
+            return self._module()
+        if name == "func.func":
+            return self._function()
+        if name in ("return", "call", "func.return", "func.call"):
+            name = f"func.{name.rpartition('.')[2]}"
+        elif name.partition(".")[0] not in DIALECTS:
+            raise self._scan.unknown(name)
+        return self._pretty.operation(name, len(results))
+
+    def _module(self) -> Operation:
+        scan = self._scan
+        scan.match(SYMBOL)
+        found = Operation("builtin.module")
+        if scan.take("attributes"):
+            scan.expect("{")
+            found.attributes = self._attributes.dictionary()
+        found.regions = [self._region()]
+        return found
+
+    def _function(self) -> Operation:
+        scan = self._scan
+        visibility = next((w for w in ("public", "private") if scan.take(w)), "public")
+        name = scan.word(SYMBOL, "the name of a function")[1:].strip('"')
+        arguments: list[Argument] = []
+        scan.expect("(")
+        while not scan.take(")"):
+            arguments.append(self._argument())
+            if not scan.peek(")"):
+                scan.expect(",")
+        types, notes = self._function_results() if scan.take("->") else ([], [])
+        attributes: dict[str, Any] = {}
+        if scan.take("attributes"):
+            scan.expect("{")
+            attributes = self._attributes.dictionary()
+        attributes.update(
+            sym_name=name,
+            sym_visibility=visibility,
+            res_attrs=notes,
+            function_type=([a.type for a in arguments], types),
+        )
+        if not scan.peek("{"):
+            raise scan.fault(f"the function @{name} has no body")
+        body = self._region()
+        body.arguments = arguments
+        return Operation("func.func", attributes=attributes, regions=[body])
+
+    def _function_results(self) -> tuple[list[Type], list[dict[str, Any]]]:
+        scan = self._scan
+        if not scan.take("("):
+            return [self._attributes.type()], [{}]
+        types: list[Type] = []
+        notes: list[dict[str, Any]] = []
+        while not scan.take(")"):
+            types.append(self._attributes.type())
+            notes.append(self._attributes.dictionary() if scan.take("{") else {})
+            if not scan.peek(")"):
+                scan.expect(",")
+        return types, notes
+
+    def _generic(self, name: str) -> Operation:
+        scan, found = self._scan, Operation(name)
+        scan.expect("(")
+        while not scan.take(")"):
+            found.operands.append(scan.word(VALUE, "a value"))
+            if not scan.peek(")"):
+                scan.expect(",")
+        if scan.take("<"):
+            scan.expect("{")
+            found.attributes = self._attributes.dictionary()
+            scan.expect(">")
+        if scan.take("("):
+            while not scan.take(")"):
+                found.regions.append(self._region())
+                scan.take(",")
+        if scan.take("{"):
+            found.attributes.update(self._attributes.dictionary())
+        scan.expect(":")
+        found.operand_types, found.result_types = self._attributes.function_type()
+        if len(found.operand_types) != len(found.operands):
+            raise scan.fault(f"{name} has {len(found.operands)} operands of other types")
+        return self._as_function(found) if name == "func.func" else found
+
+    def _as_function(self, found: Operation) -> Operation:
+        """The generic form keeps attributes of arguments and results apart from them."""
+        if not found.regions:
+            raise self._scan.fault("a function has no body")
+        arguments = found.regions[0].arguments
+        for argument, notes in zip(arguments, found.attributes.pop("arg_attrs", [])):
+            argument.attributes = notes
+        found.attributes.setdefault("sym_visibility", "public")
+        return found
+
+    def _region(self) -> Block:
+        """Take a region of one block."""
+        scan, block = self._scan, Block([], [])
+        scan.deeper()
+        scan.expect("{")
+        if scan.match(_LABEL):
+            if scan.take("("):
+                while not scan.take(")"):
+                    block.arguments.append(self._argument())
+                    if not scan.peek(")"):
+                        scan.expect(",")
+            scan.expect(":")
+        while not scan.take("}"):
+            if scan.peek("^"):
+                raise scan.fault("a region of several blocks")
+            if scan.at_end:
+                raise scan.fault("the text ends inside of a region")
+            block.operations.append(self._operation())
+        scan.higher()
+        return block
+
+    def _argument(self) -> Argument:
+        scan = self._scan
+        name = scan.word(VALUE, "an argument")
+        scan.expect(":")
+        found = Argument(name, self._attributes.type())
+        if scan.take("{"):
+            found.attributes = self._attributes.dictionary()
+        found.location = self._location()
+        return found
+
+    def _location(self) -> str:
+        return self._scan.balanced() if self._scan.take("loc") else ""

@@ -1,0 +1,254 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Operations in the form that StableHLO's own printers write, with the generic form's attributes.
+
+Most are operands, words and clauses ``key = value``, then a signature; a few have a form of
+their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from .attributes import NAME, SYMBOL, VALUE, Attributes
+from .scanner import Scanner
+from .tree import Argument, Block, Dense, Opaque, Operation, Symbol, Type
+
+DIALECTS = ("stablehlo", "chlo", "mhlo", "sdy", "func", "builtin", "vhlo")
+_KEY = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
+_CONVOLUTION = re.compile(r"\[[^\]]*\]\s*x\s*\[[^\]]*\]\s*->\s*\[[^\]]*\]")
+_RANGE = re.compile(r"(-?\d+)\s*:\s*(-?\d+)(?:\s*:\s*(-?\d+))?")
+_NAMES = {
+    "broadcast_in_dim": {"dims": "broadcast_dimensions"},
+    "transpose": {"dims": "permutation"},
+    "reverse": {"dims": "dimensions"},
+    "iota": {"dim": "iota_dimension"},
+    "concatenate": {"dim": "dimension"},
+    "dynamic_slice": {"sizes": "slice_sizes"},
+    "pad": {
+        "low": "edge_padding_low",
+        "high": "edge_padding_high",
+        "interior": "interior_padding",
+    },
+    "convolution": {"dim_numbers": "dimension_numbers"},
+}
+"""Attributes by the names of clauses, where these differ."""
+_WINDOW = {
+    "stride": "window_strides",
+    "pad": "padding",
+    "lhs_dilate": "lhs_dilation",
+    "rhs_dilate": "rhs_dilation",
+    "reverse": "window_reversal",
+}
+
+
+class PrettyForms:
+    """Reads operations in their pretty forms, behind the name.
+
+    Parameters
+    ----------
+    scan : Scanner
+    attributes : Attributes
+    region, argument : callable
+        Take a region, and an argument of a block.
+    """
+
+    def __init__(
+        self,
+        scan: Scanner,
+        attributes: Attributes,
+        region: Callable[[], Block],
+        argument: Callable[[], Argument],
+    ) -> None:
+        self._scan = scan
+        self._attributes = attributes
+        self._region = region
+        self._argument = argument
+
+    def operation(self, name: str, results: int) -> Operation:
+        """Take the rest of an operation that gives so many results."""
+        found = Operation(name)
+        short = name.rpartition(".")[2]
+        if name == "stablehlo.while":
+            return self._while(found)
+        if name == "stablehlo.reduce":
+            return self._reduce(found)
+        if name == "sdy.mesh":
+            return self._mesh(found)
+        while not self._is_over(found):
+            self._clause(found, short)
+        if self._scan.take(":"):
+            self._signature(found, results)
+        self._named(found, short)
+        return found
+
+    def _is_over(self, found: Operation) -> bool:
+        scan = self._scan
+        if "value" in found.attributes:  # a constant's type is the last of it
+            return True
+        return any(scan.peek(end) for end in (":", "}", "loc(")) or scan.at_end
+
+    def _clause(self, found: Operation, short: str) -> None:
+        """Take one piece between the name and the signature."""
+        scan, notes = self._scan, found.attributes
+        if scan.take(",") or scan.take("(") or scan.take(")"):
+            return
+        value = scan.match(VALUE)
+        if value:
+            found.operands.append(value.group())
+        elif scan.take("{"):
+            notes.update(self._attributes.dictionary())
+        elif scan.peek("@"):
+            symbol = Symbol(scan.word(SYMBOL, "a symbol")[1:].strip('"'))
+            key = "call_target_name" if short == "custom_call" else "callee"
+            notes[key] = symbol.name if short == "custom_call" else symbol
+        elif scan.peek("<"):
+            notes["sharding"] = Opaque("sdy.sharding", scan.balanced())
+        elif short == "slice" and scan.peek("["):
+            ranges = _RANGE.findall(scan.balanced())
+            notes["start_indices"] = [int(a) for a, _, _ in ranges]
+            notes["limit_indices"] = [int(b) for _, b, _ in ranges]
+            notes["strides"] = [int(c or 1) for _, _, c in ranges]
+        else:
+            self._named_clause(found, short)
+
+    def _named_clause(self, found: Operation, short: str) -> None:
+        scan, notes = self._scan, found.attributes
+        key = scan.match(_KEY)
+        if key is None:
+            value = self._attributes.value(typed=False)
+            if isinstance(value, Dense):
+                found.result_types = [value.type]
+                notes["value"] = value
+            else:
+                notes.setdefault("words", []).append(value)
+            return
+        name = _NAMES.get(short, {}).get(key.group(1), key.group(1))
+        if name == "dimension_numbers":
+            body = scan.word(_CONVOLUTION, "the dims of a convolution")
+            notes[name] = Opaque("stablehlo.conv", body)
+        elif name == "window" and short == "convolution":
+            scan.expect("{")
+            window = self._attributes.dictionary()
+            notes.update({_WINDOW.get(k, k): v for k, v in window.items()})
+        else:
+            value = self._attributes.value(typed=False)
+            notes[name] = (value, self._attributes.value()) if scan.take("x") else value
+
+    def _named(self, found: Operation, short: str) -> None:
+        """Bring words and pairs to what the generic form calls them."""
+        notes = found.attributes
+        words = notes.pop("words", [])
+        if short == "compare":
+            notes["comparison_direction"] = str(words[0]) if words else ""
+        elif short == "composite" and words:
+            notes["name"] = words[0]
+        elif short == "dot_general":
+            pairs = (("batching", "batching_dims"), ("contracting", "contracting_dims"))
+            numbers = {}
+            for title, key in pairs:
+                left, right = notes.pop(key, ([], []))
+                numbers[f"lhs_{title}_dimensions"] = left
+                numbers[f"rhs_{title}_dimensions"] = right
+            notes["dot_dimension_numbers"] = numbers
+
+    def _signature(self, found: Operation, results: int) -> None:
+        """Take types: of operands and results, or one for all of them."""
+        scan, operands = self._scan, len(found.operands)
+        if scan.peek("("):
+            found.operand_types, found.result_types = self._attributes.function_type()
+            return
+        types = [self._attributes.type()]
+        while scan.take(","):
+            types.append(self._attributes.type())
+        if scan.take("->"):
+            found.operand_types, found.result_types = types, self._attributes.types()
+        elif found.name == "stablehlo.select" and len(types) == 2:
+            found.operand_types = [types[0], types[1], types[1]]
+            found.result_types = [types[1]]
+        else:
+            found.operand_types = types * operands if len(types) == 1 else types
+            found.result_types = types * results if len(types) == 1 else types[:results]
+        if len(found.operand_types) != operands:
+            raise scan.fault(f"{found.name} has {operands} operands of other types")
+
+    def _while(self, found: Operation) -> Operation:
+        """``while(%a = %x, ...) : types cond {...} do {...}``."""
+        scan, names = self._scan, []
+        scan.expect("(")
+        while not scan.take(")"):
+            names.append(scan.word(VALUE, "a value"))
+            scan.expect("=")
+            found.operands.append(scan.word(VALUE, "a value"))
+            scan.take(",")
+        types: list[Type] = []
+        while names and scan.take("," if types else ":"):
+            types.append(self._attributes.type())
+        if len(types) != len(names):
+            raise scan.fault(f"a loop over {len(names)} values has {len(types)} types")
+        if scan.take("attributes"):
+            scan.expect("{")
+            found.attributes = self._attributes.dictionary()
+        found.operand_types, found.result_types = types, types
+        for word in ("cond", "do"):
+            scan.expect(word)
+            block = self._region()
+            block.arguments = [Argument(*pair) for pair in zip(names, types)]
+            found.regions.append(block)
+        return found
+
+    def _reduce(self, found: Operation) -> Operation:
+        """``reduce(%x init: %c), ... applies OP across dimensions = [...]``, or with a region."""
+        scan, starts = self._scan, []
+        while scan.take("("):
+            found.operands.append(scan.word(VALUE, "a value"))
+            scan.expect("init")
+            scan.expect(":")
+            starts.append(scan.word(VALUE, "a value"))
+            scan.expect(")")
+            scan.take(",")
+        found.operands += starts
+        applied = scan.word(NAME, "an operation") if scan.take("applies") else ""
+        scan.expect("across")
+        scan.expect("dimensions")
+        scan.expect("=")
+        found.attributes["dimensions"] = self._attributes.value()
+        if scan.take("{"):
+            found.attributes.update(self._attributes.dictionary())
+        scan.expect(":")
+        self._signature(found, len(starts))
+        found.regions = [self._applied(applied, found) if applied else self._reducer(len(starts))]
+        return found
+
+    def _applied(self, name: str, found: Operation) -> Block:
+        kind = found.operand_types[-1]
+        names = ["%lhs", "%rhs"]
+        step = Operation(name, names, [kind, kind], ["%both"], [kind])
+        end = Operation("stablehlo.return", ["%both"], [kind])
+        return Block([Argument(n, kind) for n in names], [step, end])
+
+    def _reducer(self, count: int) -> Block:
+        """``reducer(%a: t, %b: t) (%c: t, %d: t) {...}``: pairs, one for each operand."""
+        scan = self._scan
+        scan.expect("reducer")
+        pairs = []
+        while scan.take("("):
+            first = self._argument()
+            scan.expect(",")
+            pairs.append((first, self._argument()))
+            scan.expect(")")
+        if len(pairs) != count:
+            raise scan.fault(f"a reducer of {len(pairs)} operands, {count} are given")
+        block = self._region()
+        block.arguments = [a for a, _ in pairs] + [b for _, b in pairs]
+        return block
+
+    def _mesh(self, found: Operation) -> Operation:
+        scan = self._scan
+        found.attributes["sym_name"] = scan.word(SYMBOL, "the name of a mesh")[1:].strip('"')
+        scan.expect("=")
+        found.attributes["mesh"] = Opaque("sdy.mesh", scan.balanced())
+        if scan.take("{"):
+            found.attributes.update(self._attributes.dictionary())
+        return found

@@ -1,0 +1,123 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a text of MLIR says, as plain data: operations, blocks, types, attributes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """``tensor<4x8xf32>``; a dim of unknown size is None.
+
+    Attributes
+    ----------
+    shape : tuple of int or None
+    element : str
+        MLIR's word, ``f32`` or ``i1``.
+    """
+
+    shape: tuple[int | None, ...]
+    element: str
+
+    def __str__(self) -> str:
+        dims = "".join(f"{'?' if n is None else n}x" for n in self.shape)
+        return f"tensor<{dims}{self.element}>"
+
+
+@dataclass(frozen=True)
+class OtherType:
+    """Any other type, as its text."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Type = TensorType | OtherType
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """``@name``."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """An attribute of a dialect that is kept as its text: ``#sdy.sharding<...>``."""
+
+    name: str
+    body: str
+
+
+@dataclass(frozen=True)
+class Dense:
+    """``dense<...>`` with its type; ``values`` has one element where all are equal."""
+
+    values: npt.NDArray[Any]
+    type: TensorType
+
+
+@dataclass
+class Argument:
+    """An argument of a block: its name with ``%``, type, attributes and location."""
+
+    name: str
+    type: Type
+    attributes: dict[str, Any] = field(default_factory=dict)
+    location: str = ""
+
+
+@dataclass
+class Block:
+    """A block of a region."""
+
+    arguments: list[Argument]
+    operations: list[Operation]
+
+
+@dataclass
+class Operation:
+    """One operation, the same whichever form of text it had.
+
+    Attributes
+    ----------
+    name : str
+        With its dialect: ``stablehlo.add``.
+    operands, results : list of str
+        Names of values, with ``%``; ``%3#1`` is one of several results.
+    attributes : dict
+        By the names of the generic form.
+    regions : list of Block
+        Each region is one block.
+    line : int
+        Where it stands in the text.
+    location : str
+        What ``loc(...)`` holds, not resolved.
+    """
+
+    name: str
+    operands: list[str] = field(default_factory=list)
+    operand_types: list[Type] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
+    result_types: list[Type] = field(default_factory=list)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    regions: list[Block] = field(default_factory=list)
+    line: int = 0
+    location: str = ""
+
+
+@dataclass
+class Module:
+    """A module: its operations (functions, meshes), attributes, and locations by alias."""
+
+    operations: list[Operation]
+    attributes: dict[str, Any]
+    locations: dict[str, str]

@@ -1,0 +1,42 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Loops whose rounds are known, written out; branches that are known."""
+
+from __future__ import annotations
+
+from .call import Converter, HloCall
+from .elementwise import same
+from .values import Unsupported, Value
+
+MAX_ROUNDS = 4096
+
+
+def _while(call: HloCall) -> list[Value]:
+    """Rounds one behind the other; calls in them stay calls."""
+    values = call.operands
+    for _ in range(MAX_ROUNDS):
+        goes_on = call.run(call.region(0), values)[0].integer
+        if goes_on is None:
+            raise Unsupported("a loop whose number of rounds depends on data")
+        if not goes_on:
+            return values
+        values = call.run(call.region(1), values)
+    raise Unsupported(f"a loop of more than {MAX_ROUNDS} rounds")
+
+
+def _branch(call: HloCall) -> list[Value]:
+    chosen, count = call[0].integer, len(call.operation.regions)
+    if chosen is None:
+        raise Unsupported("a branch that data choose")
+    if call.operation.name.endswith(".if"):
+        chosen = 1 - chosen
+    index = chosen if 0 <= chosen < count else count - 1
+    return call.run(call.region(index), [])
+
+
+CONVERTERS: dict[str, Converter] = {
+    "stablehlo.while": _while,
+    "stablehlo.case": _branch,
+    "stablehlo.if": _branch,
+    "sdy.propagation_barrier": same,
+}

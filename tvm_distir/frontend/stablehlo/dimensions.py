@@ -1,0 +1,181 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""How the dims of gathers and scatters belong together, and the flat places they name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import relax
+
+from .emitter import Emitter
+from .values import constant, dtype_of, integers, shape_of
+
+_op = relax.op
+
+
+@dataclass(frozen=True)
+class Places:
+    """What a gather reads, or a scatter writes, of a table.
+
+    Attributes
+    ----------
+    table : tuple of int
+        Shape of the table.
+    sizes : list of int
+        Shape of one window of it.
+    result : tuple of int
+        Shape of what is read or written.
+    windows : list of int
+        Dims of the result that are dims of a window.
+    dropped : list of int
+        Dims of the table that a window has none for.
+    indexed : list of int
+        Dims of the table that indices name.
+    vector : int
+        The dim of the indices that holds an index.
+    batch, index_batch : list of int
+        Dims of the table and of the indices that go along with each other.
+    """
+
+    table: tuple[int, ...]
+    sizes: list[int]
+    result: tuple[int, ...]
+    windows: list[int]
+    dropped: list[int]
+    indexed: list[int]
+    vector: int
+    batch: list[int]
+    index_batch: list[int]
+
+    @property
+    def kept(self) -> list[int]:
+        """Dims of the table that a window has."""
+        return [i for i in range(len(self.table)) if i not in self.dropped + self.batch]
+
+    @property
+    def batches(self) -> list[int]:
+        """Dims of the result that are dims of the indices."""
+        return [i for i in range(len(self.result)) if i not in self.windows]
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Whether whole rows along one dim are named."""
+        if self.batch or len(self.indexed) != 1 or self.dropped != self.indexed:
+            return False
+        rest = enumerate(zip(self.sizes, self.table))
+        return all(size == n for i, (size, n) in rest if i != self.indexed[0])
+
+    @property
+    def is_along_last(self) -> bool:
+        """Whether single elements along the last dim are named, row by row."""
+        last = len(self.table) - 1
+        front = list(range(last))
+        return (
+            self.batch == self.index_batch == front
+            and self.indexed == [last]
+            and not self.windows
+            and all(size == 1 for size in self.sizes)
+            and self.vector == len(self.result)
+        )
+
+    def row_indices(self, write: Emitter, indices: Any) -> Any:
+        """The indices without the dim that holds an index of one number."""
+        shape = shape_of(indices)
+        return write.reshape(indices, [n for i, n in enumerate(shape) if i != self.vector])
+
+    def _column(self, write: Emitter, indices: Any, position: int) -> Any:
+        """One number of every index, with its dims at their places in the result."""
+        shape = shape_of(indices)
+        if self.vector < len(shape):
+            begins, ends = [0] * len(shape), list(shape)
+            begins[self.vector], ends[self.vector] = position, position + 1
+            indices = write.slice(indices, begins, ends)
+        sizes = [1] * len(self.result)
+        rest = [n for i, n in enumerate(shape) if i != self.vector]
+        for dim, size in zip(self.batches, rest):
+            sizes[dim] = size
+        return write.reshape(indices, sizes)
+
+    def flat(self, write: Emitter, indices: Any, clip: bool) -> tuple[Any, Any]:
+        """Where every element of the result lies in the flat table.
+
+        Returns
+        -------
+        places : relax.Expr
+            int64, of the shape of the result.
+        inside : relax.Expr or None
+            Which windows lie in the table, with dims of 1 for dims of windows; None with ``clip``,
+            which moves them into it.
+        """
+        strides = [math.prod(self.table[i + 1 :]) for i in range(len(self.table))]
+        indices = write.cast(indices, "int64")
+        total, inside = self._steps(strides), None
+        for position, dim in enumerate(self.indexed):
+            column = self._column(write, indices, position)
+            highest = self.table[dim] - self.sizes[dim]
+            if clip:
+                column = write.clipped(column, highest)
+            else:
+                inside = _both(write, inside, column, highest)
+            step = write.emit(_op.multiply(column, constant(strides[dim], "int64")))
+            total = write.emit(_op.add(total, step))
+        if shape_of(total) != self.result:
+            total = write.emit(_op.broadcast_to(total, list(self.result)))
+        return total, inside
+
+    def _steps(self, strides: Sequence[int]) -> Any:
+        """Steps within a window, and along dims that go along."""
+        rank = len(self.result)
+        total = np.zeros([1] * rank, "int64")
+        where = list(zip(self.windows, self.kept))
+        rest = [i for i in range(rank + len(self.indexed)) if i != self.vector]
+        where += [(self.batches[rest.index(i)], b) for b, i in zip(self.batch, self.index_batch)]
+        for dim, source in where:
+            sizes = [1] * rank
+            sizes[dim] = self.result[dim]
+            line = np.arange(self.result[dim], dtype="int64") * strides[source]
+            total = total + line.reshape(sizes)
+        return relax.const(total, "int64")
+
+
+def _both(write: Emitter, inside: Any, column: Any, highest: int) -> Any:
+    zero, most = constant(0, dtype_of(column)), constant(highest, dtype_of(column))
+    low, high = (
+        write.emit(_op.greater_equal(column, zero)),
+        write.emit(_op.less_equal(column, most)),
+    )
+    found = write.emit(_op.logical_and(low, high))
+    return found if inside is None else write.emit(_op.logical_and(inside, found))
+
+
+def inside_of(write: Emitter, indices: Any, size: int) -> Any:
+    """Which indices name one of so many rows."""
+    return _both(write, None, indices, size - 1)
+
+
+def places_of(
+    numbers: dict[str, Any],
+    names: Sequence[str],
+    table: Sequence[int],
+    sizes: Sequence[int],
+    result: Sequence[int],
+) -> Places:
+    """Read the numbers of a gather or a scatter, whose names are given in the order of fields."""
+    windows, dropped, indexed, batch, index_batch = (integers(numbers.get(n)) for n in names)
+    vector = int(numbers.get("index_vector_dim", 0))
+    return Places(
+        tuple(table),
+        list(sizes),
+        tuple(result),
+        windows,
+        dropped,
+        indexed,
+        vector,
+        batch,
+        index_batch,
+    )

@@ -1,0 +1,246 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Operations element by element; broadcasts of their operands are not written out."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import relax
+
+from .call import Converter, HloCall
+from .values import HALVES, Unsupported, Value, constant, shape_of
+
+_op = relax.op
+_FOLDED: dict[Any, Callable[..., Any]] = {
+    _op.add: operator.add,
+    _op.subtract: operator.sub,
+    _op.multiply: operator.mul,
+    _op.maximum: max,
+    _op.minimum: min,
+    _op.where: lambda chosen, a, b: a if chosen else b,
+    _op.equal: operator.eq,
+    _op.not_equal: operator.ne,
+    _op.less: operator.lt,
+    _op.less_equal: operator.le,
+    _op.greater: operator.gt,
+    _op.greater_equal: operator.ge,
+}
+"""What is computed here where all operands are numbers: what loops count with."""
+COMPARISONS = {
+    "EQ": _op.equal,
+    "NE": _op.not_equal,
+    "LT": _op.less,
+    "LE": _op.less_equal,
+    "GT": _op.greater,
+    "GE": _op.greater_equal,
+}
+
+
+def spread(call: HloCall, make: Callable[..., Any], values: Sequence[Value]) -> Value:
+    """What an operation makes of operands of one shape, which may be broadcast ones."""
+    shape = max((value.shape for value in values), key=len)
+    numbers = [value.integer for value in values]
+    if None not in numbers and make in _FOLDED:
+        return Value(constant(_FOLDED[make](*numbers), call.dtype), ())
+    parts = [value if value.rows is None else call.write.value(call.write.whole(value))
+             for value in values]  # fmt: skip
+    if len(values) == 1:
+        return Value(call.write.emit(make(parts[0].expr)), shape)
+    found = call.write.emit(make(*(part.expr for part in parts)))
+    own = shape_of(found)
+    if own and len(own) < len(shape):
+        found = call.write.reshape(found, [1] * (len(shape) - len(own)) + list(own))
+    return Value(found, shape)
+
+
+def each(make: Callable[..., Any]) -> Converter:
+    """A converter of an operation that Relax has."""
+    return lambda call: spread(call, make, call.operands)
+
+
+def _wide(make: Callable[..., Any]) -> Converter:
+    """For what TVM has no kernels of half precision of."""
+
+    def convert(call: HloCall) -> Value:
+        x = call[0]
+        if x.dtype not in HALVES:
+            return spread(call, make, [x])
+        found = spread(call, make, [converted(call, x, "float32")])
+        return found if "is" in make.__name__ else converted(call, found, x.dtype)
+
+    return convert
+
+
+def _logic(of_bools: Callable[..., Any], of_bits: Callable[..., Any]) -> Converter:
+    def convert(call: HloCall) -> Value:
+        return spread(call, of_bools if call.dtype == "bool" else of_bits, call.operands)
+
+    return convert
+
+
+def converted(call: HloCall, value: Value, dtype: str) -> Value:
+    """A value of another type."""
+    if value.dtype == dtype:
+        return value
+    number = value.scalar
+    if number is not None:
+        return Value(constant(number, dtype), value.shape)
+    if dtype == "bool":
+        return spread(call, _op.not_equal, [value, Value(constant(0, value.dtype), value.shape)])
+    return spread(call, lambda x: _op.astype(x, dtype), [value])
+
+
+def _compare(call: HloCall) -> Value:
+    direction = str(call.attribute("comparison_direction"))
+    if direction not in COMPARISONS:
+        raise Unsupported(f'the comparison "{direction}"')
+    if call[0].dtype == "bool" and None in [value.integer for value in call.operands]:
+        return _compared_bools(call, direction)
+    return spread(call, COMPARISONS[direction], call.operands)
+
+
+def _compared_bools(call: HloCall, direction: str) -> Value:
+    """TVM's kernels compare numbers."""
+    if direction == "NE":
+        return spread(call, _op.logical_xor, call.operands)
+    numbers = [converted(call, value, "int8") for value in call.operands]
+    return spread(call, COMPARISONS[direction], numbers)
+
+
+def select(call: HloCall) -> Value:
+    """One of two, by a third; that may be one for all."""
+    chosen, first, second = call.operands
+    if chosen.integer is not None:
+        return first if chosen.integer else second
+    if not chosen.shape and first.shape:
+        chosen = Value(chosen.expr, first.shape)
+    return spread(call, _op.where, [chosen, first, second])
+
+
+def _clamp(call: HloCall) -> Value:
+    low, x, high = (Value(v.expr, call.shape) if not v.shape else v for v in call.operands)
+    return spread(call, _op.minimum, [spread(call, _op.maximum, [x, low]), high])
+
+
+def number(value: float, like: Value) -> Value:
+    """A constant of the type and shape of another value."""
+    return Value(constant(value, like.dtype), like.shape)
+
+
+def _log_plus_one(call: HloCall) -> Value:
+    x = call[0]
+    return spread(call, _op.log, [spread(call, _op.add, [x, number(1, x)])])
+
+
+def _exp_minus_one(call: HloCall) -> Value:
+    x = call[0]
+    return spread(call, _op.subtract, [spread(call, _op.exp, [x]), number(1, x)])
+
+
+def _cube_root(call: HloCall) -> Value:
+    x = call[0]
+    size = spread(call, _op.power, [spread(call, _op.abs, [x]), number(1 / 3, x)])
+    return spread(call, _op.multiply, [spread(call, _op.sign, [x]), size])
+
+
+def _round_away(call: HloCall) -> Value:
+    """Halves away from zero."""
+    x = call[0]
+    size = spread(call, _op.add, [spread(call, _op.abs, [x]), number(0.5, x)])
+    return spread(
+        call, _op.multiply, [spread(call, _op.sign, [x]), spread(call, _op.floor, [size])]
+    )
+
+
+def _remainder(call: HloCall) -> Value:
+    """With the sign of the dividend."""
+    x, y = call.operands
+    if "float" not in call.dtype:
+        return spread(call, _op.mod, [x, y])
+    ratio = spread(call, _op.trunc, [spread(call, _op.divide, [x, y])])
+    return spread(call, _op.subtract, [x, spread(call, _op.multiply, [ratio, y])])
+
+
+def _erfc(call: HloCall) -> Value:
+    x = call[0]
+    return spread(call, _op.subtract, [number(1, x), spread(call, _op.erf, [x])])
+
+
+def _shift_right(call: HloCall) -> Value:
+    if not call.dtype.startswith("uint"):
+        raise Unsupported("a logical shift of signed integers")
+    return spread(call, _op.right_shift, call.operands)
+
+
+def _narrowed(call: HloCall) -> Value:
+    form = str(call.attribute("format", ""))
+    exponent, mantissa = (call.attribute(f"{part}_bits") for part in ("exponent", "mantissa"))
+    form = form or f"e{exponent}m{mantissa}"
+    narrow = {"e8m7": "bfloat16", "e5m10": "float16", "e8m23": "float32"}.get(form)
+    if narrow is None:
+        raise Unsupported(f"precision reduced to {form}")
+    x = call[0]
+    return converted(call, converted(call, x, narrow), x.dtype)
+
+
+def same(call: HloCall) -> list[Value]:
+    """What only holds back the compiler."""
+    return call.operands
+
+
+_PLAIN = {
+    "abs": _op.abs,
+    "cosine": _op.cos,
+    "sine": _op.sin,
+    "exponential": _op.exp,
+    "log": _op.log,
+    "negate": _op.negative,
+    "rsqrt": _op.rsqrt,
+    "sqrt": _op.sqrt,
+    "tanh": _op.tanh,
+    "logistic": _op.sigmoid,
+    "floor": _op.floor,
+    "ceil": _op.ceil,
+    "round_nearest_even": _op.round,
+    "sign": _op.sign,
+    "add": _op.add,
+    "subtract": _op.subtract,
+    "multiply": _op.multiply,
+    "divide": _op.divide,
+    "maximum": _op.maximum,
+    "minimum": _op.minimum,
+    "power": _op.power,
+    "shift_left": _op.left_shift,
+    "shift_right_arithmetic": _op.right_shift,
+}
+_CHLO = ("erf", "sinh", "cosh", "asin", "acos", "atan", "asinh", "acosh", "atanh", "tan")
+
+CONVERTERS: dict[str, Converter] = {
+    **{f"stablehlo.{name}": each(make) for name, make in _PLAIN.items()},
+    **{f"chlo.{name}": _wide(getattr(_op, name)) for name in _CHLO},
+    "chlo.square": each(_op.square),
+    "chlo.is_inf": _wide(_op.isinf),
+    "chlo.erfc": _erfc,
+    "stablehlo.tan": _wide(_op.tan),
+    "stablehlo.atan2": each(_op.atan2),
+    "stablehlo.is_finite": _wide(_op.isfinite),
+    "stablehlo.and": _logic(_op.logical_and, _op.bitwise_and),
+    "stablehlo.or": _logic(_op.logical_or, _op.bitwise_or),
+    "stablehlo.xor": _logic(_op.logical_xor, _op.bitwise_xor),
+    "stablehlo.not": _logic(_op.logical_not, _op.bitwise_not),
+    "stablehlo.compare": _compare,
+    "stablehlo.select": select,
+    "stablehlo.clamp": _clamp,
+    "stablehlo.convert": lambda call: converted(call, call[0], call.dtype),
+    "stablehlo.log_plus_one": _log_plus_one,
+    "stablehlo.exponential_minus_one": _exp_minus_one,
+    "stablehlo.cbrt": _cube_root,
+    "stablehlo.round_nearest_afz": _round_away,
+    "stablehlo.remainder": _remainder,
+    "stablehlo.shift_right_logical": _shift_right,
+    "stablehlo.reduce_precision": _narrowed,
+    "stablehlo.optimization_barrier": same,
+}

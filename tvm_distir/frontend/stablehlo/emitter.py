@@ -1,0 +1,164 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What all translations write with: movements of tensors, written only where they do something."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import relax
+
+from .values import Value, constant, dtype_of, shape_of
+
+_op = relax.op
+
+
+class Emitter:
+    """Writes bindings into the block that a builder is at.
+
+    Parameters
+    ----------
+    builder : relax.BlockBuilder
+    """
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+        self.hint = ""
+        self._written: dict[int, tuple[Value, Any]] = {}
+
+    def emit(self, expr: Any) -> Any:
+        """Bind an expression to a variable."""
+        return self.builder.emit(expr, self.hint)
+
+    def whole(self, value: Value) -> Any:
+        """The tensor itself, written out once."""
+        if value.is_whole:
+            return value.expr
+        if id(value) not in self._written:
+            made = self._joined(value) if value.rows is not None else self._spread(value)
+            self._written[id(value)] = value, made
+        return self._written[id(value)][1]
+
+    def value(self, expr: Any) -> Value:
+        """A tensor that is whole."""
+        return Value(expr, shape_of(expr))
+
+    def _spread(self, value: Value) -> Any:
+        return self.emit(_op.broadcast_to(value.expr, list(value.shape)))
+
+    def _joined(self, value: Value) -> Any:
+        """Rows one behind the other, those of the array itself in runs."""
+        rows, parts, first = value.rows or (), [], 0
+        while first < len(rows):
+            row, end = rows[first], first + 1
+            if row is None:
+                while end < len(rows) and rows[end] is None:
+                    end += 1
+                parts.append(self.whole(self.rows_of(Value(value.expr, value.shape), first, end)))
+            else:
+                parts.append(self.whole(row))
+            first = end
+        return parts[0] if len(parts) == 1 else self.emit(_op.concat(parts, 0))
+
+    def rows_of(self, value: Value, begin: int, end: int) -> Value:
+        """Rows of dim 0."""
+        shape = (end - begin, *value.shape[1:])
+        if value.rows is not None:
+            if end == begin + 1 and value.rows[begin] is not None:
+                return value.rows[begin] or value
+            kept = value.rows[begin:end]
+            base = self.rows_of(Value(value.expr, value.shape), begin, end)
+            return Value(base.expr, shape, kept if any(kept) else None)
+        own = shape_of(value.expr)
+        if not own or own[0] == 1 != value.shape[0]:
+            return Value(value.expr, shape)
+        ends = [end, *own[1:]]
+        return Value(self.slice(value.expr, [begin] + [0] * (len(own) - 1), ends), shape)
+
+    def reshape(self, expr: Any, shape: Sequence[int]) -> Any:
+        """A tensor in another shape of as many elements."""
+        if shape_of(expr) == tuple(shape):
+            return expr
+        return self.emit(_op.reshape(expr, list(shape)))
+
+    def permute(self, expr: Any, order: Sequence[int]) -> Any:
+        """A tensor with its dims in another order."""
+        if list(order) == list(range(len(order))):
+            return expr
+        return self.emit(_op.permute_dims(expr, list(order)))
+
+    def cast(self, expr: Any, dtype: str) -> Any:
+        """A tensor of another type."""
+        return expr if dtype_of(expr) == dtype else self.emit(_op.astype(expr, dtype))
+
+    def slice(
+        self,
+        expr: Any,
+        begins: Sequence[int],
+        ends: Sequence[int],
+        steps: Sequence[int] | None = None,
+    ) -> Any:
+        """Part of a tensor: bounds and steps of every dim."""
+        strides = steps or [1] * len(begins)
+        whole = [(0, n, 1) for n in shape_of(expr)]
+        cut = [i for i, b in enumerate(zip(begins, ends, strides)) if b != whole[i]]
+        if not cut:
+            return expr
+        picked = ([list_[i] for i in cut] for list_ in (begins, ends, strides))
+        return self.emit(_op.strided_slice(expr, cut, *picked))
+
+    def pad(
+        self,
+        expr: Any,
+        low: Sequence[int],
+        high: Sequence[int],
+        inner: Sequence[int] = (),
+        fill: float = 0.0,
+    ) -> Any:
+        """A tensor with more at its edges and between elements; less where numbers are negative."""
+        if any(inner):
+            expr = self._spaced(expr, inner, fill)
+        shape = shape_of(expr)
+        ends = [n + min(h, 0) for n, h in zip(shape, high)]
+        expr = self.slice(expr, [max(-n, 0) for n in low], ends)
+        widths = [max(n, 0) for pair in zip(low, high) for n in pair]
+        if not any(widths):
+            return expr
+        dtype = dtype_of(expr)
+        if dtype != "bool":
+            return self.emit(_op.nn.pad(expr, widths, pad_value=fill))
+        padded = self.emit(_op.nn.pad(self.cast(expr, "int8"), widths, pad_value=float(bool(fill))))
+        return self.cast(padded, dtype)
+
+    def _spaced(self, expr: Any, inner: Sequence[int], fill: float) -> Any:
+        """So many elements between any two along each dim."""
+        shape = shape_of(expr)
+        apart = [n for size, gap in zip(shape, inner) for n in ([size, 1] if gap else [size])]
+        widths: list[int] = []
+        for gap in inner:
+            widths += [0, 0, 0, gap] if gap else [0, 0]
+        wide = self.emit(_op.nn.pad(self.reshape(expr, apart), widths, pad_value=fill))
+        joined = [size * (gap + 1) for size, gap in zip(shape, inner)]
+        ends = [max((size - 1) * (gap + 1) + 1, 0) for size, gap in zip(shape, inner)]
+        return self.slice(self.reshape(wide, joined), [0] * len(ends), ends)
+
+    def clipped(self, index: Any, highest: int) -> Any:
+        """Indices from 0 to the highest."""
+        dtype = dtype_of(index)
+        least = self.emit(_op.maximum(index, constant(0, dtype)))
+        return self.emit(_op.minimum(least, constant(max(highest, 0), dtype)))
+
+    def counting(self, size: int, dtype: str) -> Any:
+        """``0, 1, ...``, as a tensor of one dim."""
+        held = dtype if "int" in dtype else "int64"
+        return self.cast(self.emit(_op.arange(0, size, 1, held)), dtype)
+
+    def zeros(self, shape: Sequence[int], dtype: str) -> Any:
+        """A tensor of zeros."""
+        return self.emit(_op.full(list(shape), constant(0, dtype), dtype))
+
+    def rows_flat(self, expr: Any) -> Any:
+        """A tensor with all its dims as one."""
+        return self.reshape(expr, [math.prod(shape_of(expr))])

@@ -1,0 +1,116 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Shardings of GSPMD: tiles of devices, read as axes of one mesh that fits them all."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .values import Unsupported
+
+_FORM = re.compile(
+    r"devices=\[([\d,]+)\](?:<=\[([\d,]+)\](?:T\(([\d,]+)\))?|([\d,]+))"
+    r"(\s*last_tile_dim_replicate)?"
+)
+
+
+@dataclass(frozen=True)
+class _Tiles:
+    """Tile dims and, in an array of their shape, the devices; the last dim may be of replicas."""
+
+    devices: npt.NDArray[Any]
+    dims: int
+    sizes: tuple[int, ...]
+
+
+def _numbers(text: str | None) -> list[int]:
+    return [int(n) for n in text.split(",")] if text else []
+
+
+def _read(text: str) -> _Tiles | None:
+    found = _FORM.search(text)
+    if found is None:
+        return None
+    shape, sizes = _numbers(found.group(1)), _numbers(found.group(2))
+    count = math.prod(shape)
+    if sizes:
+        order = _numbers(found.group(3)) or list(range(len(sizes)))
+        devices = np.arange(count).reshape(sizes).transpose(order).reshape(shape)
+    else:
+        listed = _numbers(found.group(4))
+        if len(listed) != count:
+            raise Unsupported(f'the sharding "{text}"')
+        devices = np.array(listed).reshape(shape)
+    return _Tiles(devices, len(shape) - bool(found.group(5)), tuple(sizes or shape))
+
+
+def mesh_of_tiles(texts: Sequence[str]) -> list[int]:
+    """Sizes of the axes of the coarsest mesh on which all shardings can be said.
+
+    Examples
+    --------
+    >>> mesh_of_tiles(["{devices=[4,1]<=[4]}", "{devices=[1,2,2]<=[2,2]T(1,0)}"])
+    [2, 2]
+    """
+    held = [tiles for tiles in map(_read, texts) if tiles is not None]
+    if not held:
+        return []
+    count = held[0].devices.size
+    if any(tiles.devices.size != count for tiles in held):
+        raise Unsupported("shardings over different numbers of devices")
+    cuts = {count, 1}
+    for tiles in held:
+        for sizes in (tiles.sizes, tiles.devices.shape):
+            cuts.update(itertools.accumulate(reversed(sizes), lambda a, b: a * b))
+    ordered = sorted(cuts)
+    pairs = [(ordered[i], ordered[i + 1]) for i in range(len(ordered) - 1)]
+    if any(b % a for a, b in pairs):
+        raise Unsupported("shardings that no mesh has together")
+    return [b // a for a, b in reversed(pairs)]
+
+
+def labels_of_tiles(text: str, mesh: Sequence[int]) -> list[int]:
+    """Per mesh axis the dim that it cuts, or -1.
+
+    Raises
+    ------
+    Unsupported
+        Where devices do not lie along the axes.
+    """
+    tiles = _read(text)
+    if tiles is None:
+        if "replicated" in text and "maximal" not in text:
+            return [-1] * len(mesh)
+        raise Unsupported(f'the sharding "{text}"')
+    places = np.empty((tiles.devices.size, tiles.devices.ndim), int)
+    for place, device in np.ndenumerate(tiles.devices):
+        places[device] = place
+    held = places[:, : tiles.dims].reshape(*mesh, tiles.dims)
+    labels = []
+    for axis, size in enumerate(mesh):
+        moved = np.take(held, min(1, size - 1), axis) != np.take(held, 0, axis)
+        dims = [dim for dim in range(tiles.dims) if moved[..., dim].any()]
+        if len(dims) > 1:
+            raise Unsupported(f'the sharding "{text}", which no axes say')
+        labels.append(dims[0] if dims else -1)
+    if not np.array_equal(held, _said(labels, mesh, tiles.dims)):
+        raise Unsupported(f'the sharding "{text}", which no axes say in their order')
+    return labels
+
+
+def _said(labels: Sequence[int], mesh: Sequence[int], dims: int) -> npt.NDArray[Any]:
+    """The tile of each device by labels."""
+    places = np.indices(mesh)
+    found = np.zeros((*mesh, dims), int)
+    for axis, (label, size) in enumerate(zip(labels, mesh)):
+        if label >= 0:
+            found[..., label] = found[..., label] * size + places[axis]
+    return found

@@ -1,0 +1,225 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Reading and writing at indices: gathers, scatters, slices whose places are computed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import relax
+
+from .call import Converter, HloCall
+from .dimensions import Places, inside_of, places_of
+from .reductions import applied
+from .shapes import cut
+from .values import Unsupported, Value, constant, dtype_of, shape_of
+
+_op = relax.op
+_GATHER = (
+    "offset_dims",
+    "collapsed_slice_dims",
+    "start_index_map",
+    "operand_batching_dims",
+    "start_indices_batching_dims",
+)
+_SCATTER = (
+    "update_window_dims",
+    "inserted_window_dims",
+    "scatter_dims_to_operand_dims",
+    "input_batching_dims",
+    "scatter_indices_batching_dims",
+)
+_REDUCTIONS = {"add": "add", "multiply": "mul", "minimum": "min", "maximum": "max"}
+
+
+def _gather(call: HloCall) -> Value:
+    """Rows by take, elements of rows by gather_elements, all else by flat places."""
+    write, numbers = call.write, call.numbers("dimension_numbers")
+    sizes = call.integers("slice_sizes")
+    places = places_of(numbers, _GATHER, call[0].shape, sizes, call.shape)
+    table, indices = call.whole(0), call.whole(1)
+    if places.is_of_rows:
+        return Value(_rows(call, places, table, indices), call.shape)
+    if places.is_along_last:
+        last = len(places.table) - 1
+        near = write.clipped(places.row_indices(write, indices), places.table[last] - 1)
+        count = math.prod(shape_of(near)[last:])
+        many = write.reshape(near, [*places.table[:last], count])
+        found = write.emit(_op.gather_elements(table, many, axis=last))
+        return Value(write.reshape(found, call.shape), call.shape)
+    flat, _ = places.flat(write, indices, clip=True)
+    return Value(
+        write.emit(_op.take(write.rows_flat(table), flat, axis=0, mode="clip")), call.shape
+    )
+
+
+def _rows(call: HloCall, places: Places, table: Any, indices: Any) -> Any:
+    write, axis = call.write, places.indexed[0]
+    near = places.row_indices(write, indices)
+    count = len(shape_of(near))
+    found = write.emit(_op.take(table, near, axis=axis, mode="clip"))
+    rest = [("window", i) for i in range(len(places.table) - 1)]
+    have = rest[:axis] + [("index", i) for i in range(count)] + rest[axis:]
+    seen = {"window": 0, "index": 0}
+    wanted = []
+    for dim in range(len(places.result)):
+        kind = "window" if dim in places.windows else "index"
+        wanted.append((kind, seen[kind]))
+        seen[kind] += 1
+    return write.permute(found, [have.index(item) for item in wanted])
+
+
+def _scatter(call: HloCall) -> Value:
+    """Gradients of look-ups by their own op, one element per row by a mask, else flat places."""
+    if len(call.operands) != 3:
+        raise Unsupported("a scatter into several tensors")
+    kind = _written(call)
+    updates = call[2].shape
+    places = _scattered(call, updates)
+    if kind == "add" and places.is_of_rows and places.indexed == [0]:
+        front = len(updates) - len(places.kept)
+        if places.windows == list(range(front, len(updates))) and "float" in call.dtype:
+            return _added_rows(call, places)
+    if places.is_along_last and len(updates) == len(places.table) and kind in ("add", "update"):
+        if updates[-1] == 1:
+            return _masked(call, places, kind)
+    write, indices = call.write, call.whole(1)
+    flat, inside = places.flat(write, indices, clip=False)
+    count = math.prod(places.table)
+    if inside is not None:
+        flat = write.emit(_op.where(inside, flat, constant(count, "int64")))
+    table = write.pad(write.rows_flat(call.whole(0)), [0], [1])
+    flat, new = write.rows_flat(flat), write.rows_flat(call.whole(2))
+    found = write.emit(_op.scatter_elements(table, flat, new, axis=0, reduction=kind))
+    return Value(write.reshape(write.slice(found, [0], [count]), call.shape), call.shape)
+
+
+def _written(call: HloCall) -> str:
+    """What becomes of an element and what is written there."""
+    block = call.region()
+    names = [argument.name for argument in block.arguments]
+    if len(block.operations) == 1 and block.operations[0].operands == names[1:]:
+        return "update"
+    kind = applied(block)
+    if kind not in _REDUCTIONS:
+        raise Unsupported("a scatter by something else than one operation")
+    return _REDUCTIONS[kind]
+
+
+def _scattered(call: HloCall, updates: tuple[int, ...]) -> Places:
+    numbers, table = call.numbers("scatter_dimension_numbers"), call[0].shape
+    places = places_of(numbers, _SCATTER, table, [1] * len(table), updates)
+    sizes = [1] * len(table)
+    for dim, source in zip(places.windows, places.kept):
+        sizes[source] = updates[dim]
+    return places_of(numbers, _SCATTER, table, sizes, updates)
+
+
+def _added_rows(call: HloCall, places: Places) -> Value:
+    """Rows added to those that indices name; rows outside of the table are left out."""
+    write, rows = call.write, places.table[0]
+    indices = write.rows_flat(places.row_indices(write, call.whole(1)))
+    inside = inside_of(write, indices, rows)
+    width = math.prod(places.table[1:])
+    new = write.reshape(call.whole(2), [shape_of(indices)[0], width])
+    mask = write.reshape(inside, [shape_of(indices)[0], 1])
+    new = write.emit(_op.where(mask, new, constant(0, call.dtype)))
+    table = write.zeros([rows, width], call.dtype)
+    near = write.clipped(indices, rows - 1)
+    found = write.emit(_op.grad.take_backward(new, table, near, axis=0))
+    found = write.reshape(found, call.shape)
+    if call[0].scalar != 0:
+        found = write.emit(_op.add(call.whole(0), found))
+    return Value(found, call.shape)
+
+
+def _masked(call: HloCall, places: Places, kind: str) -> Value:
+    """One element of every row: by comparison with all places, which every cut leaves alone."""
+    write, last = call.write, len(places.table) - 1
+    indices = write.reshape(call.whole(1), [*places.table[:last], 1])
+    line = write.counting(places.table[last], dtype_of(indices))
+    sizes = [1] * last + [places.table[last]]
+    hit = write.emit(_op.equal(indices, write.reshape(line, sizes)))
+    table, new = call[0], call.whole(2)
+    if kind == "update":
+        return Value(write.emit(_op.where(hit, new, write.whole(table))), call.shape)
+    found = write.emit(_op.where(hit, new, constant(0, call.dtype)))
+    if table.scalar != 0:
+        found = write.emit(_op.add(write.whole(table), found))
+    return Value(found, call.shape)
+
+
+def _starts(call: HloCall, first: int) -> list[Value]:
+    return [Value(v.expr, ()) for v in call.operands[first:]]
+
+
+def _dynamic_slice(call: HloCall) -> Value:
+    sizes, shape = call.integers("slice_sizes"), call[0].shape
+    begins = []
+    for start, size, whole in zip(_starts(call, 1), sizes, shape):
+        known = 0 if size == whole else start.integer
+        begins.append(None if known is None else max(0, min(known, whole - size)))
+    if None not in begins:
+        firsts = [int(b or 0) for b in begins]
+        ends = [first + size for first, size in zip(firsts, sizes)]
+        return cut(call, firsts, ends, [1] * len(firsts))
+    found, write = call.whole(0), call.write
+    for axis, (start, size, whole) in enumerate(zip(_starts(call, 1), sizes, shape)):
+        if size == whole:
+            continue
+        first = write.clipped(start.expr, whole - size)
+        line = write.reshape(first, [1])
+        if size > 1:
+            line = write.emit(_op.add(write.counting(size, dtype_of(first)), first))
+        found = write.emit(_op.take(found, line, axis=axis, mode="clip"))
+    return Value(found, call.shape)
+
+
+def _dynamic_update_slice(call: HloCall) -> Value:
+    x, new, write = call[0], call[1], call.write
+    moved = [i for i, (n, m) in enumerate(zip(x.shape, new.shape)) if n != m]
+    if not moved:
+        return new
+    starts = _starts(call, 2)
+    if moved == [0] and starts[0].integer is not None and new.shape[0] == 1:
+        first = max(0, min(starts[0].integer, x.shape[0] - 1))
+        rows = list(x.rows or [None] * x.shape[0])
+        rows[first] = new
+        return Value(x.expr, x.shape, tuple(rows))
+    if len(moved) == 1 and starts[moved[0]].integer is not None:
+        return Value(_replaced(call, moved[0], int(starts[moved[0]].integer or 0)), x.shape)
+    found, inside = write.whole(new), None
+    for axis in moved:
+        size, part = x.shape[axis], new.shape[axis]
+        first = write.clipped(starts[axis].expr, size - part)
+        place = write.emit(_op.subtract(write.counting(size, dtype_of(first)), first))
+        found = write.emit(_op.take(found, place, axis=axis, mode="clip"))
+        here = inside_of(write, place, part)
+        sizes = [size if i == axis else 1 for i in range(len(x.shape))]
+        here = write.reshape(here, sizes)
+        inside = here if inside is None else write.emit(_op.logical_and(inside, here))
+    return Value(write.emit(_op.where(inside, found, write.whole(x))), x.shape)
+
+
+def _replaced(call: HloCall, axis: int, start: int) -> Any:
+    """A tensor with a part along one dim replaced."""
+    write, x, new = call.write, call.whole(0), call.whole(1)
+    shape = call[0].shape
+    first = max(0, min(start, shape[axis] - call[1].shape[axis]))
+    last = first + call[1].shape[axis]
+    flat, parts = [0] * len(shape), []
+    if first:
+        parts.append(write.slice(x, flat, [first if i == axis else n for i, n in enumerate(shape)]))
+    parts.append(new)
+    if last < shape[axis]:
+        parts.append(write.slice(x, [last if i == axis else 0 for i in range(len(shape))], shape))
+    return write.emit(_op.concat(parts, axis))
+
+
+CONVERTERS: dict[str, Converter] = {
+    "stablehlo.gather": _gather,
+    "stablehlo.scatter": _scatter,
+    "stablehlo.dynamic_slice": _dynamic_slice,
+    "stablehlo.dynamic_update_slice": _dynamic_update_slice,
+}

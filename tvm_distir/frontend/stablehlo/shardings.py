@@ -1,0 +1,176 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Shardings of Shardy and of GSPMD as annotations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, relax
+
+from ...errors import ModelError
+from ...ir import (
+    AXES_ATTR,
+    DEVICE_NUM_ATTR,
+    MESH_INFO,
+    NAMES_ATTR,
+    device_mesh,
+    mesh_devices,
+    placement_of,
+)
+from ..mlir import Module, Opaque
+from .gspmd import labels_of_tiles, mesh_of_tiles
+from .values import Unsupported
+
+_AXIS = re.compile(r'"([^"]+)"\s*=\s*(\d+)')
+_IDS = re.compile(r"device_ids\s*=\s*\[([\d,\s]*)\]")
+_NAMED = re.compile(r'\s*@"?([\w.\-]+)"?\s*,\s*')
+_DIM = re.compile(r"\{([^}]*)\}")
+GSPMD_MESH = "mesh"
+"""Name of the mesh that GSPMD's shardings are read on; theirs have none."""
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """A mesh: its name, sizes of axes by name, and devices."""
+
+    name: str
+    axes: dict[str, int]
+    device_ids: tuple[int, ...] | None = None
+
+
+class Shardings:
+    """The meshes of a module, and what its shardings say on them.
+
+    Parameters
+    ----------
+    module : Module
+    texts : sequence of str
+        All shardings of GSPMD that the module holds.
+    """
+
+    def __init__(self, module: Module, texts: Sequence[str]) -> None:
+        self._meshes = {mesh.name: mesh for mesh in _meshes(module)}
+        self._used: dict[str, Any] = {}
+        sizes = mesh_of_tiles(texts)
+        if sizes and GSPMD_MESH not in self._meshes:
+            axes = {f"axis{i}": n for i, n in enumerate(sizes)}
+            self._meshes[GSPMD_MESH] = Mesh(GSPMD_MESH, axes)
+
+    def annotated(self, builder: Any, expr: Any, sharding: Any) -> Any:
+        """An expression with the annotation that a sharding is; unchanged where it says nothing.
+
+        Parameters
+        ----------
+        sharding : Opaque or str
+            Of Shardy, or the text of one of GSPMD.
+
+        Raises
+        ------
+        Unsupported
+            A sharding that no placement says.
+        """
+        found = self._of_gspmd(sharding) if isinstance(sharding, str) else self._of_sdy(sharding)
+        if found is None:
+            return expr
+        mesh, labels = found
+        if mesh.name not in self._used:
+            self._used[mesh.name] = device_mesh(mesh.axes, device_ids=mesh.device_ids)
+        placed = relax.op.distributed.annotate_sharding(
+            expr, self._used[mesh.name], placement_of(labels)
+        )
+        return builder.emit(placed)
+
+    def _of_sdy(self, sharding: Opaque) -> tuple[Mesh, list[int]] | None:
+        named = _NAMED.match(sharding.body)
+        if named is None or named.group(1) not in self._meshes:
+            raise Unsupported(f"the sharding <{sharding.body}>, whose mesh the module has not")
+        mesh = self._meshes[named.group(1)]
+        dims, rest = _split_dims(sharding.body[named.end() :])
+        if "unreduced" in rest:
+            raise Unsupported(f"the sharding <{sharding.body}> of a sum that is not complete")
+        names = list(mesh.axes)
+        labels = [-1] * len(names)
+        is_open = bool(dims) and all("?" in dim and '"' not in dim for dim in dims)
+        if not names or is_open:
+            return None  # a mesh without axes, or all dims left to propagation
+        for dim, text in enumerate(dims):
+            places = [self._axis(name, names, sharding) for name in _axis_words(text)]
+            if places != sorted(places):
+                raise Unsupported(f"axes out of the mesh's order: <{sharding.body}>")
+            for place in places:
+                labels[place] = dim
+        return mesh, labels
+
+    @staticmethod
+    def _axis(word: str, names: Sequence[str], sharding: Opaque) -> int:
+        if word not in names:
+            raise Unsupported(f'"{word}" of <{sharding.body}>, a part of an axis or no axis')
+        return names.index(word)
+
+    def _of_gspmd(self, text: str) -> tuple[Mesh, list[int]] | None:
+        mesh = self._meshes.get(GSPMD_MESH)
+        says = "devices=" in text or "replicated" in text or "maximal" in text
+        if mesh is None or not says:
+            return None
+        return mesh, labels_of_tiles(text, list(mesh.axes.values()))
+
+    def declare(self, mod: ir.IRModule) -> ir.IRModule:
+        """The module with the meshes that its annotations use."""
+        if not self._used:
+            return mod
+        held = list(self._used.values())
+        attrs = {
+            **dict(mod.attrs or {}),
+            AXES_ATTR: [list(self._meshes[name].axes) for name in self._used],
+            NAMES_ATTR: list(self._used),
+            DEVICE_NUM_ATTR: 1 + max(int(mesh_devices(mesh).max()) for mesh in held),
+        }
+        return ir.IRModule(
+            dict(mod.functions),
+            attrs=ir.make_node("ir.DictAttrs", **attrs),
+            global_infos={MESH_INFO: held},
+        )
+
+
+def _split_dims(text: str) -> tuple[list[str], str]:
+    """What stands in the braces of ``[{...}, {...}]``, and what follows."""
+    if not text.startswith("[") or "]" not in text:
+        raise Unsupported(f"the sharding {text}")
+    inner, _, rest = text[1:].partition("]")
+    return _DIM.findall(inner), rest
+
+
+def _axis_words(text: str) -> list[str]:
+    """Names of axes of one dim, with what makes them parts of axes."""
+    found = re.findall(r'"([^"]+)"(\s*:\s*\(\d+\)\d+)?', text)
+    return [name + part for name, part in found]
+
+
+def _meshes(module: Module) -> list[Mesh]:
+    found = []
+    for operation in module.operations:
+        mesh: Any = operation.attributes.get("mesh")
+        if operation.name != "sdy.mesh" or not isinstance(mesh, Opaque):
+            continue
+        ids = _IDS.search(mesh.body)
+        numbers = tuple(int(n) for n in ids.group(1).split(",") if n.strip()) if ids else None
+        axes = {name: int(size) for name, size in _AXIS.findall(mesh.body)}
+        found.append(Mesh(str(operation.attributes["sym_name"]), axes, numbers))
+    return found
+
+
+def sharding_of(attributes: Mapping[str, Any], source: str) -> Any:
+    """The sharding among the attributes of an argument, a result or an operation; else None."""
+    found = attributes.get("sdy.sharding", attributes.get("mhlo.sharding"))
+    if found is not None and not isinstance(found, (str, Opaque)):
+        raise ModelError(
+            "DIST0370",
+            "a sharding is no attribute of Shardy and no text",
+            place=source,
+            remedy="Write the text again with JAX.",
+        )
+    return found

@@ -1,0 +1,79 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The text of a module: from a file, bytecode, or what JAX made of a program."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from ...errors import ModelError
+from ..quiet import reason
+from ..spec import check_file, check_jax, is_bytecode
+
+
+def read_source(source: Any) -> tuple[str, str]:
+    """Text of a module, and what to call it.
+
+    Parameters
+    ----------
+    source : str, Path, bytes, or an object of JAX
+        Text (recognised by its line breaks), a path, bytecode, what ``jax.jit(f).lower(...)`` or
+        ``jax.export.export(...)(...)`` gave.
+
+    Raises
+    ------
+    ModelError
+        DIST0301 there is no file, DIST0303 it is neither text nor bytecode, DIST0304 bytecode
+        without JAX.
+    """
+    if hasattr(source, "mlir_module_serialized"):
+        return _text_of(bytes(source.mlir_module_serialized), "module"), "module"
+    if hasattr(source, "as_text"):
+        return str(source.as_text(debug_info=True)), "module"
+    if isinstance(source, str) and "\n" in source:
+        return source, "text"
+    data, place = (source, "bytes") if isinstance(source, bytes) else (_bytes_of(source), source)
+    place = str(place)
+    if is_bytecode(data):
+        return _text_of(data, place), place
+    try:
+        return data.decode("utf-8"), place
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            "DIST0303",
+            "it is neither text nor bytecode of MLIR",
+            place=place,
+            remedy="Write it with jax.export, or with as_text().",
+        ) from error
+
+
+def _bytes_of(path: str | Path) -> bytes:
+    check_file(path)
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ModelError(
+            "DIST0301",
+            f"cannot read the file: {error.strerror or error}",
+            place=str(path),
+            remedy="Check the path.",
+        ) from error
+
+
+def _text_of(data: bytes, place: str) -> str:
+    """Bytecode as text, by the bindings of MLIR in the wheel of jaxlib."""
+    check_jax(place)
+    mlir = importlib.import_module("jax._src.interpreters.mlir")
+    stablehlo = importlib.import_module("jaxlib.mlir.dialects.stablehlo")
+    try:
+        module: Any = stablehlo.deserialize_portable_artifact(mlir.make_ir_context(), data)
+    except Exception as error:  # the bindings raise what MLIR's readers say
+        raise ModelError(
+            "DIST0303",
+            f"the bytecode cannot be read: {reason(error)}",
+            place=place,
+            remedy="Write it again with jax.export.",
+        ) from error
+    return str(module.operation.get_asm(enable_debug_info=True, print_generic_op_form=True))

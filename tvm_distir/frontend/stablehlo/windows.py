@@ -1,0 +1,145 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions over sliding windows, and the gradient of those that take the largest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import relax
+
+from .call import Converter, HloCall
+from .reductions import applied, is_neutral
+from .values import Unsupported, Value, constant, dtype_of, shape_of
+
+_op = relax.op
+_LAYOUTS = {(1, 2): "NHWC", (2, 3): "NCHW"}
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Sizes, steps and gaps per dim, and padding as pairs."""
+
+    sizes: list[int]
+    steps: list[int]
+    gaps: list[int]
+    pads: list[tuple[int, int]]
+
+    @property
+    def moved(self) -> list[int]:
+        """The dims along which a window is not one element."""
+        rows = enumerate(zip(self.sizes, self.steps, self.pads))
+        return [i for i, (size, step, pad) in rows if (size, step, pad) != (1, 1, (0, 0))]
+
+    def pooling(self, dims: tuple[int, int]) -> dict[str, Any]:
+        """Arguments of a pooling of Relax over two dims."""
+        return {
+            "pool_size": [self.sizes[i] for i in dims],
+            "strides": [self.steps[i] for i in dims],
+            "padding": [self.pads[i][side] for side in (0, 1) for i in dims],
+            "dilation": [self.gaps[i] for i in dims],
+        }
+
+
+def _windows(call: HloCall) -> _Windows:
+    rank = len(call[0].shape)
+    ones = [1] * rank
+    return _Windows(
+        call.integers("window_dimensions", ones),
+        call.integers("window_strides", ones),
+        call.integers("window_dilations", ones),
+        call.pairs("padding", rank),
+    )
+
+
+def _reduce_window(call: HloCall) -> Value:
+    if len(call.operands) != 2:
+        raise Unsupported("windows over several tensors")
+    kind, windows = applied(call.region()), _windows(call)
+    if not is_neutral(kind, call[1]):
+        raise Unsupported(f"windows whose {kind or 'reduction'} begins with a number of its own")
+    x = call.whole(0)
+    spaces = [n - 1 for n in call.integers("base_dilations", [1] * len(call[0].shape))]
+    if any(spaces):
+        flat = [0] * len(spaces)
+        x = call.write.pad(x, flat, flat, spaces, float(call[1].scalar))
+    found = _cumulative(call, kind, windows, x)
+    return Value(_pooled(call, kind, windows, x) if found is None else found, call.shape)
+
+
+def _cumulative(call: HloCall, kind: str, windows: _Windows, x: Any) -> Any:
+    """A window over all that stands before, or behind: sums that grow."""
+    if len(windows.moved) != 1 or kind not in ("add", "multiply"):
+        return None
+    dim = windows.moved[0]
+    size = shape_of(x)[dim]
+    if (windows.sizes[dim], windows.steps[dim], windows.gaps[dim]) != (size, 1, 1):
+        return None
+    make = _op.cumsum if kind == "add" else _op.cumprod
+    if windows.pads[dim] == (size - 1, 0):
+        return call.write.emit(make(x, dim))
+    if windows.pads[dim] != (0, size - 1):
+        return None
+    turned = call.write.emit(make(call.write.emit(_op.flip(x, dim)), dim))
+    return call.write.emit(_op.flip(turned, dim))
+
+
+def _pooled(call: HloCall, kind: str, windows: _Windows, x: Any) -> Any:
+    """A pooling over two dims; over others, with these brought to the end."""
+    moved, shape, write = windows.moved, shape_of(x), call.write
+    if len(moved) > 2 or kind not in ("add", "maximum", "minimum"):
+        raise Unsupported(f"windows over {len(moved)} dims with {kind or 'a region of its own'}")
+    for dims, layout in _LAYOUTS.items():
+        if len(shape) == 4 and set(moved) <= set(dims):
+            return _pool(call, kind, x, {**windows.pooling(dims), "layout": layout})
+    last = ([i for i in range(len(shape)) if i not in moved] + moved)[-2:]
+    if len(shape) < 2:
+        raise Unsupported("windows over one dim of a vector")
+    order = [i for i in range(len(shape)) if i not in last] + last
+    sizes = [shape[i] for i in order]
+    flat = write.reshape(write.permute(x, order), [math.prod(sizes[:-2]), 1, *sizes[-2:]])
+    pair = (last[0], last[1])
+    found = _pool(call, kind, flat, {**windows.pooling(pair), "layout": "NCHW"})
+    apart = write.reshape(found, [*sizes[:-2], *shape_of(found)[-2:]])
+    return write.permute(apart, [order.index(i) for i in range(len(order))])
+
+
+def _pool(call: HloCall, kind: str, x: Any, how: dict[str, Any]) -> Any:
+    emit: Callable[..., Any] = call.write.emit
+    if kind == "maximum":
+        return emit(_op.nn.max_pool2d(x, **how))
+    if kind == "minimum":
+        return emit(_op.negative(emit(_op.nn.max_pool2d(emit(_op.negative(x)), **how))))
+    mean = emit(_op.nn.avg_pool2d(x, count_include_pad=True, **how))
+    return emit(_op.multiply(mean, constant(math.prod(how["pool_size"]), dtype_of(x))))
+
+
+def _select_and_scatter(call: HloCall) -> Value:
+    """The gradient of a pooling that takes the largest: each goes to where that came from."""
+    regions = [applied(call.region(index)) for index in range(2)]
+    steps = call.region(0).operations
+    direction = str(steps[0].attributes.get("comparison_direction"))
+    names = [argument.name for argument in call.region(0).arguments]
+    if regions != ["compare", "add"] or direction != "GE" or steps[0].operands != names:
+        raise Unsupported("a scatter of windows that is no gradient of a pooling of the largest")
+    if not is_neutral("add", call[2]):
+        raise Unsupported("a scatter of windows that begins with a number of its own")
+    windows, write = _windows(call), call.write
+    dims = next((d for d in _LAYOUTS if set(windows.moved) <= set(d)), None)
+    if dims is None or len(call[0].shape) != 4:
+        raise Unsupported("a scatter of windows over other dims than two of an image")
+    order = [0, 3, 1, 2] if dims == (1, 2) else [0, 1, 2, 3]
+    x, grad = (write.permute(call.whole(index), order) for index in range(2))
+    how = windows.pooling(dims)
+    found = write.emit(_op.grad.max_pool2d_backward(grad, x, **how))
+    back = [order.index(i) for i in range(4)]
+    return Value(write.permute(found, back), call.shape)
+
+
+CONVERTERS: dict[str, Converter] = {
+    "stablehlo.reduce_window": _reduce_window,
+    "stablehlo.select_and_scatter": _select_and_scatter,
+}
