@@ -60,7 +60,7 @@ def analyse(
         model=arguments.model,
         command=command_line(arguments),
         strategy=arguments.strategy,
-        batch=batch_of(program) if work.model.kind != "tvmscript" else None,
+        batch=batch_of(program) if not work.model.is_text else None,
         plan=work.plan.to_dict(),
         warnings=warned,
         timings_s=watch.timings_s,

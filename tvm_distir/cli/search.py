@@ -225,7 +225,7 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, int | None]:
     from ..plan import data_positions
 
     model = load_model(arguments.model, batch=arguments.batch, dims=arguments.dims)
-    if model.kind == "tvmscript":
+    if model.is_text:
         return model.mod, None
     main = model.mod["main"]
     batch = arguments.batch or int(main.params[data_positions(main)[0]].ty.shape[0])

@@ -167,7 +167,7 @@ def _load(arguments: argparse.Namespace, schedule: Any) -> Any:
     whole = arguments.batch
     if whole is None or parts == 1:
         model = load_model(arguments.model, batch=whole, dims=arguments.dims)
-        if parts == 1 or model.kind == "tvmscript":
+        if parts == 1 or model.is_text:
             return model
         entry = model.mod[entry_of(model.mod)]
         whole = int(entry.params[data_positions(entry)[0]].ty.shape[0])

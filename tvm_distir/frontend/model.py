@@ -56,6 +56,11 @@ class Model:
     kind: str
     read_weights: Callable[[], Weights] = field(default=dict)
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it is a module in text: no batch but the one that is written in it."""
+        return self.kind in ("stablehlo", "tvmscript")
+
 
 def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | None = None) -> Model:
     """Read the model that a MODEL string names.

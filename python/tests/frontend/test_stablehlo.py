@@ -159,7 +159,7 @@ def test_command_line(tmp_path, capfd):
         (f"{path}?other=1", "DIST0373"),
         (str(tmp_path / "none.mlir"), "DIST0301"),
     ):
-        assert main(["analyze", spec, "--mesh", "dp=2", "--strategy", "data_parallel"]) == 1
+        assert main(["verify", spec, "--engine", "virtual"]) == 1
         said = capfd.readouterr().err.strip().splitlines()
         assert len(said) == 1 and code in said[0]
     for option, code in (({"batch": 2}, "DIST0314"), ({"dims": {"n": 2}}, "DIST0313")):

@@ -56,8 +56,7 @@ def from_stablehlo(
     )
     mod = passes(mod)
     mod = mod if said is None else said.declare(mod)
-    path = place if place not in ("text", "bytes", "module") else ""
-    return mod.with_attr(FRONTEND_ATTR, {"format": "stablehlo", "source": path})
+    return mod.with_attr(FRONTEND_ATTR, {"format": "stablehlo", "source": ""})  # no weights in it
 
 
 def _walk(block: Block) -> Iterator[Operation]:
