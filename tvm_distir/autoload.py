@@ -4,7 +4,8 @@
 
 It must be quick and must not fail: Disco's worker processes run it too, and TVM turns an
 exception into a warning. It repairs ``tvm.runtime.disco`` and registers the packed functions of
-compiled level-5 code as stand-ins that load the real ones at their first call.
+compiled level-5 code: the collectives as stand-ins that load the real ones at their first call,
+and the copies to the host's memory and back.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ._disco import repair_disco
-from .ir import COLLECTIVES, LOCAL_OPS, TRANSFERS
+from .ir import COLLECTIVES, HOST_PREFIX, LOCAL_OPS, TRANSFERS
 
 CCL_PREFIX = "tvm_distir.ccl."
 CCL_NAMES = (*COLLECTIVES, *LOCAL_OPS, *TRANSFERS)
@@ -29,6 +30,18 @@ def _stand_in(name: str) -> Callable[..., Any]:
     return call
 
 
+def _store(x: Any) -> Any:
+    """Copy a tensor into the host's memory."""
+    import tvm
+
+    return x.copyto(tvm.cpu())
+
+
+def _fetch(x: Any, out: Any) -> None:
+    """Fill a tensor of the device with one of the host."""
+    x.copyto(out)
+
+
 def autoload() -> None:
     """Do what every process that imports TVM needs."""
     import tvm_ffi
@@ -37,3 +50,5 @@ def autoload() -> None:
     for name in CCL_NAMES:
         if tvm_ffi.get_global_func(CCL_PREFIX + name, allow_missing=True) is None:
             tvm_ffi.register_global_func(CCL_PREFIX + name, _stand_in(name))
+    for name, function in (("store", _store), ("fetch", _fetch)):
+        tvm_ffi.register_global_func(HOST_PREFIX + name, function, override=True)

@@ -11,8 +11,7 @@ namespace tvm_distir {
 namespace simulate {
 namespace {
 
-constexpr int64_t kSendStream = 3;
-constexpr int64_t kRankStreams = 4;
+constexpr int64_t kRankStreams = 6;
 constexpr int64_t kNotSent = -1;
 
 // A kind of unit: its map, and where its operands lie.
@@ -132,8 +131,9 @@ class Run {
         return true;
       case kSend: {
         const int64_t to = units_.edges.at(2 * step[1]);
-        const int64_t start = std::max(streams[kSendStream], Cell(step[2], step[3], micro));
-        streams[kSendStream] = Bounded(start + units_.edges.at(2 * step[1] + 1));
+        int64_t& stream = streams[StreamOf(step[4])];
+        const int64_t start = std::max(stream, Cell(step[2], step[3], micro));
+        stream = Bounded(start + units_.edges.at(2 * step[1] + 1));
         ran_.sent.at(step[1] * units_.micros + micro) = start;
         woken_.push_back(to);
         return true;
@@ -142,6 +142,14 @@ class Run {
         const int64_t start = ran_.sent.at(step[1] * units_.micros + micro);
         if (start == kNotSent) return false;
         Cell(step[2], step[3], micro) = start + units_.edges.at(2 * step[1] + 1);
+        return true;
+      }
+      case kMark:
+        Cell(step[2], step[3], micro) = streams[StreamOf(step[1])];
+        return true;
+      case kWait: {
+        int64_t& stream = streams[StreamOf(step[1])];
+        stream = std::max(stream, Cell(step[2], step[3], micro));
         return true;
       }
       default:
@@ -168,6 +176,13 @@ class Run {
       Cell(base + kind.out_place[r], kind.out_stride[r], micro) =
           Bounded(Functions::Dot(row, times, f.ports));
     }
+  }
+
+  static int64_t StreamOf(int64_t number) {
+    if (number < 0 || number >= kRankStreams) {
+      TVM_FFI_THROW(ValueError) << "there is no stream " << number;
+    }
+    return number;
   }
 
   static int64_t Bounded(int64_t time) {

@@ -21,8 +21,10 @@ namespace simulate {
 enum StepKind : int64_t {
   kRun = 0,   // kind, first cell of the stage
   kCopy = 1,  // from cell, stride, to cell, stride
-  kSend = 2,  // edge, cell, stride
+  kSend = 2,  // edge, cell, stride, stream that it occupies
   kRecv = 3,  // edge, cell, stride
+  kMark = 4,  // stream, cell, stride: the cell is when the stream is free
+  kWait = 5,  // stream, cell, stride: the stream is free no earlier than the cell
 };
 
 constexpr int64_t kStepColumns = 5;
@@ -42,7 +44,8 @@ struct Units {
 
 struct Ran {
   Ints times;     // of the ports of each run, ranks in turn
-  Ints finish;    // per rank, when its streams are free: compute, communication, host, sends
+  Ints finish;    // per rank, when its streams are free: compute, communication, host, sends,
+                  // stores, fetches
   Ints sent;      // per edge and micro-batch the start of its message, or -1
   Ints position;  // per rank, how many of its programs it ended
 };

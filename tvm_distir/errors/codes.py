@@ -143,6 +143,7 @@ CODES: dict[str, str] = {
     "DIST0701": "there is no such system",
     "DIST0702": "the description of a system cannot be read",
     "DIST0703": "the description of a system has an unknown, missing or wrong value",
+    "DIST0704": "a system does not say what connects devices with their host",
     "DIST0710": "a program cannot be read",
     "DIST0711": "a program is of another schema version",
     "DIST0712": "a program contradicts itself",

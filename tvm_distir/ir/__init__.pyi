@@ -56,6 +56,7 @@ from .mesh import mesh_names as mesh_names
 from .mesh import mesh_shape as mesh_shape
 from .mesh import meshes as meshes
 from .names import COLLECTIVES as COLLECTIVES
+from .names import HOST_PREFIX as HOST_PREFIX
 from .names import LOCAL_OPS as LOCAL_OPS
 from .names import LOCAL_STEPS as LOCAL_STEPS
 from .names import REDUCE_OPS as REDUCE_OPS

@@ -28,3 +28,7 @@ LOCAL_OPS: tuple[str, ...] = (*LOCAL_STEPS, "axis_index")
 
 REDUCE_OPS: tuple[str, ...] = ("sum", "prod", "min", "max")
 """Kinds of reduction; their position is their code in a compiled call."""
+
+HOST_PREFIX = "tvm_distir.host."
+"""Of the packed functions that copy a tensor to the host's memory, ``store``, and back, ``fetch``:
+a tensor of the host, and memory of the device to be filled."""

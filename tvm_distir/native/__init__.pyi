@@ -60,8 +60,13 @@ from .tables import Restriction as Restriction
 from .tables import Tables as Tables
 from .tasks import Tasks as Tasks
 from .units import COPY as COPY
+from .units import FETCH_STREAM as FETCH_STREAM
+from .units import MARK as MARK
 from .units import RECV as RECV
 from .units import RUN as RUN
 from .units import SEND as SEND
+from .units import SEND_STREAM as SEND_STREAM
+from .units import STORE_STREAM as STORE_STREAM
+from .units import WAIT as WAIT
 from .units import Ran as Ran
 from .units import Units as Units

@@ -16,12 +16,16 @@ import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
 
-RUN, COPY, SEND, RECV = range(4)
+RUN, COPY, SEND, RECV, MARK, WAIT = range(6)
 """Steps: run a kind of unit, its places counted from a cell; copy a place to another; send a
-message from a place; take one into a place, for which a rank waits until it was sent."""
+message from a place; take one into a place, for which a rank waits until it was sent; put into a
+place when a stream is free; keep a stream from being free before what a place says."""
 
-RANK_STREAMS = 4
-"""Streams of a rank: compute, communication, host, sends."""
+RANK_STREAMS = 6
+"""Streams of a rank: compute, communication, host, sends, stores, fetches."""
+
+SEND_STREAM, STORE_STREAM, FETCH_STREAM = 3, 4, 5
+"""Those that messages, and stashes on their way to the host's memory and back, occupy."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,8 @@ class Units:
         Per kind the places of its function's parameters, then of its results; the cell -1 of a
         result that is not kept, and of a parameter that is no port.
     steps : int64 array (steps, 5)
-        Kind of step, and: number of the kind of unit, first cell; place, place; edge, place.
+        Kind of step, and: number of the kind of unit, first cell; place, place; edge, place, and
+        of a send the stream that it occupies; stream, place.
     template_begin : int64 array (templates + 1,)
         Template t is ``steps[template_begin[t] : template_begin[t + 1]]``.
     program_begin : int64 array (ranks + 1,)
@@ -90,8 +95,8 @@ class Ran:
     ----------
     times : int64 array
         Of the ports of each run, those of each rank in turn.
-    finish : int64 array (ranks, 4)
-        When its streams are free: compute, communication, host, sends.
+    finish : int64 array (ranks, 6)
+        When its streams are free: compute, communication, host, sends, stores, fetches.
     sent : int64 array (edges, micros)
         Start of each message, -1 where there is none.
     position : int64 array (ranks,)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from .functions import LATEST, NEVER, STREAM_PORTS, Ints, Maps
-from .units import COPY, RANK_STREAMS, RECV, RUN, SEND, Ran, Units
+from .units import COPY, MARK, RANK_STREAMS, RECV, RUN, SEND, WAIT, Ran, Units
 
 
 def run_units(maps: Maps, units: Units) -> Ran:
@@ -82,13 +82,17 @@ class _Run:
         elif kind == COPY:
             self.cells[c + d * micro] = self.cells[a + b * micro]
         elif kind == SEND:
-            start = max(streams[-1], self.cells[b + c * micro])
+            start = max(streams[d], self.cells[b + c * micro])
             self.sent[a, micro] = start
-            streams[-1] = checked(start + edges[a, 1:2])[0]
+            streams[d] = checked(start + edges[a, 1:2])[0]
         elif kind == RECV:
             if self.sent[a, micro] < 0:
                 return False
             self.cells[b + c * micro] = self.sent[a, micro] + edges[a, 1]
+        elif kind == MARK:
+            self.cells[b + c * micro] = streams[a]
+        elif kind == WAIT:
+            streams[a] = max(streams[a], self.cells[b + c * micro])
         return True
 
     def _unit(self, rank: int, kind: int, base: int, micro: int) -> None:

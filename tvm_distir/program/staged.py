@@ -89,6 +89,19 @@ class Role:
         """The other ``updates``."""
         return tuple(pair for pair in self.updates if pair not in self.carried)
 
+    @functools.cached_property
+    def stash(self) -> tuple[int, ...]:
+        """Slots of what the forward part of a micro-batch keeps for its later parts."""
+        there, needed, once = set[int](), set[int](), {*self.params, *self.results}
+        for phase in self.phases:
+            if phase.name in (ROWS, FORWARD):
+                there.update(phase.inputs if phase.name == FORWARD else (), phase.outputs)
+            elif phase.name in (BACKWARD, WEIGHT, ACCUMULATE, NEXT):
+                needed.update(phase.inputs)
+            elif phase.name == BEGIN:
+                once.update(phase.outputs)
+        return tuple(sorted((there & needed) - once))
+
     def phase(self, name: str) -> Phase | None:
         """The phase of a name."""
         return next((one for one in self.phases if one.name == name), None)

@@ -30,6 +30,9 @@ def memory_lines(analysis: Analysis, paint: Painter) -> list[str]:
         drawn = paint("red" if over else "green", bar(d.peak_memory_bytes, capacity))
         used = units.share(d.peak_memory_bytes, capacity)
         lines.append(f"  {ranges(ids)}: [{drawn}] {used} of {units.size(capacity)}; {sizes}")
+    kept = max((one.account.host_bytes for one in analysis.lanes if one.account), default=0)
+    if kept:
+        lines.append(f"  In the host's memory: at most {units.size(kept)} per device.")
     lane = fullest(analysis)
     if lane is None or lane.account is None:
         return lines

@@ -13,10 +13,14 @@ from .notes import StageNote as StageNote
 from .notes import SumNote as SumNote
 from .notes import first_stream as first_stream
 from .notes import scheduled as scheduled
+from .offloading import Absence as Absence
+from .offloading import absences as absences
 from .orders import ORDERS as ORDERS
+from .programs import FETCH as FETCH
 from .programs import RECV as RECV
 from .programs import RUN as RUN
 from .programs import SEND as SEND
+from .programs import STORE as STORE
 from .programs import Step as Step
 from .programs import programs as programs
 from .schedule import Schedule as Schedule

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .programs import RECV, RUN, SEND, programs
+from .programs import FETCH, RECV, RUN, SEND, STORE, programs
 from .schedule import Schedule
 from .units import BACKWARD, FORWARD, WEIGHT
 
@@ -33,7 +33,7 @@ class Holding:
         Whether a micro-batch is done, so that there are sums.
     kept : int64 array (units,)
         Micro-batches whose forward part is done and whose backward part is not, without that of
-        the unit.
+        the unit, and without those that are in the host's memory.
     later : int64 array
         From their backward part to their gradients of weights, that of the unit too; 0 where these
         are not apart.
@@ -69,6 +69,8 @@ def holdings(schedule: Schedule) -> list[list[Holding]]:
                 here[_IN[phase]] += 1
             elif step.kind == SEND:
                 here[_OUT[phase]] -= 1
+            elif step.kind in (STORE, FETCH):
+                here[_KEPT] += 1 if step.kind == FETCH else -1
             elif step.kind == RUN:
                 behind = {FORWARD: -1, BACKWARD: 1}.get(phase, 0)
                 if _apart(schedule, step.stage, behind):

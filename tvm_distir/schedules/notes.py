@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..ir import PIPELINE_ATTR
-from .schedule import Schedule, unfit
+from .listed import unfit
+from .schedule import Schedule
 
 ACTIVATION, GRADIENT, PART, TOTAL = "activation", "gradient", "part", "total"
 STREAM = "stream"

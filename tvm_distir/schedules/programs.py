@@ -4,17 +4,22 @@
 
 All ranks' steps are parts of one order in which a message is one event of both its ends. So no two
 ranks wait for each other, also where a send waits for its receive.
+
+Stashes go to the host, and come back, between units of their rank.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .offloading import Absence, absences
 from .schedule import Schedule
 from .timeline import Ran, Times, timeline
 from .units import BACKWARD, FORWARD, WEIGHT, Unit
 
 RUN, SEND, RECV = "run", "send", "recv"
+STORE, FETCH = "store", "fetch"
 
 
 @dataclass(frozen=True)
@@ -24,9 +29,10 @@ class Step:
     Attributes
     ----------
     kind : str
-        ``run``, ``send`` or ``recv``.
+        ``run``, ``send``, ``recv``; ``store``: what the unit keeps is in the host's memory from
+        here on, and not on the device any more; ``fetch``: it comes back from here on.
     unit : Unit
-        What is run, or the unit of this rank that makes, or needs, the message.
+        What is run, or the unit of this rank that makes, or needs, the message or the stash.
     stage : int
         Of the unit.
     peer : int
@@ -63,6 +69,35 @@ def programs(schedule: Schedule) -> list[list[Step]]:
         reader = readers[one.unit.phase, peer, one.unit.micro]
         found[one.rank].append(Step(SEND, one.unit, one.stage, peer))
         found[reader.rank].append(Step(RECV, reader.unit, peer, one.stage))
+    if not schedule.offload:
+        return found
+    return [_with_moves(steps, absences(schedule, rank)) for rank, steps in enumerate(found)]
+
+
+def _with_moves(steps: Iterable[Step], away: Iterable[Absence]) -> list[Step]:
+    """A rank's steps with those of its stashes: behind the units that they are stored during,
+    and before those that they are fetched during.
+    """
+    behind: dict[int, list[Absence]] = {}
+    before: dict[int, list[Absence]] = {}
+    for one in away:
+        behind.setdefault(one.stored, []).append(one)
+        before.setdefault(one.fetched, []).append(one)
+    makers: dict[tuple[int, int], Unit] = {}
+    found: list[Step] = []
+    place = 0
+    for step in steps:
+        if step.kind != RUN:
+            found.append(step)
+            continue
+        if step.unit.phase == FORWARD:
+            makers[step.stage, step.unit.micro] = step.unit
+        for one in before.get(place, ()):
+            found.append(Step(FETCH, makers[one.stage, one.micro], one.stage))
+        found.append(step)
+        for one in behind.get(place, ()):
+            found.append(Step(STORE, makers[one.stage, one.micro], one.stage))
+        place += 1
     return found
 
 

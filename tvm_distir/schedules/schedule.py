@@ -5,15 +5,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import PlanError, nearest, shortened
 from ..reading import JsonValue
+from .listed import check_offload, check_units, read_unit, unfit
 from .orders import ORDERS, in_turn, there_and_back
-from .timeline import Times, timeline
-from .units import BACKWARD, FORWARD, PHASES, WEIGHT, Orders, Unit, stages_of
+from .units import FORWARD, WEIGHT, Orders, Unit
 
 CUSTOM = "custom"
 """The kind of a schedule whose units are listed."""
@@ -22,7 +22,7 @@ MOST = 1 << 16
 """Most stages, and most micro-batches."""
 
 NUMBERS = ("stages", "micro_batches", "chunks")
-_KEYS = ("kind", *NUMBERS, "cuts", "units", "ranks", "devices", "meshes", "stash")
+_KEYS = ("kind", *NUMBERS, "cuts", "units", "ranks", "devices", "meshes", "stash", "offload")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,9 @@ class Schedule:
     stash : bool
         Weights change after every micro-batch, and the backward part of each reads those that its
         forward part read, which are kept for it (Narayanan et al. 2019, PipeDream).
+    offload : tuple of int
+        Stages: what their forward part keeps for the backward part of a micro-batch waits in the
+        host's memory, where it waits long enough (:func:`.offloading.absences`).
 
     Raises
     ------
@@ -71,6 +74,7 @@ class Schedule:
     devices: tuple[tuple[int, ...], ...] = ()
     meshes: tuple[str, ...] = ()
     stash: bool = False
+    offload: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind not in (*ORDERS, CUSTOM):
@@ -107,8 +111,9 @@ class Schedule:
                     f"{name} has {len(getattr(self, name))} entries for {self.stages} ranks",
                     "Give one for each rank, or none.",
                 )
+        check_offload(self.offload, self.stage_count)
         if custom:
-            _check_units(self.units, self.rank_of, self.micro_batches, self.stages)
+            check_units(self.units, self.rank_of, self.micro_batches, self.stages)
 
     @property
     def stage_count(self) -> int:
@@ -161,13 +166,15 @@ class Schedule:
             values["ranks"] = tuple(item.integer(least=0) for item in found["ranks"].items())
         if "stash" in found:
             values["stash"] = found["stash"].flag()
+        if "offload" in found:
+            values["offload"] = found["offload"].integers()
         if "meshes" in found:
             values["meshes"] = tuple(item.text() for item in found["meshes"].items())
         if "devices" in found:
             values["devices"] = tuple(ids.integers() for ids in found["devices"].items())
         if "units" in found:
             values["units"] = tuple(
-                tuple(_read_unit(unit) for unit in rank.items()) for rank in found["units"].items()
+                tuple(read_unit(unit) for unit in rank.items()) for rank in found["units"].items()
             )
         try:
             return Schedule(**values)
@@ -189,6 +196,8 @@ class Schedule:
             out["ranks"] = list(self.ranks)
         if self.stash:
             out["stash"] = True
+        if self.offload:
+            out["offload"] = list(self.offload)
         if self.meshes:
             out["meshes"] = list(self.meshes)
         if self.devices:
@@ -227,68 +236,3 @@ class Schedule:
         if isinstance(given, str):
             return Schedule.parse(given)
         return Schedule.from_dict(given)
-
-
-def unfit(what: str, remedy: str, place: str = "schedule") -> PlanError:
-    """Error about a schedule."""
-    return PlanError("DIST0236", what, place=place, remedy=remedy)
-
-
-def _read_unit(data: JsonValue) -> Unit:
-    words = data.items()
-    if not 2 <= len(words) <= 3:
-        raise data.wrong("a unit is [phase, micro-batch, chunk]", 'Write ["F", 0, 0].')
-    phase = words[0].text()
-    if phase not in PHASES:
-        raise words[0].wrong(f'no phase is called "{shortened(phase)}"', "Write F, B or W.")
-    chunk = words[2].integer(least=0) if len(words) > 2 else 0
-    return Unit(phase, words[1].integer(least=0), chunk)
-
-
-def _check_units(
-    units: Sequence[Sequence[Unit]], rank_of: Sequence[int], micro_batches: int, ranks: int
-) -> None:
-    """Refuse a list that does not run every phase of every stage and micro-batch once."""
-    stages = stages_of(rank_of)
-    if len(units) != ranks or set(rank_of) != set(range(ranks)):
-        raise unfit(
-            f"{len(units)} lists of units and stages on the ranks {sorted(set(rank_of))} do not "
-            f"make {ranks} ranks",
-            "Give a list, and stages, for each rank.",
-        )
-    split = any(unit.phase == WEIGHT for own in units for unit in own)
-    phases = PHASES if split else (FORWARD, BACKWARD)
-    for rank, own in enumerate(units):
-        wanted = {
-            Unit(phase, micro, chunk)
-            for r, chunk in stages
-            if r == rank
-            for phase in phases
-            for micro in range(micro_batches)
-        }
-        seen: set[Unit] = set()
-        for unit in own:
-            if unit in seen or unit not in wanted:
-                fault = "stands twice" if unit in seen else "is none of this rank's"
-                raise unfit(
-                    f"the unit {list(unit)} {fault}",
-                    "Run every phase of every micro-batch once.",
-                    f"schedule/units/{rank}",
-                )
-            seen.add(unit)
-        if missing := sorted(wanted - seen):
-            raise unfit(
-                f"{len(missing)} units are missing, {list(missing[0])} the first",
-                "Run every phase of every micro-batch once.",
-                f"schedule/units/{rank}",
-            )
-    orders = [list(own) for own in units]
-    ran = timeline(orders, rank_of, Times())
-    if len(ran) < sum(map(len, orders)):
-        done = {(one.rank, one.unit) for one in ran}
-        rank, unit = next((r, u) for r, own in enumerate(units) for u in own if (r, u) not in done)
-        raise unfit(
-            f"the unit {list(unit)} waits for one that waits for it",
-            "Order units so that what each needs comes before.",
-            f"schedule/units/{rank}",
-        )

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from ..program import Edge, Op, Program
 from ..system import Clock, GroupLayout, System, picoseconds, wire_bytes
 
-COMPUTE, COMM, SEND, RECV = range(4)
+COMPUTE, COMM, SEND, STORE, FETCH, RECV = range(6)
 HOST, GRADIENTS = "host", "gradients"
 HOSTS = {HOST: "python_launch_us", "unit": "unit_overhead_us", "step": "step_overhead_us"}
 """Kernel classes of what the host does, and the constant of each."""
-STREAMS = ("compute", "comm", "send", "recv")
-"""Streams of a device. Compute, collectives and sends run in order of issue, each on its own
-stream; a receive only waits for its send."""
+STREAMS = ("compute", "comm", "send", "store", "fetch", "recv")
+"""Streams of a device. Compute, collectives, sends and copies to and from the host run in order of
+issue, each on its own stream; a receive only waits for its send."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,10 @@ class OpCosts:
             )
             sent += self.clock.collective_ps("all_gather", edge.bytes[1], layout, place)
         return sent, received
+
+    def host_copy_ps(self, size_bytes: int, place: str) -> int:
+        """Duration of a copy between a device and the memory of its host."""
+        return picoseconds(self.clock.system.host_copy_time_s(size_bytes), place)
 
     def _layout(self, op: Op) -> GroupLayout:
         key = (op.mesh, op.mesh_axes)

@@ -55,10 +55,11 @@ class CollectiveTotal:
     Attributes
     ----------
     kind : str
-        The op's word; ``send`` for a transfer, counted where it arrives.
+        The op's word; ``send`` for a transfer, counted where it arrives; ``store`` and ``fetch``
+        for stashes on their way to the host's memory and back.
     mesh : str
     mesh_axis : str
-        Axis names joined by ``,``; ``mesh0->mesh1`` for a transfer.
+        Axis names joined by ``,``; ``mesh0->mesh1`` for a transfer; ``host``.
     group_size : int
         For a transfer, the devices it arrives on.
     count : int
@@ -84,7 +85,10 @@ class CollectiveTotal:
 
 @dataclass(frozen=True)
 class Event:
-    """One task of one device. ``stream`` is ``compute``, ``comm``, ``send`` or ``recv``.
+    """One task of one device.
+
+    ``stream`` is ``compute``, ``comm``, ``send``, ``recv``, or ``store`` and ``fetch``: a stash on
+    its way to the host's memory and back.
 
     ``args`` has ``op``, ``binding``, ``scope``, ``bound_by``, and ``flops`` and ``bytes`` or
     ``payload_bytes``, ``wire_bytes`` and ``group_size``.

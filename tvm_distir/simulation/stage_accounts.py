@@ -67,15 +67,11 @@ class RankAccount:
             return op_times(rows, self.counts), function_times(root, timeline.runs, tables)
 
         lane = Lane(self.mesh.name, self.mesh.device_ids, timeline, held, shown)
-        moved = [(one.start, one.end) for one in (*timeline.sent, *timeline.received)]
-        talking = np.concatenate(
-            [np.zeros(0, np.int64), *(np.stack(pair, axis=1).ravel() for pair in moved)]
-        )
-        busy = self.ran.busy(self.rank, talking)
+        busy = self.ran.busy(self.rank, timeline.talking())
         return lane, Work(*busy, finish, total_flops(rows, self.counts))
 
     def traffic(self, costs: OpCosts) -> Traffic:
-        """Collectives of the rank, and messages that it gets."""
+        """Collectives of the rank, messages that it gets, and copies to and from its host."""
         found = traffic(self.program, self.lowering.rows, self.counts, self.mesh)
         rank_of = self.staged.schedule.rank_of
         for messages in self.ran.messages:
@@ -88,6 +84,12 @@ class RankAccount:
             add_traffic(
                 found, (self.mesh.name, "send", ends, len(self.mesh.device_ids)), count,
                 (edge.bytes[1], edge.wire_bytes[1], spent),
+            )  # fmt: skip
+        for copies in self.timeline.copied:
+            move, count = copies.move, int(copies.start.size)
+            add_traffic(
+                found, (self.mesh.name, move.kind, "host", len(self.mesh.device_ids)), count,
+                (move.bytes, move.bytes, move.spent_ps),
             )  # fmt: skip
         return found
 

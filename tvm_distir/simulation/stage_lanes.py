@@ -16,7 +16,7 @@ from ..program import Staged
 from ..schedules import BACKWARD, FORWARD, WEIGHT
 from .function_table import FunctionTables, Spent, Table, listed
 from .lanes import Event, FunctionTime
-from .stage_runs import Messages, Runs, StageRuns
+from .stage_runs import Copies, Messages, Runs, StageRuns
 from .timeline import seconds
 from .traces import Kind, Sheet, Wires
 
@@ -36,6 +36,7 @@ class StageTimeline:
     runs : list of Runs
         Of the rank.
     sent, received : list of Messages
+    copied : list of Copies
     """
 
     staged: Staged
@@ -44,6 +45,7 @@ class StageTimeline:
     runs: list[Runs]
     sent: list[Messages]
     received: list[Messages]
+    copied: list[Copies]
 
     @staticmethod
     def of(staged: Staged, rank: int, ran: StageRuns) -> StageTimeline:
@@ -51,7 +53,18 @@ class StageTimeline:
         rank_of = staged.schedule.rank_of
         sent = [one for one in ran.messages if rank_of[one.edge.source[0]] == rank]
         received = [one for one in ran.messages if rank_of[one.edge.target[0]] == rank]
-        return StageTimeline(staged, rank, ran, list(ran.of(rank)), sent, received)
+        copied = [one for one in ran.copies if rank_of[one.move.stage] == rank]
+        return StageTimeline(staged, rank, ran, list(ran.of(rank)), sent, received, copied)
+
+    def talking(self) -> Ints:
+        """Starts and ends of messages and copies, (2 n,)."""
+        moved = [(one.start, one.end) for one in self._moving()]
+        return np.concatenate(
+            [np.zeros(0, np.int64), *(np.stack(pair, axis=1).ravel() for pair in moved)]
+        )
+
+    def _moving(self) -> list[Messages | Copies]:
+        return [*self.sent, *self.received, *self.copied]
 
     @functools.cached_property
     def parts(self) -> list[tuple[Runs, str, Ints, Ints]]:
@@ -66,11 +79,11 @@ class StageTimeline:
 
     def __len__(self) -> int:
         units = sum(one.micros.size for one, *_ in self.parts)
-        return units + sum(one.micros.size for one in (*self.sent, *self.received))
+        return units + sum(one.micros.size for one in self._moving())
 
     def __iter__(self) -> Iterator[Event]:
         device = self.ran.meshes[self.rank].device_ids[0]
-        found = [*self._units(device), *self._messages(device)]
+        found = [*self._units(device), *self._messages(device), *self._copies(device)]
         yield from sorted(found, key=lambda event: event.start_s)
 
     def sheets(self) -> Iterator[Sheet]:
@@ -95,6 +108,13 @@ class StageTimeline:
                 flows = [(edge.source, edge.target, edge.direction, micro) for micro in micros]
                 count = len(micros)
                 yield Wires(stream + peer, [kind] * count, names, one.start, one.end, flows)
+        for copies in self.copied:
+            word, stage = copies.move.kind, copies.move.stage
+            micros = copies.micros.tolist()
+            kind = Kind(word, word, _copy_facts(copies))
+            names = [f"{word} {micro}" for micro in micros]
+            flows = [((stage, 0), (stage, 0), "stash", micro) for micro in micros]
+            yield Wires(word, [kind] * len(micros), names, copies.start, copies.end, flows)
 
     def _facts(self, one: Messages, stream: str) -> dict[str, Any]:
         """What all messages of an edge have in common."""
@@ -132,6 +152,14 @@ class StageTimeline:
                     args = {**facts, "binding": _message(one, micro)}
                     yield Event(device, stream, stream, seconds(start), seconds(end - start), args)
 
+    def _copies(self, device: int) -> Iterator[Event]:
+        for one in self.copied:
+            facts, word = _copy_facts(one), one.move.kind
+            columns = (one.micros.tolist(), one.start.tolist(), one.end.tolist())
+            for micro, start, end in zip(*columns, strict=True):
+                args = {**facts, "binding": f"{word} {micro}"}
+                yield Event(device, word, word, seconds(start), seconds(end - start), args)
+
 
 def _word(one: Runs) -> str:
     """What a unit is called."""
@@ -141,6 +169,18 @@ def _word(one: Runs) -> str:
 def _message(one: Messages, micro: int) -> str:
     """What a message is called."""
     return f"{one.edge.direction} {micro}" if micro >= 0 else one.edge.direction
+
+
+def _copy_facts(one: Copies) -> dict[str, Any]:
+    """What all copies of a stage in one direction have in common."""
+    move = one.move
+    return {
+        "op": move.kind,
+        "payload_bytes": move.bytes,
+        "wire_bytes": move.bytes,
+        "bound_by": "network",
+        "scope": f"stage {move.stage} and the host",
+    }
 
 
 def function_times(

@@ -13,6 +13,7 @@ from ..errors import SimulationError
 from ..native import NEVER, STREAM_PORTS, Ints
 from ..program import Edge, Mesh
 from .stage_kinds import Kinds, RankUnit
+from .stage_moves import Move
 from .stage_steps import StageSteps
 from .timeline import op_kinds
 from .traces import Kind
@@ -53,6 +54,16 @@ class Messages:
     end: Ints
 
 
+@dataclass(frozen=True)
+class Copies:
+    """The copies of a stage's stashes in one direction, as :class:`Messages`."""
+
+    move: Move
+    micros: Ints
+    start: Ints
+    end: Ints
+
+
 class StageRuns:
     """Runs all ranks.
 
@@ -68,6 +79,8 @@ class StageRuns:
     ----------
     messages : list of Messages
         Per edge between ranks.
+    copies : list of Copies
+        To the memory of the host, and back.
     finish : int
         When the last stream is free, and the last message there.
 
@@ -92,20 +105,29 @@ class StageRuns:
         self._functions = units.kind_function[kind]
         self._at = np.concatenate(([0], np.cumsum(ports[kind])))
         self.messages = []
-        for edge, spent, starts in zip(steps.edges, steps.edge_ps, ran.sent, strict=True):
-            micros = np.flatnonzero(starts >= 0)
-            micros = micros[np.argsort(starts[micros], kind="stable")]
-            once = np.where(micros == units.micros - 1, -1, micros)
-            self.messages.append(Messages(edge, once, starts[micros], starts[micros] + spent))
+        count = len(steps.edges)
+        for edge, spent, starts in zip(steps.edges, steps.edge_ps, ran.sent[:count], strict=True):
+            self.messages.append(Messages(edge, *self._sent(starts, spent)))
+        moves = zip(steps.stashes.moves, ran.sent[count:], strict=True)
+        self.copies = [Copies(one, *self._sent(starts, one.spent_ps)) for one, starts in moves]
+
+    def _sent(self, starts: Ints, spent: int) -> tuple[Ints, Ints, Ints]:
+        """Micro-batches, starts and ends of what was sent, from the starts by micro-batch."""
+        micros = np.flatnonzero(starts >= 0)
+        micros = micros[np.argsort(starts[micros], kind="stable")]
+        once = np.where(micros == self.steps.units.micros - 1, -1, micros)
+        return once, starts[micros], starts[micros] + spent
 
     def _check(self, position: Ints) -> None:
         units, schedule = self.steps.units, self.steps.schedule
         behind = position < np.diff(units.program_begin)
         stuck = np.flatnonzero(behind).tolist()
         if stuck:
-            first, orders = stuck[0], schedule.orders
-            at = int(position[first]) - 1
-            order = orders[first]
+            first = stuck[0]
+            order = schedule.orders[first]
+            begin = int(units.program_begin[first])
+            ended = units.programs[begin : begin + int(position[first]), 0]
+            at = int(np.isin(ended, self.steps.unit_templates).sum())
             what = list(order[at]) if 0 <= at < len(order) else "a sum over stages"
             raise SimulationError(
                 "DIST0720",

@@ -14,11 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..native import COPY, RECV, RUN, SEND, Ints, Units
+from ..native import COPY, RECV, RUN, SEND, SEND_STREAM, Ints, Units
 from ..program import BEGIN, END, UPDATE, Edge, Role, Staged
 from ..schedules import BACKWARD, FORWARD, PHASES, WEIGHT, Unit, stages_of
 from .costs import OpCosts
 from .stage_kinds import Kinds, RankUnit
+from .stage_moves import StashMoves
 
 _DIRECTION = {FORWARD: "forward", BACKWARD: "backward"}
 _NOWHERE = (-1, 0)
@@ -51,6 +52,10 @@ class StageSteps:
         Those between ranks, as ``units`` numbers them.
     edge_ps : list of int
         Durations of their messages.
+    stashes : StashMoves
+        The copies of stashes, which are numbered behind the edges.
+    unit_templates : list of int
+        The templates that are units of the schedule.
     """
 
     def __init__(self, staged: Staged, kinds: Kinds, costs: OpCosts) -> None:
@@ -77,6 +82,7 @@ class StageSteps:
             max(costs.edge_ps(edge, *(self.rank_of[end[0]] for end in (edge.source, edge.target))))
             for edge in self.edges
         ]
+        self.stashes = StashMoves(staged, costs, len(self.edges), self._base[-1])
         self.units = self._write()
 
     def _crosses(self, edge: Edge) -> bool:
@@ -102,13 +108,19 @@ class StageSteps:
             for phase in PHASES:
                 for first in (True, False):
                     templates[stage, phase, first] = template(self._phase(stage, phase, first))
+        self.unit_templates = list(templates.values())
+        moves = self.stashes.templates(
+            self._stash, lambda rows: template([_Step(numbers) for numbers in rows])
+        )
         programs: list[Ints] = []
         for rank in range(ranks):
             once = self.micros - 1
-            ends = [np.array([[template(own), once]], np.int64) for own in (head[rank], tail[rank])]
-            programs += [ends[0], self._ordered(rank, stage_at, templates), ends[1]]
+            ends = [np.array([[template(one), once]], np.int64) for one in (head[rank], tail[rank])]
+            own = self.stashes.around(rank, self._ordered(rank, stage_at, templates), moves)
+            programs += [ends[0], own, ends[1]]
         sizes = [sum(len(one) for one in programs[3 * r : 3 * r + 3]) for r in range(ranks)]
-        targets = [self.rank_of[edge.target[0]] for edge in self.edges]
+        messages = zip(self.edges, self.edge_ps, strict=True)
+        rows = [[self.rank_of[edge.target[0]], spent] for edge, spent in messages]
         return Units(
             np.array(self._kind_function, np.int64),
             np.array(self._kind_places, np.int64).ravel(),
@@ -116,8 +128,8 @@ class StageSteps:
             np.array(begin, np.int64),
             np.cumsum([0, *sizes]),
             np.concatenate(programs),
-            np.array([targets, self.edge_ps], np.int64).reshape(2, -1).T,
-            self._base[-1],
+            np.array([*rows, *self.stashes.rows()], np.int64).reshape(-1, 2),
+            self.stashes.cells,
             self.micros,
         )
 
@@ -193,7 +205,7 @@ class StageSteps:
         place = self._cell(*edge.source, once)
         if not self._crosses(edge):
             return self._copied(place, self._cell(*edge.target, once))
-        return _Step((SEND, self._number[id(edge)], *(place or _NOWHERE)))
+        return _Step((SEND, self._number[id(edge)], *(place or _NOWHERE), SEND_STREAM))
 
     def _run(self, stage: int, name: str, once: bool = False) -> list[_Step]:
         """Run a unit, if there is one; ``once``: no micro-batch has slots of its own."""
@@ -213,6 +225,11 @@ class StageSteps:
                 )
         kind = RunKind(stage, name, unit, once)
         return [_Step((RUN, self._kinds[key], self._base[stage]), kind)]
+
+    def _stash(self, stage: int) -> list[tuple[int, int]]:
+        """Places of what a stage keeps of a micro-batch, where their times matter."""
+        cells = (self._cell(stage, slot, False) for slot in self.staged.role_of(stage).stash)
+        return [cell for cell in cells if cell is not None]
 
     def _begin(self) -> list[list[_Step]]:
         """What ranks do before the first unit."""

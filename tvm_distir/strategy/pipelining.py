@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from tvm import ir
 
-from ..errors import PlanError
+from ..errors import PlanError, shortened
 from ..ir import mesh_devices
 from ..plan import MeshSpec, Plan
 from ..schedules import Pipeline, Schedule
@@ -34,6 +34,7 @@ def pipeline(
     schedule: str = "1f1b",
     chunks: int = 1,
     stash: bool = False,
+    offload: str = "none",
 ) -> Plan:
     """Plan whose stages lie one behind the other along a mesh axis.
 
@@ -63,6 +64,8 @@ def pipeline(
     stash : bool
         Change weights after every micro-batch, and keep for its backward part those that its
         forward part read (PipeDream).
+    offload : str
+        Stages whose stashes wait in the host's memory: ``none``, ``all``, or numbers, ``0/1``.
 
     Returns
     -------
@@ -77,7 +80,7 @@ def pipeline(
         DIST0233 the step has no stages, or others; DIST0236 the schedule is wrong.
     """
     spec = as_mesh_spec(mesh)
-    wanted = _schedule(spec.axes, axis, stages, micro_batches, schedule, chunks, stash)
+    wanted = _schedule(spec.axes, axis, stages, micro_batches, schedule, chunks, stash, offload)
     return on_stages(mod, spec, wanted, axis)
 
 
@@ -109,6 +112,7 @@ def _schedule(
     schedule: str = "1f1b",
     chunks: int = 1,
     stash: bool = False,
+    offload: str = "none",
 ) -> Schedule:
     """Schedule of the options of :func:`pipeline`, with its errors."""
     size = axes.get(axis)
@@ -121,7 +125,23 @@ def _schedule(
             place=f'strategy "{PIPELINE}"',
             remedy="Leave stages out, or change the mesh.",
         )
-    return Schedule(schedule, size or 1, micro_batches, chunks, stash=stash)
+    made = Schedule(schedule, size or 1, micro_batches, chunks, stash=stash)
+    return replace(made, offload=_stages(offload, made.stage_count))
+
+
+def _stages(text: str, count: int) -> tuple[int, ...]:
+    """Stages of the option ``offload``."""
+    if text in ("none", "all"):
+        return tuple(range(count)) if text == "all" else ()
+    words = text.split("/")
+    if not all(word.isascii() and word.isdigit() and len(word) < 7 for word in words):
+        raise PlanError(
+            "DIST0236",
+            f'offload="{shortened(text)}" names no stages',
+            place=f'strategy "{PIPELINE}"',
+            remedy="Write none, all, or numbers of stages joined by a slash: 0/1.",
+        )
+    return tuple(map(int, words))
 
 
 def on_stages(mod: ir.IRModule, mesh: MeshSpec, wanted: Schedule, axis: str) -> Plan:

@@ -14,6 +14,7 @@ from .hardware import KERNEL_CLASSES as KERNEL_CLASSES
 from .hardware import VIEW as VIEW
 from .hardware import Device as Device
 from .hardware import Efficiency as Efficiency
+from .hardware import HostLink as HostLink
 from .hardware import InterNode as InterNode
 from .hardware import IntraNode as IntraNode
 from .model import Roofline as Roofline

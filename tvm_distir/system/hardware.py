@@ -95,3 +95,21 @@ class InterNode:
     bandwidth_per_nic_GBps: float
     latency_us: float
     setup_us: float
+
+
+@dataclass(frozen=True)
+class HostLink:
+    """What connects a device with the memory of its host.
+
+    Attributes
+    ----------
+    name : str
+    bandwidth_GBps : float
+        Of one device, per direction; both directions work at the same time.
+    latency_us : float
+        Per copy.
+    """
+
+    name: str
+    bandwidth_GBps: float
+    latency_us: float = 0.0

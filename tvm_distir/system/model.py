@@ -13,8 +13,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..errors import HardwareError
 from .constants import Constant, value_of
-from .hardware import LIKE, TENSOR_CLASSES, VIEW, Device, InterNode, IntraNode
+from .hardware import LIKE, TENSOR_CLASSES, VIEW, Device, HostLink, InterNode, IntraNode
 from .links import far_time_s, near_time_s
 from .network import GroupLayout, Spread, check_kind, layout_of, nic_sharing, spread
 from .rates import Rate, rate
@@ -60,6 +61,8 @@ class System:
     constants : mapping of str to Constant
         Those of :data:`.constants.MEANINGS`, for the model of fused kernels, host and network;
         none: a roofline per op.
+    host_link : HostLink, optional
+        None: what waits in the host's memory cannot be priced.
     """
 
     name: str
@@ -70,6 +73,7 @@ class System:
     sources: Mapping[str, str] = field(default_factory=dict)
     kernels: str = "eager"
     constants: Mapping[str, Constant] = field(default_factory=dict)
+    host_link: HostLink | None = None
 
     @staticmethod
     def load(name_or_path: str | Path) -> System:
@@ -191,6 +195,25 @@ class System:
         name = "nic_efficiency_gradients" if gradients else "nic_efficiency"
         reached = self.constant(name) if self.constants else 1.0
         return adapters * net.bandwidth_per_nic_GBps * 1e9 * reached
+
+    def host_copy_time_s(self, size_bytes: int) -> float:
+        """Seconds of a copy between a device and the memory of its host, in either direction.
+
+        Raises
+        ------
+        HardwareError
+            DIST0704 where the system does not say what connects them.
+        """
+        link = self.host_link
+        if link is None:
+            raise HardwareError(
+                "DIST0704",
+                f'the system "{self.name}" does not say what connects devices with their host',
+                place="schedule/offload",
+                remedy='Add "host_link": {"name": .., "bandwidth_GBps": ..} to its file, or leave '
+                "offload out.",
+            )
+        return 1e-6 * link.latency_us + size_bytes / (link.bandwidth_GBps * 1e9)
 
     def collective_time_s(
         self, kind: str, payload_bytes: int, ranks: Sequence[int], sharing: int = 1

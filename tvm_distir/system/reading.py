@@ -11,7 +11,16 @@ from typing import Any, TypeVar
 from ..errors import HardwareError, nearest
 from ..reading import JsonValue, read_json
 from .constants import FORMS, MEANINGS, OTHERWISE, Constant, value_of
-from .hardware import KERNEL_CLASSES, LIKE, VIEW, Device, Efficiency, InterNode, IntraNode
+from .hardware import (
+    KERNEL_CLASSES,
+    LIKE,
+    VIEW,
+    Device,
+    Efficiency,
+    HostLink,
+    InterNode,
+    IntraNode,
+)
 from .offered import offered, offered_names
 
 SCHEMA_VERSION = 1
@@ -19,7 +28,7 @@ DATA = Path(__file__).parent / "data"
 
 _TOP = (
     "schema_version", "name", "description", "device", "intra_node", "inter_node", "sources",
-    "kernels", "constants",
+    "kernels", "constants", "host_link",
 )  # fmt: skip
 _DEVICE = (
     "name", "memory_capacity_GiB", "memory_bandwidth_GBps", "launch_floor_us", "matmul_TFLOPs",
@@ -30,6 +39,7 @@ _CURVE = ("root_us", "share", "send_us")
 _CONSTANT = ("value", "unit", "meaning", "source")
 _INTRA = ("name", "devices_per_node", "bandwidth_GBps", "latency_us", "setup_us", *_CURVE)
 _INTER = ("name", "nics_per_node", "bandwidth_per_nic_GBps", "latency_us", "setup_us")
+_HOST = ("name", "bandwidth_GBps", "latency_us")
 _PRICED = tuple(one for one in KERNEL_CLASSES if one != VIEW and one not in LIKE)
 
 Made = TypeVar("Made")
@@ -79,7 +89,7 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
 
 def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
     """Hand the parts of a system that plain data tells to ``make``."""
-    optional = ("description", "sources", "kernels", "constants")
+    optional = ("description", "sources", "kernels", "constants", "host_link")
     top = JsonValue(data, place, _wrong).object(_TOP, optional=optional)
     top["schema_version"].version(SCHEMA_VERSION)
     sources = top["sources"].object().fields() if "sources" in top else ()
@@ -92,6 +102,7 @@ def parse(data: Any, place: str, make: Callable[..., Made]) -> Made:
         device=_device(top["device"], constants),
         intra_node=_intra(top["intra_node"]),
         inter_node=_inter(top["inter_node"]),
+        host_link=_host(top["host_link"]) if "host_link" in top else None,
         sources={key: source.text() for key, source in sources},
     )
 
@@ -156,6 +167,12 @@ def _inter(data: JsonValue) -> InterNode:
         latency_us=found["latency_us"].number(least=0.0),
         setup_us=found["setup_us"].number(least=0.0),
     )
+
+
+def _host(data: JsonValue) -> HostLink:
+    found = data.object(_HOST, optional=("latency_us",))
+    latency_us = found["latency_us"].number(least=0.0) if "latency_us" in found else 0.0
+    return HostLink(found["name"].text(), found["bandwidth_GBps"].number(), latency_us)
 
 
 def _peaks(data: JsonValue) -> dict[str, float]:

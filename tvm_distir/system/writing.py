@@ -28,6 +28,8 @@ def to_data(system: System) -> dict[str, Any]:
         }
     else:
         del data["constants"]
+    if system.host_link is None:
+        del data["host_link"]
     if data["intra_node"]["send_us"] is None:
         del data["intra_node"]["send_us"]
     return data

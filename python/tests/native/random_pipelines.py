@@ -9,7 +9,17 @@ import random
 import numpy as np
 from random_maps import STREAMS, Flat, random_function, random_functions
 
-from tvm_distir.native import COPY, FREE, IS_FREE, RECV, RUN, SEND, SETTLED, Units
+from tvm_distir.native import (
+    COPY,
+    FREE,
+    IS_FREE,
+    RECV,
+    RUN,
+    SEND,
+    SEND_STREAM,
+    SETTLED,
+    Units,
+)
 from tvm_distir.schedules import BACKWARD, FORWARD, WEIGHT, Schedule
 
 X, Y, KEPT, GRAD, DX, LEFT, SLOTS = range(7)
@@ -79,7 +89,8 @@ class Pipeline:
                     to = after * SLOTS * micros + slot * micros
                     same = rank_of[after] == rank_of[stage]
                     edge = 2 * stage + (phase == BACKWARD)
-                    steps.append([COPY, value, 1, to, 1] if same else [SEND, edge, value, 1, 0])
+                    sent = [SEND, edge, value, 1, SEND_STREAM]
+                    steps.append([COPY, value, 1, to, 1] if same else sent)
                 kinds.append(self.phase[phase, stage])
                 places += [(slot * micros, 1) for slot in (*reads, *writes)]
                 number[phase, stage] = len(begin) - 1

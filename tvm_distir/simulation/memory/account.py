@@ -102,6 +102,8 @@ class MemoryAccount:
         Most bytes of each role at any time, each for itself.
     holders : tuple of Holder
         What holds the peak, the largest first, at most :data:`NAMED`.
+    host_bytes : int
+        Most that it keeps in the host's memory.
     """
 
     allocator: str
@@ -111,15 +113,19 @@ class MemoryAccount:
     at_peak: Mapping[str, int]
     most: Mapping[str, int]
     holders: tuple[Holder, ...]
+    host_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the fields by name."""
-        return {
+        """Give the fields by name, ``host_bytes`` where there are some."""
+        found = {
             **self.__dict__,
             "at_peak": dict(self.at_peak),
             "most": dict(self.most),
             "holders": [one.to_dict() for one in self.holders],
         }
+        if not self.host_bytes:
+            del found["host_bytes"]
+        return found
 
 
 def by_role(sizes: Iterable[int]) -> dict[str, int]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...program import BEGIN, END, UPDATE, Edge, Staged, once_slots
-from ...schedules import BACKWARD, FORWARD, RUN, SEND, WEIGHT, Step
+from ...schedules import BACKWARD, FETCH, FORWARD, RUN, SEND, STORE, WEIGHT, Step
 from .stages import Stages
 from .units import Unit
 
@@ -34,12 +34,13 @@ class Event:
     Attributes
     ----------
     name : str
-        Of the unit; ``send`` or ``recv`` of a message.
+        Of the unit; ``send`` or ``recv`` of a message; ``store`` or ``fetch`` of a stash, which
+        leaves for the host's memory, or comes back.
     stage, micro : int
         The micro-batch is -1 of what is done once.
     unit : Unit, optional
     ids : int64 array
-        Instances of the unit's buffers, or of what the message carries.
+        Instances of the unit's buffers, or of what the message carries, or the stash.
     """
 
     name: str
@@ -114,6 +115,9 @@ class RankEvents:
         for step in steps:
             if step.kind == RUN:
                 self._run(step.stage, step.unit.phase, step.unit.micro)
+                continue
+            if step.kind in (STORE, FETCH):
+                self._move_stash(step.kind, step.stage, step.unit.micro)
                 continue
             place = step.stage, "forward" if step.unit.phase == FORWARD else "backward"
             if step.kind == SEND:
@@ -235,6 +239,20 @@ class RankEvents:
         self._touch(ids)
         self._slots(stage, micro)[slot] = ids[0]
         self.events.append(Event("recv", stage, micro, None, ids))
+
+    def _move_stash(self, kind: str, stage: int, micro: int) -> None:
+        """A stash is read for the last time before it comes back as other instances."""
+        slots = self._slots(stage, micro)
+        own = [slot for slot in self.staged.role_of(stage).stash if slots[slot] != ALWAYS]
+        if kind == FETCH:
+            for slot, held in zip(own, slots[own].tolist(), strict=True):
+                slots[slot] = len(self.sizes)
+                self._make(slot)
+                self.sizes.append(self.sizes[held])
+                self.roles.append(self.roles[held])
+        ids = np.unique(slots[own])
+        self._touch(ids)
+        self.events.append(Event(kind, stage, micro, None, ids))
 
     def _sum(self, number: int) -> None:
         """Make a sum over stages: each adds its own term, the last one tells all."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...program import Program, Staged
-from ...schedules import BACKWARD, FORWARD, WEIGHT, Step
+from ...schedules import BACKWARD, FETCH, FORWARD, RECV, WEIGHT, Step, absences
 from .account import Held, Label, MemoryAccount, by_role, holders
 from .arena import Arenas
 from .entries import constants, residents, role_sums
@@ -96,8 +96,23 @@ class RankMemories:
             by_role(role_sums(held)),
             by_role(map(sum, zip(role_sums(resident), above, strict=True))),
             holders(held),
+            self._host_bytes(walk),
         )
         return RankMemory(account, walk.events, during, after, base)
+
+    def _host_bytes(self, walk: RankEvents) -> int:
+        """Most that a device keeps in the host's memory, stores and fetches under way included."""
+        schedule = self.staged.schedule
+        sizes = {
+            (event.stage, event.micro): sum(walk.sizes[i] for i in event.ids.tolist())
+            for event in walk.events
+            if event.name == FETCH
+        }
+        changes = np.zeros(len(schedule.orders[walk.rank]) + 1, np.int64)
+        for one in absences(schedule, walk.rank):
+            changes[one.stored] += sizes[one.stage, one.micro]
+            changes[one.fetched + 1] -= sizes[one.stage, one.micro]
+        return int(np.cumsum(changes).max())
 
     def _resident(self, walk: RankEvents) -> list[Held]:
         """Inputs of the step, and constants of what the rank runs."""
@@ -112,13 +127,15 @@ class RankMemories:
         event = walk.events[number]
         if event.unit is not None:
             return self.levels.level(event.unit, death)
-        level, instance = Level(), int(event.ids[0])
-        size, role = walk.sizes[instance], walk.roles[instance]
-        if event.name == "recv":
-            level.add(role, size)
+        level = Level()
+        made = event.name in (RECV, FETCH)
+        for instance in event.ids.tolist() if made else ():
+            level.add(walk.roles[instance], walk.sizes[instance])
+        if made:
             level.reach(0)
-        if death.buffers:
-            level.add(role, -size)
+        for buffer in death.buffers:
+            instance = int(event.ids[buffer])
+            level.add(walk.roles[instance], -walk.sizes[instance])
         return level, level.peak
 
     def _held(self, walk: RankEvents, deaths: Sequence[Death], at: int) -> Iterator[Held]:
@@ -145,7 +162,7 @@ class RankMemories:
         event = walk.events[number]
         role = self.staged.role_of(event.stage)
         if event.unit is None:
-            return Label(role.slots[buffer].name, "recv", role.name, self._word(event))
+            return Label(role.slots[buffer].name, event.name, role.name, self._word(event))
         slot = event.unit.slots[buffer]
         part = next(one for one in event.unit.parts if buffer in one.makes)
         return Label(role.slots[slot].name, "", part.function, self._word(event))

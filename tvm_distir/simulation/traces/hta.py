@@ -26,6 +26,12 @@ _NCCL = {
 }
 """NCCL's words; what else moves is made of sends and receives."""
 
+_COPIES = {
+    "store": "Memcpy DtoH (Device -> Pinned)",
+    "fetch": "Memcpy HtoD (Pinned -> Device)",
+}
+"""CUDA's words for stashes on their way to the host's memory and back."""
+
 _COMPUTE, _COMM, _SEND, _RECV = 7, 20, 21, 22
 _HOST = 1 << 20
 """Number of the process that launches for device 0."""
@@ -99,7 +105,8 @@ def _kernels(lane: Traced) -> Iterator[_Kernel]:
         stream = _SEND if one.stream == "send" else next(receives)
         for kind, (start, end) in zip(one.kinds, _times(one.start, one.end), strict=True):
             if end > start:
-                yield _nccl(kind.name), stream, start, end - start, _args(kind.args)
+                name = _COPIES.get(one.stream) or _nccl(kind.name)
+                yield name, stream, start, end - start, _args(kind.args)
 
 
 def _times(start: Ints, end: Ints) -> Iterable[tuple[int, int]]:

@@ -144,8 +144,9 @@ class _Writer:
         for one in wires:
             if not one.start.size:
                 continue
-            receives = one.stream != "send"
-            track = tracks.setdefault(one.stream, RECV + len(tracks) if receives else SEND)
+            receives = one.stream not in ("send", "store")
+            other = SEND if one.stream == "send" else RECV + len(tracks)
+            track = tracks.setdefault(one.stream, other)
             spent = (one.end - one.start).tolist()
             keys = [(id(kind), took) for kind, took in zip(one.kinds, spent, strict=True)]
             notes = {

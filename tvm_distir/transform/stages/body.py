@@ -88,6 +88,8 @@ class StageBody:
         Inputs that the forward part of a micro-batch changes for the next one.
     each : set of Var
         What is handed to an update of its own for every micro-batch, and not summed.
+    stash : list of Var
+        What the forward part of a micro-batch keeps for its later parts.
     """
 
     def __init__(self, mod: ir.IRModule, note: StageNote, varying: Iterable[str]) -> None:
@@ -115,6 +117,12 @@ class StageBody:
                 self.each.add(binding.var)
             self.when[binding.var] = when
             self.bindings[when].append(binding)
+        later = (When.BACKWARD, When.WEIGHT, When.ACCUMULATE)
+        read = (v for when in later for b in self.bindings[when] for v in variables(b.value))
+        handed = {self.params[what] for what in self.carried}
+        self.stash = [
+            v for v in dict.fromkeys(read) if self.when.get(v) == When.FORWARD and v not in handed
+        ]
 
     def _when(self, mod: ir.IRModule, value: Any) -> When:
         read = [self.when[v] for v in variables(value) if v in self.when]

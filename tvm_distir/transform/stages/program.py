@@ -12,10 +12,11 @@ from tvm import relax
 from ...ir import IO_ATTR, TRAINING_ATTR, training_notes
 from ...ir.rewrite import typed
 from ...plan import plain_name
-from ...schedules import ACTIVATION, GRADIENT, RUN, Step
+from ...schedules import ACTIVATION, FETCH, GRADIENT, RUN, STORE, Step
 from .body import StageBody
 from .messages import Messages
 from .renamed import Renamed
+from .stashes import move_stash
 from .wires import NEXT_STAGE, Wires, unfit
 from .writer import UnitWriter
 
@@ -45,6 +46,7 @@ class Program:
             schedule.micro_batches,
             schedule.splits_backward,
             lambda gv: renamed.going_on(gv, rank),
+            bool(schedule.offload),
         )
         self.messages = Messages(wires, rank, self.writer)
         mod, pipeline = renamed.module(rank), self.pipeline
@@ -89,6 +91,8 @@ class Program:
         for step in steps:
             if step.kind == RUN:
                 writer.unit(step.stage, step.unit)
+            elif step.kind in (STORE, FETCH):
+                move_stash(writer, step.kind, step.stage, step.unit.micro)
             else:
                 self.messages.message(step)
         for one in pipeline.sums:

@@ -11,7 +11,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.op import add, reshape, strided_slice
 
-from ...ir.rewrite import substitute, typed, variables
+from ...ir.rewrite import make_call, substitute, typed, variables
 from ...schedules import ACTIVATION, BACKWARD, FORWARD, GRADIENT, STREAM, Unit, first_stream
 from .body import OF_UNIT, StageBody, When
 
@@ -63,6 +63,9 @@ class UnitWriter:
     going_on : callable
         From a function that begins sums over micro-batches to the one that goes on with them
         (:class:`.sums.GoingOn`).
+    binds_tuples : bool
+        Whether tuples among the arguments of calls are values of their own: TVM's virtual machine
+        lets go of what a variable holds, and of nothing else before the function ends.
 
     Attributes
     ----------
@@ -75,8 +78,10 @@ class UnitWriter:
         micro_batches: int,
         splits: bool,
         going_on: Callable[[ir.GlobalVar], ir.GlobalVar],
+        binds_tuples: bool = False,
     ) -> None:
         self.micro_batches, self.splits, self.going_on = micro_batches, splits, going_on
+        self.binds_tuples = binds_tuples
         self.builder = relax.BlockBuilder()
         self.bindings: list[Any] = []
         self.stages: dict[int, Running] = {}
@@ -243,7 +248,18 @@ class UnitWriter:
         if isinstance(value, ir.Var):
             env[binding.var] = value
             return
+        if self.binds_tuples and isinstance(value, ir.Call):
+            args = [self._bound(arg, binding.var.name) for arg in value.args]
+            value = make_call(value.op, args, value.attrs, value.ty_args, value.ty, value.span)
         env[binding.var] = self.bind(value, f"{binding.var.name}{suffix}", binding.var.ty)
+
+    def _bound(self, arg: Any, name: str) -> Any:
+        """An argument; a tuple as a variable."""
+        if not isinstance(arg, relax.Tuple):
+            return arg
+        fields = [self._bound(field, name) for field in arg.fields]
+        whole = relax.TupleType([field.ty for field in fields])
+        return self.bind(typed(relax.Tuple(fields), whole), f"{name}_given")
 
 
 __all__ = ["UnitWriter"]

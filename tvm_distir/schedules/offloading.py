@@ -1,0 +1,57 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which stashes go to the host's memory, and while which units of their rank they are there.
+
+What a forward unit keeps is stored while the next unit of the rank runs, and is fetched while the
+one before its backward unit runs. So between the two are at least three units, or it stays.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .schedule import Schedule
+from .units import BACKWARD, FORWARD
+
+LEAST = 4
+"""Least distance from a forward to its backward unit, for a stash to be away during a unit."""
+
+
+class Absence(NamedTuple):
+    """A stash that goes to the host.
+
+    Attributes
+    ----------
+    stage, micro : int
+    stored : int
+        The unit of the rank, by its place among all of them, during which it is stored.
+    fetched : int
+        The unit during which it is fetched. During those between it is not on the device.
+    """
+
+    stage: int
+    micro: int
+    stored: int
+    fetched: int
+
+
+def absences(schedule: Schedule, rank: int) -> list[Absence]:
+    """The stashes of a rank that go to the host, in the order in which they are stored."""
+    chosen = set(schedule.offload)
+    own = [stage for stage, owner in enumerate(schedule.rank_of) if owner == rank]
+    if not chosen.intersection(own):
+        return []
+    made: dict[tuple[int, int], int] = {}
+    found = []
+    for place, (phase, micro, chunk) in enumerate(schedule.orders[rank]):
+        stage = own[chunk]
+        if stage not in chosen:
+            continue
+        if phase == FORWARD:
+            made[stage, micro] = place
+        elif phase == BACKWARD and place - made[stage, micro] >= LEAST:
+            found.append(Absence(stage, micro, made[stage, micro] + 1, place - 1))
+    return sorted(found, key=lambda one: one.stored)
+
+
+__all__ = ["Absence", "absences"]
