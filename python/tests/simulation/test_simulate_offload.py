@@ -125,8 +125,8 @@ def test_stages_are_checked_and_stand_in_the_plan() -> None:
 
 def test_traces_show_the_copies(tmp_path: Path) -> None:
     result = _simulated(_offloaded("gpipe", 1, 4), Sizes(3, 6, kept=1000))
-    result.to_hta(tmp_path / "hta")
-    (page,) = (tmp_path / "hta").glob("rank*.json*")
+    result.to_hta(tmp_path)
+    (page,) = tmp_path.glob("rank*.json*")
     opened = gzip.open if page.suffix == ".gz" else open
     with opened(page, "rt", encoding="utf-8") as file:
         names = [event["name"] for event in json.load(file)["traceEvents"]]
