@@ -13,7 +13,10 @@ from ..errors import UsageError, nearest
 from .outputs import Outputs
 
 FILES = {"json": "Chrome's JSON", "pftrace": "Perfetto's protocol buffers, with all ops"}
-FOLDERS = {"hta": "a file per rank for Holistic Trace Analysis"}
+FOLDERS = {
+    "hta": "a file per rank for Holistic Trace Analysis",
+    "chakra": "one per rank for ASTRA-sim",
+}
 
 
 class Trace(NamedTuple):

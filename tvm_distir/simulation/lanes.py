@@ -229,4 +229,6 @@ class Lane:
     def traced(self) -> Traced:
         """What traces are written from."""
         own = self.timeline
-        return Traced(self.mesh, self.devices, own.sheets, own.wires, lambda: self.memory)
+        return Traced(
+            self.mesh, self.devices, own.sheets, own.wires, own.tasks, lambda: self.memory
+        )

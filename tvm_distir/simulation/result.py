@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..program import Mesh
 from .devices import Devices
 from .lanes import Branch, CollectiveTotal, Event, Lane
 from .trace import write_trace
-from .traces import hta_pages, trace_form, write_perfetto, write_whole
+from .traces import chakra_files, hta_pages, trace_form, write_perfetto, write_whole
 
 SCHEMA_VERSION = 1
 
@@ -70,6 +71,8 @@ class Result:
         Wall-clock seconds of the simulation's own stages.
     pipeline : PipelineResult, optional
         Of a step in stages.
+    meshes : tuple of Mesh
+        Of the program.
     """
 
     system: str
@@ -82,6 +85,7 @@ class Result:
     engine: str
     timings_s: Mapping[str, float]
     branches: tuple[Branch, ...] = ()
+    meshes: tuple[Mesh, ...] = ()
     pipeline: PipelineResult | None = None
 
     @property
@@ -158,8 +162,25 @@ class Result:
         for name, content in self.trace_files("hta"):
             write_whole(Path(folder) / name, content)
 
+    def to_chakra(self, folder: str | Path) -> None:
+        """Write execution traces of Chakra into a folder that exists, a file per rank.
+
+        Raises
+        ------
+        UsageError
+            DIST0153 when a file cannot be written.
+        """
+        for name, content in self.trace_files("chakra"):
+            write_whole(Path(folder) / name, content)
+
     def trace_files(self, form: str) -> Iterator[tuple[str, bytes]]:
-        """Names and contents of the files of a trace in a form that has several: ``hta``."""
+        """Names and contents of the files of a trace in a form that has several.
+
+        Those are ``hta`` and ``chakra``.
+        """
         lanes = [lane.traced() for lane in self.lanes]
+        if form == "chakra":
+            yield from chakra_files(lanes, self.meshes)
+            return
         for name, page in hta_pages(lanes, self.time_s):
             yield name, page.encode()

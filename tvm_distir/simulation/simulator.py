@@ -140,6 +140,7 @@ def simulate(
         lanes=tuple(lanes),
         engine=engine,
         timings_s=laps.times_s,
+        meshes=program.meshes,
     )
     laps.end("account")
     return result if allocator == "framework" else with_plan(result, program)

@@ -16,9 +16,10 @@ from ..program import Staged
 from ..schedules import BACKWARD, FORWARD, WEIGHT
 from .function_table import FunctionTables, Spent, Table, listed
 from .lanes import Event, FunctionTime
+from .stage_dependencies import RankDependencies
 from .stage_runs import Copies, Messages, Runs, StageRuns
 from .timeline import seconds
-from .traces import Kind, Sheet, Wires
+from .traces import Kind, Sheet, Task, Wires
 
 WORDS = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight"}
 """What the phases of a schedule are called in events."""
@@ -115,6 +116,11 @@ class StageTimeline:
             names = [f"{word} {micro}" for micro in micros]
             flows = [((stage, 0), (stage, 0), "stash", micro) for micro in micros]
             yield Wires(word, [kind] * len(micros), names, copies.start, copies.end, flows)
+
+    def tasks(self) -> list[Task]:
+        """The ops and messages and what they wait for."""
+        ends = (self.sent, self.received)
+        return RankDependencies(self.staged, self.rank, self.ran, self.runs, *ends).tasks
 
     def _facts(self, one: Messages, stream: str) -> dict[str, Any]:
         """What all messages of an edge have in common."""

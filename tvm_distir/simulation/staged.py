@@ -80,6 +80,7 @@ def simulate_stages(
         lanes=tuple(lanes),
         engine=engine,
         timings_s=laps.times_s,
+        meshes=program.meshes,
         pipeline=PipelineResult(
             schedule.kind,
             schedule.stages,

@@ -14,11 +14,12 @@ import numpy as np
 from ..native import NEVER, STREAM_PORTS, Ints, Maps
 from ..system import PICOSECONDS
 from .costs import COMPUTE, SEND, STREAMS, OpRow
+from .dependencies import Dependencies
 from .entry_tasks import EntryTasks
 from .function_table import FunctionTables, Spent, Table, add_call, add_op, listed
 from .lanes import Event, FunctionTime, OpTime
 from .lowering import Lowering
-from .traces import Kind, Sheet, Wires
+from .traces import Kind, Sheet, Task, Wires
 
 
 def seconds(time_ps: int) -> float:
@@ -163,6 +164,12 @@ class Timeline:
             kinds = op_kinds(zip(rows, scopes, strict=True))
             names = [row.op.name for row in rows]
             yield Wires(stream, kinds, names, np.array(start), np.array(end), flows)
+
+    def tasks(self) -> list[Task]:
+        """The ops and what they wait for."""
+        found = Dependencies(self.lowering)
+        found.entry(self.entry)
+        return found.tasks
 
     def _ops(self) -> Iterator[tuple[OpRow, str]]:
         """All ops and the calls around them, ``main/layer_3``: names of bindings."""

@@ -82,6 +82,9 @@ def test_traces_by_ending_and_by_format(work, capsys):
     assert sorted(p.name for p in (work / "traces").iterdir()) == [
         f"rank{r}.json" for r in range(4)
     ]
+    run([*words, "chakra", "--trace-format", "chakra"], capsys)
+    names = ["comm_group.json", *(f"trace.{r}.et" for r in range(4))]
+    assert sorted(p.name for p in (work / "chakra").iterdir()) == names
     for more, code in (["t", "--trace-format", "hat"], 2), (["no/t.pftrace"], 2):
         assert main([*words, *more]) == code
     assert main([*words[:-1], "--trace-format", "hta"]) == 2

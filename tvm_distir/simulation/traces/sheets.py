@@ -73,6 +73,37 @@ class Wires:
     flows: Sequence[Hashable]
 
 
+class Task(NamedTuple):
+    """Something that devices do.
+
+    Attributes
+    ----------
+    name, kind : str
+        ``compute``, ``send``, ``recv``, or the word of a collective.
+    data, after : tuple of int
+        Tasks that it needs, and tasks before it on its stream, by their places.
+    duration_ps, flops, bytes : int
+        ``bytes``: of the operand of a collective, moved by a kernel, or on the wire.
+    mesh : int
+    axes : tuple of int
+        Of a collective.
+    peer, tag : int
+        Of a message: the mesh at the other end, and what joins the ends.
+    """
+
+    name: str
+    kind: str
+    data: tuple[int, ...]
+    after: tuple[int, ...]
+    duration_ps: int
+    flops: int = 0
+    bytes: int = 0
+    mesh: int = 0
+    axes: tuple[int, ...] = ()
+    peer: int = 0
+    tag: int = 0
+
+
 @dataclass(frozen=True)
 class Traced:
     """Devices that did the same at the same times.
@@ -83,6 +114,8 @@ class Traced:
     devices : tuple of int
     sheets : callable giving an iterator of Sheet
     wires : callable giving an iterator of Wires
+    tasks : callable giving a list of Task
+        What they do without times.
     memory : callable giving a sequence of (time_s, bytes)
         Live memory from each time on.
     """
@@ -91,6 +124,7 @@ class Traced:
     devices: tuple[int, ...]
     sheets: Callable[[], Iterator[Sheet]]
     wires: Callable[[], Iterator[Wires]]
+    tasks: Callable[[], Sequence[Task]]
     memory: Callable[[], Sequence[tuple[float, int]]]
 
     @property
