@@ -3,4 +3,5 @@
 
 from .levels import LEVELS as LEVELS
 from .levels import check_level as check_level
+from .levels import level_of as level_of
 from .partial import PartialState as PartialState

@@ -83,6 +83,28 @@ def check_level(mod: ir.IRModule, level: int | str) -> None:
         _check_conditions(mod)
 
 
+def level_of(mod: ir.IRModule) -> str:
+    """Name of the level that a module is at: the first one whose rules it keeps.
+
+    Raises
+    ------
+    LevelError
+        DIST0451 where it keeps those of none; what is told is what the legalized level lacks.
+    """
+    if any(fn.attrs and IO_ATTR in fn.attrs for _, fn in relax_functions(mod)):
+        return LEVELS[5]
+    if not meshes(mod):
+        return LEVELS[1]
+    for level in (2, 3):
+        try:
+            check_level(mod, level)
+        except LevelError:
+            continue
+        return LEVELS[level]
+    check_level(mod, 4)
+    return LEVELS[4]
+
+
 def _check_conditions(mod: ir.IRModule) -> None:
     """Devices that meet in a branch take it together."""
     for name, var, axes in Differing(mod).conditions():

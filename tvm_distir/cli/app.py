@@ -24,6 +24,7 @@ from . import (
     analyze,
     calibrate,
     compare,
+    convert,
     deploy,
     explain,
     opt,
@@ -42,7 +43,8 @@ EXIT_INTERRUPTED = 130
 EXIT_PIPE_CLOSED = 141
 
 _COMMANDS = (
-    analyze, compare, search, sweep, explain, verify, opt, simulate, deploy, run, calibrate,
+    analyze, compare, search, sweep, explain, verify, opt, convert, simulate, deploy, run,
+    calibrate,
 )  # fmt: skip
 
 

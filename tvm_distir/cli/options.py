@@ -82,7 +82,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a .onnx, .pt2 or .mlir file, a .py file of TVMScript, or zoo:NAME?key=value,...",
+        help="a .onnx, .pt2, .mlir or .json file, a .py of TVMScript, or zoo:NAME?key=value,...",
     )
     parser.add_argument(
         "--batch", metavar="N", help="set the batch dimension of the model to N (whole batch)"
@@ -218,11 +218,7 @@ def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
             place=f"tvm-distir {arguments.command}",
             remedy="Give exactly one of them.",
         )
-    arguments.batch = parse_batch(arguments.batch)
-    arguments.dims = parse_dims(arguments.dim)
-    check_training(arguments)
-    with asked_by("--mesh", "DIST0201"):
-        axes = None if arguments.mesh is None else parse_mesh(arguments.mesh)
+    axes = check_sizes(arguments)
     if axes is None and arguments.strategy is not None:
         raise UsageError(
             "DIST0151",
@@ -230,8 +226,28 @@ def check_model_options(arguments: argparse.Namespace) -> dict[str, int] | None:
             place=f"tvm-distir {arguments.command}",
             remedy=MESH_REMEDY,
         )
+    find_model(arguments)
+    return axes
+
+
+def find_model(arguments: argparse.Namespace) -> None:
+    """Look for the model's file, then import TVM."""
     from ..frontend import check_model
 
     check_model(arguments.model)
     get_to_work()
-    return axes
+
+
+def check_sizes(arguments: argparse.Namespace) -> dict[str, int] | None:
+    """Read batch, dims and mesh.
+
+    Returns
+    -------
+    axes : dict of str to int or None
+        The mesh of ``--mesh``.
+    """
+    arguments.batch = parse_batch(arguments.batch)
+    arguments.dims = parse_dims(arguments.dim)
+    check_training(arguments)
+    with asked_by("--mesh", "DIST0201"):
+        return None if arguments.mesh is None else parse_mesh(arguments.mesh)

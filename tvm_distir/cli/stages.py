@@ -68,7 +68,11 @@ def load_system(arguments: argparse.Namespace, watch: Stopwatch) -> Any:
 
 
 def load_work(
-    arguments: argparse.Namespace, axes: dict[str, int] | None, watch: Stopwatch
+    arguments: argparse.Namespace,
+    axes: dict[str, int] | None,
+    watch: Stopwatch,
+    *,
+    planless: bool = False,
 ) -> StagedModel:
     """Load the model and the plan, or make the plan.
 
@@ -80,6 +84,8 @@ def load_work(
         The mesh of the command line.
     watch : Stopwatch
         Gets the stages ``load``, ``plan`` and, with ``--train``, ``train``.
+    planless : bool
+        Whether there may be no plan, where none is given.
     """
     plan, system = None, load_system(arguments, watch)
     with watch.stage("plan"):
@@ -99,19 +105,19 @@ def load_work(
         plan = plan and plan.without_functions(others)
     if arguments.train:
         with watch.stage("train"):
-            usual = "none" if plan is not None else strategy.recompute_of(specs)
+            usual = "none" if arguments.strategy is None else strategy.recompute_of(specs)
             step = training_step(model.mod, arguments, plan, axes, system, schedule, usual)
             model = replace(model, mod=step)
     with watch.stage("plan"):
         if arguments.strategy is not None:
             with asked_by("--strategy", *STRATEGY_FAULTS):
                 plan = strategy.compose(model.mod, axes or {}, specs, system)
-        elif plan is None:
+        elif plan is None and not planless:
             from ..plan import as_plan
 
             with asked_by("--plan", "DIST0238"):
                 plan = as_plan(None, model.mod)
-        elif arguments.train:
+        elif plan is not None and arguments.train:
             from ..strategy import with_updates
 
             plan = with_updates(model.mod, plan)
@@ -212,7 +218,14 @@ def load_plan(path: str, axes: dict[str, int] | None) -> Any:
     return plan
 
 
-def run_passes(work: StagedModel, watch: Stopwatch, keep: bool) -> Any:
+def run_passes(
+    work: StagedModel,
+    watch: Stopwatch,
+    keep: bool,
+    *,
+    first: str = "annotate",
+    until: str | None = None,
+) -> Any:
     """Take the model through all passes.
 
     Parameters
@@ -222,11 +235,15 @@ def run_passes(work: StagedModel, watch: Stopwatch, keep: bool) -> Any:
         Gets one stage per pass.
     keep : bool
         Whether ``work.levels`` gets the module after each pass.
+    first : str
+        The pass to begin with.
+    until : str, optional
+        The pass to end with; the last one if none is given.
 
     Returns
     -------
     mod : tvm.ir.IRModule
-        At the level local.
+        At the level local, if the passes go so far.
     """
     from ..transform import PassSpec, communication_passes, passes_for
 
@@ -234,7 +251,12 @@ def run_passes(work: StagedModel, watch: Stopwatch, keep: bool) -> Any:
     later = communication_passes(
         work.model.mod, work.system, bucket_bytes=work.bucket_bytes, ahead_bytes=work.ahead_bytes
     )
-    steps = [(name, PassSpec(name).make(**given)) for name, given in (*known, *later)]
+    asked = [*known, *later]
+    names = [name for name, _ in asked]
+    end = len(asked) if until is None else names.index(until) + 1
+    steps = [
+        (name, PassSpec(name).make(**given)) for name, given in asked[names.index(first) : end]
+    ]
     mod = work.model.mod
     for name, step in steps:
         with watch.stage(name):

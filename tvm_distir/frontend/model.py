@@ -17,7 +17,9 @@ from ..errors import ModelError
 from ..ir import FRONTEND_ATTR
 from . import zoo
 from .hlo import read_stablehlo
+from .relax_json import read_relax
 from .spec import (
+    RELAX,
     STABLEHLO,
     ZOO,
     batch_fault,
@@ -42,11 +44,11 @@ class Model:
     Attributes
     ----------
     mod : IRModule
-        Its module, at the global level (a TVMScript file may be at any).
+        Its module, at the global level (a TVMScript or JSON file may be at any).
     name : str
         Short name: the file's stem, or ``gpt``, ``llama``.
     kind : str
-        ``onnx``, ``torch``, ``stablehlo``, ``tvmscript`` or ``zoo``.
+        ``onnx``, ``torch``, ``stablehlo``, ``tvmscript``, ``relax`` or ``zoo``.
     read_weights : callable
         Reads the weights that the file has values of, by parameter name; none for other kinds.
     """
@@ -59,7 +61,7 @@ class Model:
     @property
     def is_text(self) -> bool:
         """Whether it is a module in text: no batch but the one that is written in it."""
-        return self.kind in ("stablehlo", "tvmscript")
+        return self.kind in ("relax", "stablehlo", "tvmscript")
 
 
 def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | None = None) -> Model:
@@ -69,7 +71,7 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
     ----------
     spec : str
         ``m.onnx``, ``m.pt2``, ``m.mlir`` or ``m.mlir?key=value,...``, ``m.py`` or
-        ``m.py::Name``, ``zoo:NAME`` or ``zoo:NAME?key=value,...``.
+        ``m.py::Name``, ``m.json``, ``zoo:NAME`` or ``zoo:NAME?key=value,...``.
     batch : int, optional
         New batch, for ONNX files, archives with an open dim 0, and the zoo.
     dims : mapping of str to int, optional
@@ -105,6 +107,10 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
         if batch is not None:
             raise batch_fault("TVMScript", spec, "a symbolic dim gets its size by --dim NAME=N")
         return Model(from_tvmscript(spec, dims=dims), Path(path).stem, "tvmscript")
+    if suffix == RELAX:
+        if batch is not None:
+            raise batch_fault("Relax", spec, "a symbolic dim gets its size by --dim NAME=N")
+        return Model(read_relax(path, dims or {}), Path(path).stem, "relax")
     if suffix == ".pt2":
         mod = from_exported_program(path, batch=batch, dims=dims)
         return Model(mod, Path(path).stem, "torch", lambda: load_weights(path))
@@ -112,7 +118,7 @@ def load_model(spec: str, batch: int | None = None, dims: Mapping[str, int] | No
         "DIST0302",
         "the model is of no known kind",
         place=spec,
-        remedy="Give file.onnx, file.pt2, file.mlir, file.py or zoo:NAME with NAME one of "
+        remedy="Give file.onnx, .pt2, .mlir, .py, .json or zoo:NAME with NAME one of "
         f"{', '.join(zoo.NAMES)}.",
     )
 

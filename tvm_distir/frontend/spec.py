@@ -12,7 +12,8 @@ from ..reading import file_fault
 
 ZOO = "zoo:"
 STABLEHLO = (".mlir", ".mlirbc", ".stablehlo")
-FILES = (".onnx", ".pt2", ".py", *STABLEHLO)
+RELAX = ".json"
+FILES = (".onnx", ".pt2", ".py", RELAX, *STABLEHLO)
 """How the names of model files end."""
 _BYTECODE = b"ML\xefR"
 
@@ -36,7 +37,7 @@ def model_file(spec: str) -> str | None:
 def may_be_annotated(spec: str) -> bool:
     """Whether a MODEL is of a kind that may have annotations instead of a plan."""
     path = model_file(spec)
-    return path is not None and path.lower().endswith((".py", *STABLEHLO))
+    return path is not None and path.lower().endswith((".py", RELAX, *STABLEHLO))
 
 
 def check_file(path: str | Path) -> None:

@@ -3,6 +3,7 @@
 
 from .given import PlanLike as PlanLike
 from .given import as_plan as as_plan
+from .given import plan_of_meshes as plan_of_meshes
 from .matching import FunctionTargets as FunctionTargets
 from .matching import resolve as resolve
 from .names import MAIN as MAIN

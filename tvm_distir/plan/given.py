@@ -66,6 +66,11 @@ def _annotated(mod: ir.IRModule) -> Plan:
             remedy="Give --plan or --strategy, in Python a plan; or write "
             "R.dist.annotate_sharding into the module.",
         )
+    return plan_of_meshes(mod)
+
+
+def plan_of_meshes(mod: ir.IRModule) -> Plan:
+    """A plan of the module's meshes without rules."""
     return Plan(
         tuple(
             MeshSpec(

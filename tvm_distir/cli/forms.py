@@ -1,0 +1,73 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The forms in which `convert` writes modules, by how the file ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import UsageError
+from .opt import script
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of modules.
+
+    Attributes
+    ----------
+    ending : str
+        Of the file.
+    what : str
+        What it is.
+    write : callable
+        Gives the content from a module.
+    level : str, optional
+        The only one that it can say; None: any.
+    """
+
+    ending: str
+    what: str
+    write: Callable[[Any], str | bytes]
+    level: str | None = None
+
+
+def _json(mod: Any) -> str:
+    import tvm
+
+    return str(tvm.ir.save_json(mod)) + "\n"
+
+
+def _program(mod: Any) -> str:
+    from ..program import export
+
+    return export(mod).to_json() + "\n"
+
+
+FORMS = (
+    Form(".py", "TVMScript", script),
+    Form(".program.json", "the program that `simulate` takes", _program, "local"),
+    Form(".json", "TVM's JSON of the module", _json),
+)
+"""All of them; the first one whose ending fits is taken."""
+
+
+def form_of(path: str) -> Form:
+    """The form of a path.
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for an ending of no form.
+    """
+    for form in FORMS:
+        if path.lower().endswith(form.ending):
+            return form
+    raise UsageError(
+        "DIST0152",
+        f"{path} ends as no form of modules does",
+        place="OUT",
+        remedy=f"End it with {', '.join(form.ending for form in FORMS)}.",
+    )
