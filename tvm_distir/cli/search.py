@@ -15,6 +15,7 @@ from ..errors import UsageError, shortened
 from .listing import get_to_work
 from .options import add_model, add_system, add_training, asked_by, check_training
 from .outputs import Outputs
+from .search_text import search_text
 from .stages import STRATEGY_FAULTS, Stopwatch, load_system
 from .terminal import put, say
 from .training import training_keywords
@@ -72,6 +73,12 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument(
         "--gap", metavar="1%", default="1%", help="how far labels may be above the least (1%%)"
+    )
+    parser.add_argument(
+        "--margin",
+        metavar="5%",
+        default="5%",
+        help="how far estimates by layers are trusted, where there are stages (5%%)",
     )
     parser.add_argument(
         "--time-limit", metavar="S", help="seconds after which no further mesh is begun"
@@ -145,7 +152,7 @@ def settings_of(arguments: argparse.Namespace, system: Any) -> dict[str, Any]:
     names = [
         *("model", "devices", "batch", "dim", "train", "loss", "optimizer", "clip", "loss_scale"),
         *("master", "freeze", "memory", "axes", "max", "fix", "inside_node", "micro_batch"),
-        *("chunks", "recompute", "gap"),
+        *("chunks", "recompute", "gap", "margin"),
     ]
     found: dict[str, Any] = {name: getattr(arguments, name) for name in names}
     found["system"] = hashlib.sha256(repr(system).encode()).hexdigest()
@@ -164,7 +171,7 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.dims = parse_dims(arguments.dim)
     check_training(arguments, ("recompute",))
     devices, top = parse_count(arguments.devices, "--devices"), parse_count(arguments.top, "--top")
-    gap = parse_share(arguments.gap, "--gap")
+    gap, margin = parse_share(arguments.gap, "--gap"), parse_share(arguments.margin, "--margin")
     memory = parse_size(arguments.memory, "--memory") if arguments.memory else None
     limit_s = parse_count(arguments.time_limit, "--time-limit") if arguments.time_limit else None
     constraints = constraints_of(arguments)
@@ -203,6 +210,7 @@ def run(arguments: argparse.Namespace) -> int:
         train=training_keywords(arguments) if arguments.train else None,
         memory_bytes=memory,
         gap=gap,
+        margin=margin,
         constraints=constraints,
         top=top,
         time_limit_s=limit_s,
@@ -213,7 +221,7 @@ def run(arguments: argparse.Namespace) -> int:
     if folder is not None:
         for file in folder.finish(result):
             say(f"wrote {file}")
-    put(json.dumps(result.to_dict(), indent=1) if arguments.json else to_text(result))
+    put(json.dumps(result.to_dict(), indent=1) if arguments.json else search_text(result))
     if result.interrupted:
         raise KeyboardInterrupt
     return 0 if result.complete or result.plans else 3
@@ -252,40 +260,3 @@ def _progress(space: Any, best: Any) -> None:
     done = ", ".join(f"{count} {state}" for state, count in sorted(space.items()))
     found = f"; best {units.duration(best.time_s)} ({best.row.candidate.key})" if best else ""
     say(f"{done}{found}")
-
-
-def to_text(result: Any) -> str:
-    """The table of plans."""
-    from ..report import units
-
-    head = ("#", "plan", "step", "labels", "gap", "peak")
-    rows = [head]
-    for number, found in enumerate(result.plans, 1):
-        row = found.row
-        rows.append(
-            (
-                str(number),
-                row.candidate.key,
-                units.duration(found.time_s),
-                units.duration(row.price_s) if row.price_s is not None else "-",
-                f"{100 * row.gap:.2f}%" if row.gap is not None else "-",
-                units.size(row.peak_bytes or 0),
-            )
-        )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i == 1 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
-    said = ", ".join(f"{count} {state}" for state, count in sorted(result.space.items()))
-    lines += ["", f"candidates: {said}" + ("" if result.complete else " (stopped early)")]
-    if result.baseline is not None and result.baseline.time_s and result.plans:
-        other, best = result.baseline.time_s, result.plans[0].time_s
-        lines.append(
-            f"compared with {result.baseline.why} on {result.baseline.candidate.key}: "
-            f"{units.duration(other)}, {100 * (best / other - 1):+.1f}%"
-        )
-    return "\n".join(lines) + "\n"

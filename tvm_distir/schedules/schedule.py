@@ -138,7 +138,9 @@ class Schedule:
     @property
     def splits_backward(self) -> bool:
         """Whether gradients of weights are units of their own."""
-        return any(unit.phase == WEIGHT for unit in self.orders[0])
+        if self.kind == CUSTOM:
+            return any(unit.phase == WEIGHT for unit in self.units[0])
+        return self.kind.startswith("zero_bubble")
 
     @property
     def is_forward_in_order(self) -> bool:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import heapq
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,31 +12,20 @@ from typing import Any
 
 from tvm import ir
 
-from ..errors import DistIRError, InfeasibleError
+from ..errors import InfeasibleError
 from ..ir.rewrite import collector_paused
-from ..plan import Plan
-from ..program import export
-from ..simulation import Result, simulate
-from ..strategy import with_updates
-from ..system import PICOSECONDS, System
-from ..transform import distribute
-from .arithmetic import arithmetic, least_work_s
-from .candidates import Candidate, Constraints, Enumeration, kept_rules
+from ..system import System
+from .candidates import Candidate, Constraints, Enumeration
 from .folder import Folder
-from .labelling import label
-from .result import BOUND, LEFT, MEMORY, REFUSED, SOLVED, Found, Row, SearchResult
+from .result import LEFT, MEMORY, SOLVED, Found, Row, SearchResult
 from .sources import Make, Source
-
-Compare = tuple[str, Callable[[ir.IRModule, Mapping[str, int], System], Plan]]
-"""Name of what to compare with, and what makes its plan of a module on a mesh."""
+from .trials import Compare, Trials
+from .waiting import Queue, Waiting
 
 OnProgress = Callable[[Mapping[str, int], "Found | None"], None]
 
-TOO_LARGE = ("DIST0801", "DIST0802")
-"""Errors of what does not fit into memory."""
-
-NOT_SO = ("DIST0236", "DIST0354", "DIST0803")
-"""Errors that say that the model cannot be cut so."""
+MARGIN = 0.05
+"""How far what is likely may be from what is so, as a share of it."""
 
 
 def search(
@@ -50,6 +39,7 @@ def search(
     gap: float = 0.01,
     constraints: Constraints | None = None,
     top: int = 5,
+    margin: float = MARGIN,
     time_limit_s: float | None = None,
     compare: Compare | None = None,
     folder: Folder | None = None,
@@ -61,7 +51,9 @@ def search(
     step on all devices at their peak with the idle ends of the pipeline. On each, :func:`label`
     decides all placements; the plan is distributed, exported and simulated, and it is that time
     by which plans are ranked. The enumeration ends when no bound left is below the worst of the
-    ``top`` best.
+    ``top`` best. Where there are stages, candidates come in the order of what tables of their
+    layers say (:mod:`.outlook`), and those are left out of which they say that they do not fit, or
+    that they are not as good, by ``margin`` and more.
 
     Parameters
     ----------
@@ -82,6 +74,8 @@ def search(
     constraints : Constraints, optional
     top : int
         How many plans to give.
+    margin : float
+        Of estimates, as a share.
     time_limit_s : float, optional
         Wall-clock seconds after which no further candidate is begun.
     compare : (str, callable), optional
@@ -101,12 +95,15 @@ def search(
     assert known is not None
     source = Source(model, batch, train, known)
     limit = known.memory_capacity_bytes if memory_bytes is None else memory_bytes
-    found = _Search(source, devices, known, limit, gap, constraints or Constraints(), top, folder)
+    rules = constraints or Constraints()
+    enumeration = Enumeration(rules, devices, known, source.batch, stages=train is not None)
+    trials = Trials(source, known, limit, gap, rules, margin)
+    found = _Search(trials, enumeration, top, folder)
     with collector_paused():
         result = found.run(time_limit_s, on_progress or (lambda *_: None))
         if compare is None or result.interrupted:
             return result
-        return replace(result, baseline=found.compared(*compare))
+        return replace(result, baseline=trials.compared(*compare, enumeration))
 
 
 class _Search:
@@ -114,68 +111,51 @@ class _Search:
 
     def __init__(
         self,
-        source: Source,
-        devices: int,
-        system: System,
-        limit: int,
-        gap: float,
-        constraints: Constraints,
+        trials: Trials,
+        enumeration: Enumeration,
         top: int,
         folder: Folder | None,
     ) -> None:
-        self.source, self.system, self.limit, self.gap = source, system, limit, gap
-        self.constraints, self.top, self.folder = constraints, top, folder
-        self.devices = devices
-        self.enumeration = Enumeration(
-            constraints, devices, system, source.batch, stages=source.train is not None
-        )
+        self.trials, self.enumeration = trials, enumeration
+        self.top, self.folder = top, folder
+        self.queue = Queue(trials)
         self.rows: list[Row] = []
         self.plans: list[Found] = []
         self.interrupted = False
 
     def run(self, time_limit_s: float | None, on_progress: OnProgress) -> SearchResult:
         began = time.monotonic()
-        waiting = self._queue()
+        self.queue.fill(self.enumeration)
         complete = True
-        while waiting:
-            least_s, _, candidate = heapq.heappop(waiting)
-            if len(self.plans) >= self.top and least_s >= self.plans[self.top - 1].time_s:
-                self.rows.append(Row(candidate, BOUND, least_s))
-                continue
-            if time_limit_s is not None and time.monotonic() - began > time_limit_s:
+        while self.queue:
+            one = self.queue.pop()
+            row = self.queue.cut(one, self._worst_s)
+            if row is None and time_limit_s is not None and time.monotonic() - began > time_limit_s:
                 complete = False
-                self.rows.append(Row(candidate, LEFT, least_s))
+                row = Row(one.candidate, LEFT, one.least_s)
+            if row is not None:
+                self.rows.append(row)
                 continue
             try:
-                row = self._known(candidate) or self._tried(candidate, least_s)
+                row = self._known(one.candidate) or self._tried(one)
             except KeyboardInterrupt:
                 complete, time_limit_s, self.interrupted = False, -1.0, True
-                self.rows.append(Row(candidate, LEFT, least_s))
+                self.rows.append(Row(one.candidate, LEFT, one.least_s))
                 continue
             self.rows.append(row)
+            self.queue.saw(one, row)
             if row.state == MEMORY:
-                self._with_more_recomputed(row, waiting)
+                self.queue.with_more_recomputed(row.candidate, row.least_s)
             on_progress(self._result(complete).space, self.plans[0] if self.plans else None)
         found = self._result(complete)
         if not found.plans and complete:
             self._refuse()
         return found
 
-    def _queue(self) -> list[tuple[float, str, Candidate]]:
-        candidates = list(self.enumeration)
-        if not candidates:
-            said = ", ".join(f"{n} by {why}" for why, n in self.enumeration.excluded.items())
-            raise InfeasibleError(
-                "DIST0803",
-                f"no mesh of {self.devices} devices is left ({said or 'there is none'})",
-                place="search",
-                remedy="Allow other sizes of axes, or other micro-batches.",
-            )
-        step = self.source.module(None, "none")
-        work_s = least_work_s(arithmetic(step), self.system) / self.devices
-        waiting = [(work_s * one.idle, one.key, one) for one in candidates]
-        heapq.heapify(waiting)
-        return waiting
+    @property
+    def _worst_s(self) -> float:
+        """What a plan must be better than."""
+        return self.plans[self.top - 1].time_s if len(self.plans) >= self.top else math.inf
 
     def _known(self, candidate: Candidate) -> Row | None:
         """What a search before found of a candidate."""
@@ -189,88 +169,14 @@ class _Search:
             self._keep(Found(row, plan))
         return row
 
-    def _tried(self, candidate: Candidate, least_s: float) -> Row:
+    def _tried(self, one: Waiting) -> Row:
         """Label a candidate and simulate its plan."""
-        try:
-            row, plan, result = self._solved(candidate, least_s)
-        except DistIRError as error:
-            if error.code not in (*TOO_LARGE, *NOT_SO):
-                raise
-            state = MEMORY if error.code in TOO_LARGE else REFUSED
-            row, plan, result = Row(candidate, state, least_s, why=str(error)), None, None
-        if plan is not None and row.state == SOLVED:
+        row, plan, result = self.trials.of(one.candidate, one.least_s, one.likely_s, self._worst_s)
+        if plan is not None:
             self._keep(Found(row, plan, result))
         if self.folder is not None:
             self.folder.add(row, plan)
         return row
-
-    def _solved(self, candidate: Candidate, least_s: float) -> tuple[Row, Plan, Result]:
-        schedule, mesh = candidate.schedule, candidate.mesh
-        module = self.source.module(schedule, candidate.recompute)
-        fixed = kept_rules(self.constraints.keep, mesh)
-        labelled = label(
-            module, mesh, self.system, fixed=fixed, gap=self.gap, memory_bytes=self.limit
-        )
-        plan = candidate.completed(labelled.plan())
-        result = simulate(export(self.distributed(module, plan)), self.system)
-        state, why = SOLVED, ""
-        if result.peak_memory_bytes > self.limit:
-            state, why = MEMORY, f"simulated, it keeps {result.peak_memory_bytes / 2**30:.2f} GiB"
-        price_s = labelled.price_s if schedule is None else None
-        if schedule is None:
-            least_s = max(least_s, labelled.bound_ps / PICOSECONDS)
-        return (
-            Row(
-                candidate, state, least_s, price_s, labelled.gap,
-                result.time_s, result.peak_memory_bytes, why,
-            ),
-            plan,
-            result,
-        )  # fmt: skip
-
-    def distributed(self, module: ir.IRModule, plan: Plan) -> ir.IRModule:
-        """A module as the command line distributes it by a plan that it is given."""
-        if self.source.train is not None:
-            plan = with_updates(module, plan)
-        return distribute(module, plan, system=self.system)
-
-    def compared(
-        self, name: str, make: Callable[[ir.IRModule, Mapping[str, int], System], Plan]
-    ) -> Row | None:
-        """The fastest plan of another maker over the meshes of the space; None where none fits.
-
-        Meshes that it refuses are left out; where it refuses all of them, its error is raised.
-        """
-        module = self.source.module(None, self.constraints.recompute[0])
-        best: Row | None = None
-        refusals, took = [], False
-        for candidate in self.enumeration:
-            if candidate.schedule is not None:
-                continue
-            try:
-                plan = make(module, dict(candidate.axes), self.system)
-                result = simulate(export(distribute(module, plan, system=self.system)), self.system)
-            except DistIRError as error:
-                refusals.append(error)
-                continue
-            took = True
-            fits = result.peak_memory_bytes <= self.limit
-            if fits and (best is None or best.time_s is None or result.time_s < best.time_s):
-                best = Row(
-                    candidate, SOLVED, 0.0, None, None,
-                    result.time_s, result.peak_memory_bytes, name,
-                )  # fmt: skip
-        if refusals and not took:
-            raise refusals[0]
-        return best
-
-    def _with_more_recomputed(self, row: Row, waiting: list[tuple[float, str, Candidate]]) -> None:
-        """Try a candidate that does not fit with the next policy of recomputation."""
-        policies, candidate = self.constraints.recompute, row.candidate
-        number = policies.index(candidate.recompute) + 1
-        if self.source.train is not None and number < len(policies):
-            other = replace(candidate, recompute=policies[number])
-            heapq.heappush(waiting, (row.least_s, other.key, other))
 
     def _keep(self, found: Found) -> None:
         if found.row.state != SOLVED:

@@ -48,6 +48,8 @@ class Labelling:
     peak_bytes : int
         Most that a device keeps: parameters, and the values alive at the worst moment, new forms
         of parameters in the place of the old ones.
+    entries_ps : mapping of str to int
+        The price, function by public function.
     """
 
     annotated: ir.IRModule
@@ -57,6 +59,7 @@ class Labelling:
     bound_ps: int
     decision: Decision
     peak_bytes: int
+    entries_ps: Mapping[str, int]
 
     @property
     def price_s(self) -> float:
@@ -162,16 +165,17 @@ class Labeller:
 
     def run(self, gap: float, memory_bytes: int | None) -> Labelling:
         """Label every public function; arguments as for :func:`label`."""
-        price, bound, peak, found = 0, 0, 0, {}
+        prices, bound, peak, found = dict[str, int](), 0, 0, {}
         for name in self.module.entries:
             net = self.net(name)
             labelled = self._solve(net, name, gap, memory_bytes)
-            price += labelled.price
+            prices[name] = labelled.price
             bound += labelled.bound
             peak = max(peak, labelled.peak_bytes)
             found[name] = (net, labelled.values)
+        price = sum(prices.values())
         decision = decision_of(self.module, self.reach, found, price, bound)
-        return Labelling(self.mod, self.mesh, self.system, price, bound, decision, peak)
+        return Labelling(self.mod, self.mesh, self.system, price, bound, decision, peak, prices)
 
     def net(self, name: str) -> Net:
         """The problem of a public function."""
@@ -195,7 +199,7 @@ class Labeller:
                 )
             return found
 
-        return within(tables, net, solve, memory_bytes, name)
+        return within(tables, net, solve, memory_bytes, name, gap)
 
     def _updates(self, g: Graph) -> dict[int, int]:
         """Results of a training step that are new forms of parameters: result to parameter."""

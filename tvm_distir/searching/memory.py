@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,7 @@ class Keeper:
     def __init__(self, net: Net) -> None:
         self.net = net
         self.holdings = list(_all(net, 0, 0))
+        self.spans = np.array([one[2:] for one in self.holdings], np.int64).reshape(-1, 2)
         self.end = net.begins[-1]
 
     def profile(self, values: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -89,11 +91,11 @@ class Keeper:
         moments = np.array(sorted(weights))
         sums = np.concatenate(([0.0], np.cumsum([weights[t] for t in moments.tolist()])))
         known: dict[tuple[int, float], tuple[int, int]] = {}
-        for scope, size, first, last in self.holdings:
-            low, high = np.searchsorted(moments, [first, last + 1])
-            weight = float(sums[high] - sums[low])
-            if not weight:
-                continue
+        begins = np.searchsorted(moments, self.spans[:, 0])
+        ends = np.searchsorted(moments, self.spans[:, 1] + 1)
+        shares = sums[ends] - sums[begins]
+        for i in np.flatnonzero(shares).tolist():
+            (scope, size, _, _), weight = self.holdings[i], float(shares[i])
             key = (id(size), weight)
             if key not in known:
                 known[key] = tables.intern(np.rint(weight * size).astype(np.int64))
@@ -125,7 +127,9 @@ def _allowed(tables: Tables, number: int) -> int:
     return tables.intern(np.where(tables.array(number) < INFINITE, 0, INFINITE))[0]
 
 
-def within(tables: Tables, net: Net, solve: Solve, limit: int | None, place: str) -> Bounded:
+def within(
+    tables: Tables, net: Net, solve: Solve, limit: int | None, place: str, gap: float = 0.0
+) -> Bounded:
     """The cheapest labelling found that keeps at most ``limit`` bytes, and a bound.
 
     Memory at the moments where most is kept gets a price, which is raised until the limit holds
@@ -142,57 +146,83 @@ def within(tables: Tables, net: Net, solve: Solve, limit: int | None, place: str
         None: any.
     place : str
         For messages.
+    gap : float
+        Prices are no longer changed once the best is proved to be at most this share above the
+        least.
 
     Raises
     ------
     InfeasibleError
         DIST0801 where nothing fits; it says the least that is needed where that is proved.
     """
-    return _Search(tables, net, solve, UNLIMITED if limit is None else limit, place).run()
+    return _Search(tables, net, solve, UNLIMITED if limit is None else limit, place, gap).run()
+
+
+class _Judged(NamedTuple):
+    """A labelling: its price without memory, what it keeps over time, and when it keeps most."""
+
+    values: Sequence[int]
+    price: int
+    profile: npt.NDArray[np.int64]
+    moment: int
+
+    @property
+    def peak(self) -> int:
+        return int(self.profile[self.moment])
+
+
+def _between(
+    low: tuple[float, _Judged], high: tuple[float, _Judged], moments: Sequence[int]
+) -> float:
+    """The price of memory at which two labellings cost the same: the bound is largest there.
+
+    Unless a third is cheaper there, which then takes the place of one of them.
+    """
+    less = sum(int(low[1].profile[t] - high[1].profile[t]) for t in moments)
+    return (high[1].price - low[1].price) / less if less > 0 else 0.0
 
 
 class _Search:
     """The prices of memory tried one after the other."""
 
-    def __init__(self, tables: Tables, net: Net, solve: Solve, limit: int, place: str) -> None:
+    def __init__(
+        self, tables: Tables, net: Net, solve: Solve, limit: int, place: str, gap: float
+    ) -> None:
         self.tables, self.net, self.solve = tables, net, solve
-        self.limit, self.place = limit, place
+        self.limit, self.place, self.gap = limit, place, gap
         self.keeper = Keeper(net)
         self.best: Bounded | None = None
         self.bound = 0
 
     def run(self) -> Bounded:
-        values, _ = self._at({})
-        price, peak, moment = self._judged(values)
-        if peak <= self.limit:
-            return Bounded(values, price, min(price, self.bound), peak)
-        moments, low, high, most = [moment], 0.0, 0.0, peak
-        weight = 0.05 * price / peak
+        first = self._judged(self._at({}))
+        if first.peak <= self.limit:
+            return Bounded(first.values, first.price, min(first.price, self.bound), first.peak)
+        moments, low, high = [first.moment], (0.0, first), None
+        weight = 0.05 * first.price / first.peak
         for _ in range(ROUNDS):
-            values, _ = self._at(dict.fromkeys(moments, weight))
-            _, peak, moment = self._judged(values)
-            if peak <= self.limit:
-                high = weight
-            elif moment not in moments:
-                moments.append(moment)
-                continue
-            elif weight * most > DEAREST * price:
-                self._refuse(moment)
-            else:
-                low = weight
-            if not high:
-                weight *= 4
-            elif low and high / low < CLOSE:
+            one = self._judged(self._at(dict.fromkeys(moments, weight)))
+            if self.best and self.best.price - self.bound <= self.gap * self.best.price:
                 break
+            if one.peak <= self.limit:
+                high = weight, one
+            elif one.moment not in moments:
+                moments.append(one.moment)
+                continue
+            elif weight * first.peak > DEAREST * first.price:
+                self._refuse(one.moment)
             else:
-                weight = (low * high) ** 0.5 if low else high / 4
+                low = weight, one
+            weight = _between(low, high, moments) if high else 4 * weight
+            if high and not CLOSE * low[0] < weight < high[0] / CLOSE:
+                break  # no price between tells more than these two
         if self.best is None:
-            self._refuse(moment)
+            self._refuse(one.moment)
         assert self.best is not None
         found = self.best
         return Bounded(found.values, found.price, min(self.bound, found.price), found.peak_bytes)
 
-    def _at(self, weights: Mapping[int, float]) -> tuple[Sequence[int], int]:
+    def _at(self, weights: Mapping[int, float]) -> Sequence[int]:
         """The labelling at prices of memory; what it proves raises the bound."""
         factors, constant = self.keeper.priced(self.tables, weights)
         problem = Problem(self.net.domains, factors)
@@ -200,17 +230,17 @@ class _Search:
         total, _ = self.tables.evaluate(problem, found.values)
         spent = sum(weights.values()) * self.limit
         self.bound = max(self.bound, int(constant + total - found.gap - spent))
-        return found.values, constant + total
+        return found.values
 
-    def _judged(self, values: Sequence[int]) -> tuple[int, int, int]:
-        """Price without memory, the most that is kept, and when; the best that fits is noted."""
+    def _judged(self, values: Sequence[int]) -> _Judged:
+        """What a labelling costs without memory, and keeps; the best that fits is noted."""
         total, _ = self.tables.evaluate(Problem(self.net.domains, self.net.factors), values)
         price, profile = self.net.constant + total, self.keeper.profile(values)
         moment = int(profile.argmax())
-        peak = int(profile[moment])
-        if peak <= self.limit and (self.best is None or price < self.best.price):
-            self.best = Bounded(values, price, 0, peak)
-        return price, peak, moment
+        found = _Judged(values, price, profile, moment)
+        if found.peak <= self.limit and (self.best is None or price < self.best.price):
+            self.best = Bounded(values, price, 0, found.peak)
+        return found
 
     def _refuse(self, moment: int) -> None:
         """Say the least that is needed at a moment.

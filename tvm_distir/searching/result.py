@@ -16,6 +16,9 @@ SOLVED, MEMORY, BOUND, REFUSED, LEFT = "solved", "memory", "bound", "refused", "
 """What becomes of a candidate: a plan; nothing fits; it cannot be better; the model cannot be cut
 so; the time was up."""
 
+ESTIMATE = "estimate"
+"""Also: by what its layers take and keep it is far from good, or far from fitting."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -32,11 +35,13 @@ class Row:
     gap : float, optional
         How far the price may be above the least, as a share of it.
     time_s : float, optional
-        Of the plan, as simulated.
+        Of the plan, as simulated; of the labels, where they are so bad that no plan was made.
     peak_bytes : int, optional
-        Of the plan, as simulated.
+        As for ``time_s``.
     why : str
         Why there is no plan.
+    likely_s : float, optional
+        What was expected of its layers, before it was labelled.
     """
 
     candidate: Candidate
@@ -47,6 +52,7 @@ class Row:
     time_s: float | None = None
     peak_bytes: int | None = None
     why: str = ""
+    likely_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Give the fields by name, the candidate by its parts."""
@@ -124,7 +130,7 @@ class SearchResult:
     @property
     def front(self) -> tuple[Row, ...]:
         """Solved rows of which no other is faster and smaller, the fastest first."""
-        solved = [row for row in self.rows if row.time_s is not None and row.peak_bytes is not None]
+        solved = [row for row in self.rows if row.state == SOLVED]
         solved.sort(key=lambda row: (row.time_s, row.peak_bytes, row.candidate.key))
         found: list[Row] = []
         for row in solved:

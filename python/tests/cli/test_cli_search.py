@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tvm_distir.cli import main
-from tvm_distir.searching import driver
+from tvm_distir.searching import trials
 
 MODEL = "zoo:gpt?size=tiny,layers=1,hidden=32,heads=2,vocab=64,seq=8,batch=4,positions=8"
 CLUSTER = ["--devices", "4", "--system", "dgx-a100"]
@@ -83,7 +83,7 @@ def test_a_step_of_training_with_what_it_is_compared_with(
 def test_an_interrupt_keeps_what_was_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    label, calls = driver.label, []
+    label, calls = trials.label, []
 
     def interrupted(*given: Any, **more: Any) -> Any:
         calls.append(given)
@@ -91,7 +91,7 @@ def test_an_interrupt_keeps_what_was_found(
             raise KeyboardInterrupt
         return label(*given, **more)
 
-    monkeypatch.setattr(driver, "label", interrupted)
+    monkeypatch.setattr(trials, "label", interrupted)
     folder = tmp_path / "found"
     assert said(["-o", str(folder)], capsys, 130).endswith("interrupted\n")
     data = json.loads((folder / "search.json").read_text())

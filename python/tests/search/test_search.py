@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 
 import pytest
 from systems import A100, QUICK
@@ -14,7 +15,7 @@ from systems import A100, QUICK
 import tvm_distir as td
 from tvm_distir.errors import InfeasibleError, UsageError
 from tvm_distir.plan import Plan
-from tvm_distir.searching import Constraints, Folder, driver, search
+from tvm_distir.searching import Constraints, Folder, outlook, search, trials
 from tvm_distir.searching.candidates import Enumeration, factorisations, kept_rules
 
 
@@ -173,6 +174,44 @@ class TestStages:
             search(_gpt, 2, QUICK, batch=8, train=ADAM, constraints=self.rules, memory_bytes=1000)
 
 
+@pytest.fixture(scope="module")
+def everything():
+    """A search with stages from which no estimate leaves anything out."""
+    rules = TestOutlook.rules
+    return search(_gpt, 4, QUICK, batch=8, train=ADAM, constraints=rules, top=99, margin=9.0)
+
+
+class TestOutlook:
+    """What layers say before anything is labelled."""
+
+    rules = Constraints(("pp", "dp", "tp"), micro_batches=(1, 2))
+
+    def test_it_is_near_what_is_simulated(self, everything):
+        near = [row.time_s / row.likely_s for row in everything.rows if row.state == "solved"]
+        assert len(near) > 5
+        assert max(near) < 2.5 * min(near)
+
+    def test_what_it_leaves_out_is_no_better(self, everything):
+        found = search(_gpt, 4, QUICK, batch=8, train=ADAM, constraints=self.rules, top=1)
+        assert found.space["estimate"] + found.space.get("bound", 0) > 0
+        assert found.plans[0].row == everything.plans[0].row
+
+    def test_parts_are_as_even_as_can_be(self):
+        for seed in range(30):
+            rng = random.Random(seed)
+            times = [rng.randint(1, 9) for _ in range(rng.randint(1, 7))]
+            parts = rng.randint(1, 4)
+            found = outlook.evenly(times, parts)
+            assert [i for group in found for i in group] == list(range(len(times)))
+            ways = itertools.combinations_with_replacement(range(len(times) + 1), parts - 1)
+            best = min(
+                max(sum(times[a:b]) for a, b in itertools.pairwise((0, *cuts, len(times))))
+                for cuts in ways
+            )
+            assert max(sum(times[i] for i in group) for group in found) == best
+            assert len(found) == parts
+
+
 def test_contradictions_are_refused():
     rules = Constraints(most={"dp": 1, "tp": 2})
     with pytest.raises(InfeasibleError, match=r"DIST0803 .*\(3 by constraint"):
@@ -191,7 +230,7 @@ class TestFolder:
 
     def test_an_interrupted_search_goes_on(self, tmp_path, monkeypatch):
         whole = search(_gpt, 4, QUICK, batch=8, train=ADAM)
-        label, calls = driver.label, []
+        label, calls = trials.label, []
 
         def interrupted(*given, **more):
             calls.append(given)
@@ -199,7 +238,7 @@ class TestFolder:
                 raise KeyboardInterrupt
             return label(*given, **more)
 
-        monkeypatch.setattr(driver, "label", interrupted)
+        monkeypatch.setattr(trials, "label", interrupted)
         folder = Folder(tmp_path, {"what": 1}, resume=False)
         first = search(_gpt, 4, QUICK, batch=8, train=ADAM, folder=folder)
         assert not first.complete and first.space["left"] == len(first.rows) - 1

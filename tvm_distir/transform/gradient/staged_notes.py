@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,12 @@ class Notes:
     recipe: Recipe
     schedule: Schedule
 
+    @functools.cached_property
+    def _states(self) -> dict[str, Any]:
+        """Names of the optimizer's states, per trained weight."""
+        slots = self.recipe.optimizer.states
+        return {n: slots(v.ty) for n, v in self.params.trained}
+
     def stage(self, part: Part, function: str, writer: PartWriter) -> StageNote:
         """Name the parameters and results of a stage as the whole step does."""
         like = writer.part
@@ -43,7 +50,7 @@ class Notes:
         pairs = [pair for pair in zip(own, theirs, strict=True) if pair[0] in part.names]
         called = {like.names[b]: part.names[a] for a, b in pairs}
         called[like.stream] = part.stream
-        slots = self.recipe.optimizer.states
+        known = self._states
 
         def translated(note: str) -> str:
             if note in called:
@@ -56,7 +63,6 @@ class Notes:
                     return new + note[len(old) :]
             return note
 
-        known = {n: slots(v.ty) for n, v in self.params.trained}
         return StageNote(
             function,
             tuple(map(translated, writer.params.ports.notes)),

@@ -1,0 +1,44 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What a search found, as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def search_text(result: Any) -> str:
+    """The table of plans."""
+    from ..report import units
+
+    head = ("#", "plan", "step", "labels", "gap", "peak")
+    rows = [head]
+    for number, found in enumerate(result.plans, 1):
+        row = found.row
+        rows.append(
+            (
+                str(number),
+                row.candidate.key,
+                units.duration(found.time_s),
+                units.duration(row.price_s) if row.price_s is not None else "-",
+                f"{100 * row.gap:.2f}%" if row.gap is not None else "-",
+                units.size(row.peak_bytes or 0),
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i == 1 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+    said = ", ".join(f"{count} {state}" for state, count in sorted(result.space.items()))
+    lines += ["", f"candidates: {said}" + ("" if result.complete else " (stopped early)")]
+    if result.baseline is not None and result.baseline.time_s and result.plans:
+        other, best = result.baseline.time_s, result.plans[0].time_s
+        lines.append(
+            f"compared with {result.baseline.why} on {result.baseline.candidate.key}: "
+            f"{units.duration(other)}, {100 * (best / other - 1):+.1f}%"
+        )
+    return "\n".join(lines) + "\n"

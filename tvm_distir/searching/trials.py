@@ -1,0 +1,160 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Candidates done: labelled, their plans distributed, exported and simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from tvm import ir
+
+from ..errors import DistIRError
+from ..plan import Plan
+from ..program import export
+from ..simulation import Result, simulate
+from ..strategy import with_updates
+from ..system import PICOSECONDS, System
+from ..transform import distribute
+from .candidates import Candidate, Constraints, kept_rules
+from .labelling import label
+from .result import ESTIMATE, MEMORY, REFUSED, SOLVED, Row
+from .sources import Source
+
+Make = Callable[[ir.IRModule, Mapping[str, int], System], Plan]
+"""Makes a plan of a module on a mesh."""
+
+Compare = tuple[str, Make]
+"""Name of what to compare with, and what makes its plan of a module on a mesh."""
+
+TOO_LARGE = ("DIST0801", "DIST0802")
+"""Errors of what does not fit into memory."""
+
+NOT_SO = ("DIST0236", "DIST0354", "DIST0803")
+"""Errors that say that the model cannot be cut so."""
+
+
+class Trials:
+    """Labels candidates and simulates their plans.
+
+    Parameters
+    ----------
+    source : Source
+    system : System
+    limit : int
+        Bytes that a device may keep.
+    gap : float
+        As of :func:`label`.
+    constraints : Constraints
+    margin : float
+        Of estimates.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        system: System,
+        limit: int,
+        gap: float,
+        constraints: Constraints,
+        margin: float,
+    ) -> None:
+        self.source, self.system, self.limit, self.gap = source, system, limit, gap
+        self.constraints, self.margin = constraints, margin
+
+    def of(
+        self, candidate: Candidate, least_s: float, likely_s: float | None, most_s: float
+    ) -> tuple[Row, Plan | None, Result | None]:
+        """What becomes of a candidate.
+
+        Parameters
+        ----------
+        candidate : Candidate
+        least_s : float
+            Its bound.
+        likely_s : float, optional
+            What it is likely to take. Where that is known, candidates are many and large, and a
+            plan, whose thousands of rules take longer to carry out than the labels themselves, is
+            made only of labels that, carried out, fit and take at most ``most_s``, or nearly so.
+        most_s : float
+        """
+        try:
+            return self._solved(candidate, least_s, likely_s, most_s)
+        except DistIRError as error:
+            if error.code not in (*TOO_LARGE, *NOT_SO):
+                raise
+            state = MEMORY if error.code in TOO_LARGE else REFUSED
+            row = Row(candidate, state, least_s, why=str(error), likely_s=likely_s)
+            return row, None, None
+
+    def _solved(
+        self, candidate: Candidate, least_s: float, likely_s: float | None, most_s: float
+    ) -> tuple[Row, Plan | None, Result]:
+        schedule, mesh = candidate.schedule, candidate.mesh
+        module = self.source.module(schedule, candidate.recompute)
+        fixed = kept_rules(self.constraints.keep, mesh)
+        labelled = label(
+            module, mesh, self.system, fixed=fixed, gap=self.gap, memory_bytes=self.limit
+        )
+        if likely_s is not None:
+            first = simulate(labelled.program(), self.system)
+            row = Row(
+                candidate, MEMORY, least_s, None, labelled.gap,
+                first.time_s, first.peak_memory_bytes, likely_s=likely_s,
+            )  # fmt: skip
+            if first.peak_memory_bytes > (1 + self.margin) * self.limit:
+                why = f"as labelled, it keeps {first.peak_memory_bytes / 2**30:.2f} GiB"
+                return replace(row, why=why), None, first
+            if first.time_s > (1 + self.margin) * most_s:
+                why = f"as labelled, it takes {first.time_s:.4g} s"
+                return replace(row, state=ESTIMATE, why=why), None, first
+        plan = candidate.completed(labelled.plan())
+        result = simulate(export(self._distributed(module, plan)), self.system)
+        state, why = SOLVED, ""
+        if result.peak_memory_bytes > self.limit:
+            state, why = MEMORY, f"simulated, it keeps {result.peak_memory_bytes / 2**30:.2f} GiB"
+        price_s = labelled.price_s if schedule is None else None
+        if schedule is None:
+            least_s = max(least_s, labelled.bound_ps / PICOSECONDS)
+        return (
+            Row(
+                candidate, state, least_s, price_s, labelled.gap,
+                result.time_s, result.peak_memory_bytes, why, likely_s,
+            ),
+            plan,
+            result,
+        )  # fmt: skip
+
+    def _distributed(self, module: ir.IRModule, plan: Plan) -> ir.IRModule:
+        """A module as the command line distributes it by a plan that it is given."""
+        if self.source.train is not None:
+            plan = with_updates(module, plan)
+        return distribute(module, plan, system=self.system)
+
+    def compared(self, name: str, make: Make, candidates: Iterable[Candidate]) -> Row | None:
+        """The fastest plan of another maker over meshes without stages; None where none fits.
+
+        Meshes that it refuses are left out; where it refuses all of them, its error is raised.
+        """
+        module = self.source.module(None, self.constraints.recompute[0])
+        best: Row | None = None
+        refusals, took = [], False
+        for candidate in candidates:
+            if candidate.schedule is not None:
+                continue
+            try:
+                plan = make(module, dict(candidate.axes), self.system)
+                result = simulate(export(distribute(module, plan, system=self.system)), self.system)
+            except DistIRError as error:
+                refusals.append(error)
+                continue
+            took = True
+            fits = result.peak_memory_bytes <= self.limit
+            if fits and (best is None or best.time_s is None or result.time_s < best.time_s):
+                best = Row(
+                    candidate, SOLVED, 0.0, None, None,
+                    result.time_s, result.peak_memory_bytes, name,
+                )  # fmt: skip
+        if refusals and not took:
+            raise refusals[0]
+        return best

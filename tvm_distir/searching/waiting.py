@@ -1,0 +1,121 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The candidates that wait: which comes next, and which need not be done."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+from typing import NamedTuple
+
+from ..errors import InfeasibleError
+from .arithmetic import arithmetic, least_work_s
+from .candidates import Candidate, Enumeration
+from .outlook import Outlook, Outlooks
+from .result import BOUND, ESTIMATE, Row
+from .trials import Trials
+
+
+class Waiting(NamedTuple):
+    """A candidate: by what it is likely to take, or by its bound, it is ordered."""
+
+    order_s: float
+    key: str
+    least_s: float
+    candidate: Candidate
+    outlook: Outlook | None
+
+    @property
+    def likely_s(self) -> float | None:
+        """What it is likely to take, where that is known."""
+        return None if self.outlook is None else self.outlook.time_s
+
+
+class Queue:
+    """Candidates in the order of what they are likely to take, or of their bounds.
+
+    Where a space has stages, tables of layers tell what is likely; else bounds are all there is.
+
+    Parameters
+    ----------
+    trials : Trials
+        That the candidates are for.
+    """
+
+    def __init__(self, trials: Trials) -> None:
+        self.trials = trials
+        self._outlooks: Outlooks | None = None
+        self._waiting: list[Waiting] = []
+        self._seen: list[tuple[Candidate, Outlook, Outlook]] = []  # what was likely, what was so
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def fill(self, enumeration: Enumeration) -> None:
+        """Take all candidates.
+
+        Raises
+        ------
+        InfeasibleError
+            DIST0803 where there are none.
+        """
+        candidates, trials = list(enumeration), self.trials
+        if not candidates:
+            said = ", ".join(f"{n} by {why}" for why, n in enumeration.excluded.items())
+            raise InfeasibleError(
+                "DIST0803",
+                f"no mesh of {enumeration.devices} devices is left ({said or 'there is none'})",
+                place="search",
+                remedy="Allow other sizes of axes, or other micro-batches.",
+            )
+        work_s = least_work_s(arithmetic(trials.source.module(None, "none")), trials.system)
+        if any(one.schedule is not None for one in candidates):
+            self._outlooks = Outlooks(trials.source, trials.system, trials.limit)
+        for one in candidates:
+            self._push(one, work_s / enumeration.devices * one.idle)
+
+    def pop(self) -> Waiting:
+        """Take the next one."""
+        return heapq.heappop(self._waiting)
+
+    def saw(self, one: Waiting, row: Row) -> None:
+        """Note what became of a candidate: others of its kind are judged by it."""
+        if one.outlook is not None and row.time_s is not None and row.peak_bytes is not None:
+            so = Outlook(row.time_s, row.peak_bytes)
+            self._seen.append((one.candidate, one.outlook, so))
+
+    def with_more_recomputed(self, candidate: Candidate, least_s: float) -> None:
+        """Take a candidate that does not fit with the next policy of recomputation."""
+        policies = self.trials.constraints.recompute
+        number = policies.index(candidate.recompute) + 1
+        if self.trials.source.train is not None and number < len(policies):
+            self._push(replace(candidate, recompute=policies[number]), least_s)
+
+    def cut(self, one: Waiting, worst_s: float) -> Row | None:
+        """Why a candidate need not be done; None where it must.
+
+        Parameters
+        ----------
+        one : Waiting
+        worst_s : float
+            What a plan must be better than.
+        """
+        if one.least_s >= worst_s:
+            return Row(one.candidate, BOUND, one.least_s, likely_s=one.likely_s)
+        if one.outlook is None:
+            return None
+        staged = one.candidate.schedule is not None
+        seen = [(x, y) for other, x, y in self._seen if staged == (other.schedule is not None)]
+        expected = one.outlook.corrected(seen)
+        if expected.time_s >= (1 + self.trials.margin) * worst_s:
+            return Row(one.candidate, ESTIMATE, one.least_s, likely_s=one.likely_s)
+        if expected.peak_bytes <= self.trials.limit:
+            return None
+        self.with_more_recomputed(one.candidate, one.least_s)
+        kept = f"its layers keep about {expected.peak_bytes / 2**30:.2f} GiB"
+        return Row(one.candidate, ESTIMATE, one.least_s, why=kept, likely_s=one.likely_s)
+
+    def _push(self, candidate: Candidate, least_s: float) -> None:
+        outlook = None if self._outlooks is None else self._outlooks.of(candidate)
+        order_s = least_s if outlook is None else outlook.time_s
+        heapq.heappush(self._waiting, Waiting(order_s, candidate.key, least_s, candidate, outlook))
