@@ -27,6 +27,7 @@ from .program import Program as Program
 from .program import export as export
 from .report import compare as compare
 from .runtime import ShardedArray as ShardedArray
+from .runtime import measure as measure
 from .runtime import plan_storage as plan_storage
 from .runtime import run as run
 from .searching import label as label

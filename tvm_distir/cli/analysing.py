@@ -8,7 +8,7 @@ import argparse
 import shlex
 from typing import Any, NamedTuple
 
-from .allocators import with_storage
+from .exporting import exported
 from .options import TRAINING
 from .stages import StagedModel, Stopwatch, load_work, run_passes
 from .terminal import say
@@ -31,7 +31,8 @@ def analyse(
     Parameters
     ----------
     arguments : argparse.Namespace
-        With the options of :func:`.options.add_model_options`, checked, and ``allocator``.
+        With the options of :func:`.options.add_model_options` and of
+        :func:`.exporting.add_exporting`, checked.
     axes : dict of str to int or None
         The mesh of the command line.
     keep : bool
@@ -44,9 +45,7 @@ def analyse(
     for line in warned:
         say(f"warning: {line}")
     with watch.stage("export"):
-        from ..program import export
-
-        program = with_storage(export(local), local, arguments.allocator)
+        program = exported(local, arguments)
     with watch.stage("simulate"):
         from ..simulation import simulate
 
@@ -71,12 +70,13 @@ def analyse(
 def command_line(arguments: argparse.Namespace) -> str:
     """The command that gives the same analysis again, without its output files."""
     words = ["tvm-distir", "analyze", arguments.model]
-    options = ("plan", "strategy", "mesh", "batch", "dim", "entry", "train", *TRAINING, "system")
+    options = ("plan", "strategy", "mesh", "batch", "dim", "entry", "train", *TRAINING, "system",
+               "allocator", "measure")  # fmt: skip
     for option in options:
         value, flag = getattr(arguments, option, None), f"--{option.replace('_', '-')}"
         if value is True:
             words.append(flag)
-        elif value not in (None, False):
+        elif value not in (None, False) and (option, value) != ("allocator", "framework"):
             for one in value if isinstance(value, list) else [value]:
                 words += [flag, str(one)]
     return shlex.join(words)

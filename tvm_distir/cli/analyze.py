@@ -9,8 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .allocators import ALLOCATORS_HELP
 from .analysing import analyse
+from .exporting import add_exporting
 from .opt import script
 from .options import add_model_options, check_model_options, model_inputs
 from .outputs import Outputs
@@ -28,7 +28,7 @@ def add_parser(commands: Any) -> None:
         allow_abbrev=False,
     )
     add_model_options(parser, system_required=True)
-    parser.add_argument("--allocator", metavar="A", default="framework", help=ALLOCATORS_HELP)
+    add_exporting(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--report", metavar="r.html", help="write a self-contained HTML report")
     add_trace(parser)

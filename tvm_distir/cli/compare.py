@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import UsageError
-from .allocators import ALLOCATORS_HELP
 from .analysing import analyse
+from .exporting import add_exporting
 from .listing import HelpStrategies
 from .options import (
     add_dim_option,
@@ -83,7 +83,7 @@ def add_parser(commands: Any) -> None:
     add_training(parser)
     add_recompute(parser)
     add_overlap(parser)
-    parser.add_argument("--allocator", metavar="A", default="framework", help=ALLOCATORS_HELP)
+    add_exporting(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 

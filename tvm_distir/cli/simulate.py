@@ -8,7 +8,7 @@ import argparse
 import shlex
 from typing import Any
 
-from .allocators import ALLOCATORS_HELP
+from .exporting import ALLOCATORS_HELP
 from .listing import LateHelp, system_help
 from .options import asked_by
 from .outputs import Outputs

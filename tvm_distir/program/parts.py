@@ -115,6 +115,8 @@ class Op(NamedTuple):
         device that runs it. What stays on its device is not counted.
     tag, peer_mesh : int
         Of a transfer: what joins its ends, and the mesh at the other end.
+    measured_ps : int
+        Of a compute op: picoseconds that it was measured to take; 0: it was not.
     """
 
     name: str
@@ -139,6 +141,7 @@ class Op(NamedTuple):
     wire_bytes: int = 0
     tag: int = 0
     peer_mesh: int = 0
+    measured_ps: int = 0
 
     @property
     def is_start(self) -> bool:

@@ -202,4 +202,6 @@ def _op_dict(op: Op) -> dict[str, Any]:
         out[key] = list(value) if isinstance(value, tuple) else value
     if not op.modelled:
         out["reason"] = op.reason
+    if op.measured_ps:
+        out["measured_ps"] = op.measured_ps
     return out

@@ -34,7 +34,7 @@ EXPORT = "Export the program again."
 
 _INTEGERS = (
     "flops", "bytes_read", "bytes_written", "mesh", "group_size", "payload_bytes", "wire_bytes",
-    "peer_mesh",
+    "peer_mesh", "measured_ps",
 )  # fmt: skip
 _TEXTS = ("op", "callee", "otherwise", "reason")
 _READ: Mapping[str, Callable[[JsonValue], Any]] = {
@@ -145,8 +145,8 @@ def _op(data: JsonValue) -> Op:
     if "kind" not in data.object():
         data.object(COMMON_KEYS)
     kind = data["kind"].word(KINDS)
-    keys = (*COMMON_KEYS, *EXTRA_KEYS[kind], "reason")
-    found = data.object(keys, optional=("reason",))
+    optional = ("reason", "measured_ps") if kind == "compute" else ("reason",)
+    found = data.object((*COMMON_KEYS, *EXTRA_KEYS[kind], *optional), optional=optional)
     known = TRANSFERS if kind == "transfer" else COLLECTIVES
     fields: dict[str, Any] = {
         key: value.word(known) if key == "collective" else _READ[key](value)

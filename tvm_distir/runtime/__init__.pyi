@@ -20,4 +20,6 @@ from .program import bind_inputs as bind_inputs
 from .program import compile_entry as compile_entry
 from .program import entries as entries
 from .program import gather_outputs as gather_outputs
+from .program import launched as launched
+from .program import measure as measure
 from .program import plan_storage as plan_storage

@@ -79,9 +79,13 @@ class OpCosts:
             )
         if op.kernel_class in HOSTS:
             return OpRow(function, op, COMPUTE, self._host_ps(function, op, place), "host")
+        return OpRow(function, op, COMPUTE, *self._kernel(op, place))
+
+    def _kernel(self, op: Op, place: str) -> tuple[int, str]:
+        """Time of a compute op, as measured where it was, and what it is bound by."""
         moved = op.bytes_read + op.bytes_written
         found = self.clock.kernel(op.flops, moved, op.kernel_class, op.dtype, place)
-        return OpRow(function, op, COMPUTE, found.duration_ps, found.bound_by)
+        return op.measured_ps or found.duration_ps, found.bound_by
 
     def _host_ps(self, function: str, op: Op, place: str) -> int:
         """What the host takes beyond the device.
@@ -94,10 +98,7 @@ class OpCosts:
         busy_ps = 0
         for own in self.program.functions[function].ops:
             if own.kind == "compute" and own.kernel_class not in HOSTS:
-                moved = own.bytes_read + own.bytes_written
-                busy_ps += self.clock.kernel(
-                    own.flops, moved, own.kernel_class, own.dtype, place
-                ).duration_ps
+                busy_ps += self._kernel(own, place)[0]
         issued_ps = picoseconds(op.flops * constant(HOSTS[HOST]) * 1e-6, place)
         return max(issued_ps - busy_ps, 0)
 

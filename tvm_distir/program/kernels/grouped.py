@@ -31,7 +31,8 @@ def grouped(program: Program, profile: Profile | str) -> Program:
     -------
     Program
         The same functions and results; ops that run as one kernel are one op, whose bytes are what
-        it reads from and writes to memory. The program itself for a profile that groups nothing.
+        it reads from and writes to memory. The program itself for a profile that groups nothing,
+        and where ops were measured: they are kernels.
 
     Raises
     ------
@@ -39,7 +40,7 @@ def grouped(program: Program, profile: Profile | str) -> Program:
         DIST0701 for an unknown profile.
     """
     known = Profile.known(profile)
-    if known.changes_nothing:
+    if known.changes_nothing or _measured(program):
         return program
     program = reduced(program, known)
     functions, besides = dict[str, Function](), dict[str, int]()
@@ -54,3 +55,7 @@ def _function(fn: Function, profile: Profile) -> tuple[Function, int]:
     flow = Dataflow(fn, profile.casts, casts)
     grouping = Grouping(flow, profile, flow.after_gradients())
     return classified(Writer(flow, grouping).run()), launches
+
+
+def _measured(program: Program) -> bool:
+    return any(op.measured_ps for fn in program.functions.values() for op in fn.ops)

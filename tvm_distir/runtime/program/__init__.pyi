@@ -22,6 +22,7 @@ from .joining import different_bits as different_bits
 from .joining import gather_outputs as gather_outputs
 from .joining import same_bits as same_bits
 from .kernels import compile_module as compile_module
+from .launched import launched as launched
 from .layout import Bounds as Bounds
 from .layout import EntryFunction as EntryFunction
 from .layout import Port as Port
@@ -42,3 +43,4 @@ from .sharded import sharded_outputs as sharded_outputs
 from .tensors import flat_tensors as flat_tensors
 from .tensors import to_array as to_array
 from .tensors import to_tensor as to_tensor
+from .timing import measure as measure
