@@ -8,6 +8,7 @@ path is spelled.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -28,6 +29,18 @@ def _fault(path: Path, what: str, option: str) -> UsageError:
         place=option,
         remedy="Name a path in an existing folder that you may write to.",
     )
+
+
+def _usable(path: str, option: str) -> Path:
+    """The path; refused (DIST0153) where none can be so: too long a name, links in a circle."""
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _fault(Path(path), reason, option) from error
+    return Path(path)
 
 
 def _check_folder(folder: Path, path: Path, option: str) -> None:
@@ -122,7 +135,7 @@ class Outputs:
                 place=option,
                 remedy="Write /dev/stdout for that, or ./- for a file of this name.",
             )
-        target = Path(path)
+        target = _usable(path, option)
         if target.is_dir():
             raise _fault(target, "it is a folder", option)
         if target.exists() and not os.access(target, os.W_OK):
@@ -144,7 +157,7 @@ class Outputs:
             return None
         if not path:
             raise UsageError("DIST0152", "the path is empty", place=option, remedy="Name a folder.")
-        folder = Path(os.path.realpath(path))
+        folder = Path(os.path.realpath(_usable(path, option)))
         if folder.exists():
             _check_folder(folder, folder, option)
         else:
@@ -156,7 +169,7 @@ class Outputs:
 
     def protect_folder(self, path: str, option: str) -> None:
         """Refuse (DIST0151) a folder that is emptied when it is written, and holds what is read."""
-        folder = Path(os.path.realpath(path))
+        folder = Path(os.path.realpath(_usable(path, option)))
         for other, read in self._reads.items():
             real = Path(os.path.realpath(read))
             if folder.is_dir() and any(_same(folder, one) for one in (real, *real.parents)):
@@ -243,13 +256,25 @@ def _fill(temporary: str, content: Content) -> None:
         stream.write(data)
 
 
+def _opened(path: Path) -> int:
+    """Descriptor of a device or a pipe; OSError for a pipe that nobody reads, which would wait."""
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            error.strerror = "nobody reads the pipe"
+        raise
+    os.set_blocking(handle, True)
+    return handle
+
+
 def _move(temporary: str, path: Path) -> None:
     """Put a finished file in its place, with the mode an ordinary new file has."""
     if str(path) in _STDOUT:  # results follow there: opened anew it might be overwritten
         put(Path(temporary).read_text(encoding="utf-8"))
         return
     if not _regular(path):
-        with open(temporary, "rb") as source, open(path, "wb") as target:
+        with open(temporary, "rb") as source, os.fdopen(_opened(path), "wb") as target:
             target.write(source.read())
         return
     if path.exists():

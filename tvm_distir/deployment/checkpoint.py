@@ -44,7 +44,7 @@ def open_weights(path: str | os.PathLike[str]) -> dict[str, FileArray]:
     EngineError
         DIST0641 for a file that is missing, broken, or of another kind.
     """
-    where = Path(path).resolve()
+    where = Path(os.path.realpath(path))
     if where.is_dir():
         return _folder(where)
     fault = file_fault(where)

@@ -132,7 +132,7 @@ def load(folder: str | os.PathLike[str], check: bool = False) -> Deployment:
     EngineError
         DIST0640 when it is not whole, or was built for another machine or apache-tvm.
     """
-    where = Path(folder).resolve()
+    where = Path(os.path.realpath(folder))
     manifest = read_manifest(where)
     check_built_with(manifest, where)
     for name, (size, _) in manifest.files.items():

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,7 +99,7 @@ def read_manifest(folder: Path) -> Manifest:
         DIST0640 when it is missing, broken, or of another schema version.
     """
     path = folder / MANIFEST
-    if not path.exists():
+    if not os.path.exists(path):
         raise broken(folder, f"it holds no {MANIFEST}", "Name a folder that td.deploy wrote.")
     top = JsonValue(read_json(path, _refuse), str(path), _refuse).object()
     version = (

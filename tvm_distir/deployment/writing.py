@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
-from ..errors import DependencyError, EngineError
+from ..errors import EngineError
 from ..runtime.program import (
     Bounds,
     EntryFunction,
@@ -71,7 +71,7 @@ def deploy(
         compile it, DIST0640 when the folder cannot be written, DIST0641 for weights that cannot
         be read.
     """
-    program, where = Lowered(dist), Path(folder).resolve()
+    program, where = Lowered(dist), Path(os.path.realpath(folder))
     need_compiler()
     given = open_weights(params) if isinstance(params, str | os.PathLike) else params or {}
     values = bind_some(program.entries, given)
@@ -86,13 +86,14 @@ def deploy(
 
 
 def _library(program: Lowered, entry: EntryFunction, stage: Path) -> str:
-    """Write the library of an entry; a disk that is full is no fault of the linker."""
-    try:
-        return program.save(entry, stage).name
-    except DependencyError:
-        with tempfile.TemporaryFile(dir=stage) as probe:
+    """Write the library of an entry; a disk that is full is no fault of the linker.
+
+    LLVM ends the process where it cannot write an object: whether there is room is seen before.
+    """
+    for folder in (stage, None):  # None: where temporary files are made, objects among them
+        with tempfile.TemporaryFile(dir=folder) as probe:
             probe.write(bytes(_PROBE_BYTES))
-        raise
+    return program.save(entry, stage).name
 
 
 @contextmanager
@@ -104,7 +105,7 @@ def _staged(where: Path) -> Iterator[Path]:
     EngineError
         DIST0640 where it cannot be written; what was there before is still there then.
     """
-    made = [path for path in (where, *where.parents) if not path.exists()]
+    made = [path for path in (where, *where.parents) if not os.path.lexists(path)]
     done = False
     try:
         where.mkdir(parents=True, exist_ok=True)

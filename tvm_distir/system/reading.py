@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,7 +76,7 @@ def load(name_or_path: str | Path, make: Callable[..., Made]) -> Made:
             data, place = found
             return parse(data, place, make)
         path = found
-    if not path.exists():
+    if not os.path.exists(path):
         known = system_names()
         raise HardwareError(
             "DIST0701",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -127,7 +128,7 @@ class Profile:
         path = Path(name_or_path)
         if str(name_or_path) in profile_names():
             path = DATA / f"{name_or_path}.json"
-        elif not path.exists():
+        elif not os.path.exists(path):
             known = profile_names()
             raise HardwareError(
                 "DIST0701",
