@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .ccl import Executed as Executed
+from .classes import joined_classes as joined_classes
 from .dual import Dual as Dual
 from .functions import AFTER as AFTER
 from .functions import AT_HAND as AT_HAND
@@ -70,3 +71,4 @@ from .units import STORE_STREAM as STORE_STREAM
 from .units import WAIT as WAIT
 from .units import Ran as Ran
 from .units import Units as Units
+from .writing import CallWriter as CallWriter

@@ -16,7 +16,6 @@ from .module import PlacedModule
 from .reach import Reach
 from .solve import (
     Alternative,
-    Alternatives,
     AxisProblem,
     Builder,
     PriceTables,
@@ -33,9 +32,6 @@ SUMMARY_LIMIT = 1 << 6
 
 Small ones keep the caller's problem narrow: a function with many operands, as the backward part
 of a layer is, else joins them all in its tables."""
-
-NO_ENDS = ((Alternatives(-1, (Alternative((), (), None),)), -1),)
-"""Of a node without operands and results."""
 
 
 class ProblemMaker(Protocol):
@@ -149,7 +145,7 @@ class AxisSolver:
         if key in self._summaries:
             return self._summaries[key]
         model, g = self.problem(inst, a), inst.graph
-        ends = [model.producers[k][0] for k in g.params] + [model.consumers[k][0] for k in g.rets]
+        ends = [model.ends[k] for k in (*g.params, *g.rets)]
         keep = {v for _, v in ends if v >= 0}
         problem = Problem(model.domains, model.factors)
         done = self.prices.tables.eliminate(problem, keep, SUMMARY_LIMIT)
@@ -171,18 +167,14 @@ class AxisSolver:
         self, inst: Instance, a: int, model: AxisProblem, values: Sequence[int]
     ) -> Instance:
         g, kids = inst.graph, {}
-        ends = [
-            (made or read or NO_ENDS)[0] for made, read in zip(model.producers, model.consumers)
-        ]
-        choice = [alts.items[values[u] if u >= 0 else 0] for alts, u in ends]
+        choice = [alts.items[values[u] if u >= 0 else 0] for alts, u in model.ends]
         for k in g.calls:
-            own = model.spliced[k]
+            own, into, out = model.spliced[k]
             picked = tuple(values[own.start : own.stop])
             kids[k] = self._specialise(inst.kids[k], a, picked)
             called = (inst.kids[k].number, a, picked)
             found = self._called.get(called)
             if found is None:
-                into, out = model.consumers[k], model.producers[k]
                 needs = [alts.needs[values[u] if u >= 0 else 0][0] for alts, u in into]
                 gives = [alts.gives[values[u] if u >= 0 else 0][0] for alts, u in out]
                 found = self._called[called] = Alternative(tuple(needs), tuple(gives), None)

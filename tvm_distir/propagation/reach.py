@@ -31,7 +31,7 @@ class Reach:
 
     Attributes
     ----------
-    root : list of int
+    root : sequence of int
         Class of each (value, dim).
     seeds : dict of int to set of int
         Axes annotated per class.
@@ -49,7 +49,7 @@ class Reach:
         ``held[a][k]``: parameter node k may not be communicated along a.
     """
 
-    root: list[int]
+    root: Sequence[int]
     seeds: dict[int, set[int]]
     live: list[list[bool]] = field(default_factory=list)
     active: list[bytearray] = field(default_factory=list)

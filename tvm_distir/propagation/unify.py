@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which dims rules tie: one class of dims per union, and the axes annotated on each.
 
-Dims that a rule's factor ties are one class (union-find, the smallest number is the root, so
-no order matters). A private function's classes are joined at its calls, callees first.
+Dims that a rule's factor ties are one class (the smallest number is the root, so no order
+matters). A private function's classes are joined at its calls, callees first.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..native import joined_classes
 from .decision import Signature
 from .graph import Graph, Node, PinLabels
 from .module import PlacedModule
@@ -25,7 +26,7 @@ class Unified:
 
     Attributes
     ----------
-    root : mapping of str to list of int
+    root : mapping of str to sequence of int
         Per graph, the class of each (value, dim).
     seeds : mapping of str to dict of int to set of int
         Per graph, the axes annotated per class.
@@ -34,7 +35,7 @@ class Unified:
         the caller, and the class.
     """
 
-    root: Mapping[str, list[int]]
+    root: Mapping[str, Sequence[int]]
     seeds: Mapping[str, dict[int, set[int]]]
     across: Mapping[tuple[str, int], list[tuple[int, int]]]
 
@@ -44,31 +45,6 @@ def _tied(g: Graph, slots: Sequence[int], tie: Tie) -> list[int]:
     off = g.offset
     dims = [(slots[i], d) for i, d in tie]
     return [off[v] + d for v, d in dims if v >= 0 and off[v] + d < off[v + 1]]
-
-
-class _UnionFind:
-    """Union-find whose roots are the smallest members."""
-
-    def __init__(self, count: int) -> None:
-        self.parent = list(range(count))
-
-    def roots(self) -> list[int]:
-        """Root of each; they are all its parents then."""
-        parent = self.parent
-        for x, above in enumerate(parent):
-            parent[x] = parent[above]
-        return parent
-
-    def join(self, members: Sequence[int]) -> None:
-        parent, roots = self.parent, list[int]()
-        for x in members:
-            while parent[x] != x:
-                parent[x] = parent[parent[x]]
-                x = parent[x]
-            roots.append(x)
-        low = min(roots)
-        for x in roots:
-            parent[x] = low
 
 
 class Unifier:
@@ -92,7 +68,7 @@ class Unifier:
     ) -> None:
         self.module, self.axes, self.free = module, module.axes, free
         self.forced: Mapping[str, Signature] = forced or {}
-        self._root: dict[str, list[int]] = {}
+        self._root: dict[str, Sequence[int]] = {}
         self._seeds: dict[str, dict[int, set[int]]] = {}
         self._ties: dict[str, list[tuple[int, Tie]]] = {}
         self._across: dict[tuple[str, int], list[tuple[int, int]]] = {}
@@ -126,7 +102,7 @@ class Unifier:
         return found
 
     def _unify(self, g: Graph) -> None:
-        classes, seeds = _UnionFind(g.offset[-1]), list[tuple[int, int]]()
+        groups, seeds = list[int](), list[tuple[int, int]]()
         off = g.offset
         for k, node in enumerate(g.nodes):
             if node.pin is not None:
@@ -140,26 +116,26 @@ class Unifier:
                 for tie in node.rule.ties:
                     tied = [off[slots[i]] + d for i, d in tie if slots[i] >= 0]
                     if len(tied) > 1:
-                        classes.join(tied)
+                        groups.append(len(tied))
+                        groups += tied
             elif node.kind in ("pin", "move"):
                 v, w = node.operands[0], node.results[0]
                 if v >= 0:
                     for d in range(len(g.values[w].shape)):
-                        classes.join([off[v] + d, off[w] + d])
+                        groups += (2, off[v] + d, off[w] + d)
             elif node.kind == "call":
                 slots, inside = node.operands + node.results, self._seeds[node.callee]
                 across = self._across[g.key, k] = []
                 for root, outside in self._ties[node.callee]:
                     tied = _tied(g, slots, outside)
-                    if len(tied) > 1:
-                        classes.join(tied)
+                    groups += (len(tied), *tied) if tied else ()
                     if tied:
                         across.append((tied[0], root))
                         seeds += [(tied[0], a) for a in inside.get(root, ())]
                 seeds += self._forced_seeds(g, node)
         if self.free and g.public:
             seeds += self._free_seeds(g)
-        own = self._root[g.key] = classes.roots()
+        own = self._root[g.key] = joined_classes(g.offset[-1], groups)
         found: dict[int, set[int]] = {}
         for x, a in seeds:
             found.setdefault(own[x], set()).add(a)

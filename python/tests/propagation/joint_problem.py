@@ -95,11 +95,7 @@ class Joint:
             self._models[key] = [
                 self.labelling.solver.problem(inst, a) for a in range(len(self.axes))
             ]
-        found = []
-        for model in self._models[key]:
-            ends = model.producers[k] or model.consumers[k]
-            found.append(ends[0][0].items if ends else ((((), (), None)),))
-        return found
+        return [model.ends[k][0].items for model in self._models[key]]
 
     def _expand(self, inst: Instance, arguments: Sequence[int]) -> list[int]:
         """Add the nodes of an instance; ``arguments`` are values outside (none for an entry)."""

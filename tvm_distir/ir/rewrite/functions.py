@@ -57,13 +57,16 @@ def inner_made_private(mod: ir.IRModule) -> ir.IRModule:
     placements: one that is both counts as called.
     """
     functions = {str(gv.name_hint): fn for gv, fn in relax_functions(mod)}
+    public = {name for name, fn in functions.items() if not is_private(fn)}
+    if not any(_mentions(fn, public - {name}) for name, fn in functions.items()):
+        return mod
     called = {
         str(callee.name_hint)
         for name, fn in functions.items()
         for callee in _calls_of(fn)
         if str(callee.name_hint) != name
     }
-    inner = {name for name in called if name in functions and not is_private(functions[name])}
+    inner = called & public
     if not inner:
         return mod
     result = {
@@ -71,6 +74,13 @@ def inner_made_private(mod: ir.IRModule) -> ir.IRModule:
         for gv, fn in mod.functions.items()
     }
     return ir.IRModule(result, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+def _mentions(fn: relax.Function, names: set[str]) -> bool:
+    """Whether a function mentions one of some functions in any way."""
+    return bool(names) and not names.isdisjoint(
+        [str(gv.name_hint) for gv in relax.analysis.all_global_vars(fn)]
+    )
 
 
 def _calls_of(fn: relax.Function) -> list[Any]:

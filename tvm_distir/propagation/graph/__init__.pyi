@@ -9,6 +9,7 @@ from .graph import Axis as Axis
 from .graph import Graph as Graph
 from .graph import Node as Node
 from .graph import PinLabels as PinLabels
+from .graph import Uses as Uses
 from .graph import divisible as divisible
 from .meshes import Placer as Placer
 from .packed import PACKED_HANDLES as PACKED_HANDLES

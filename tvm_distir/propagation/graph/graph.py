@@ -28,6 +28,12 @@ ALONE = (0,)
 
 PinLabels = tuple[int | None, ...]
 
+Uses = Sequence[tuple[int, tuple[int, ...]]]
+"""Nodes that read a value, each with its operands that the value is."""
+
+HANDED = ("param", "pin")
+"""Kinds of nodes whose values may be pinned or stationary."""
+
 LAYOUT_OPS = (
     "relax.permute_dims",
     "relax.reshape",
@@ -96,6 +102,23 @@ class Node(NamedTuple):
         return on_mesh and self.pin is not None and self.pin[axis.index] is not None
 
 
+class Link(NamedTuple):
+    """A value and who reads it.
+
+    ``maker`` is the node that gives it, as its ``result``-th; ``handed`` tells whether its origin
+    is one of :data:`HANDED`. Where it is one operand, or one op reads it, ``reader`` is the node
+    and ``reads`` the operands; else -1 and nothing.
+    """
+
+    value: int
+    maker: int
+    result: int
+    handed: bool
+    uses: Uses
+    reader: int
+    reads: tuple[int, ...]
+
+
 @dataclass
 class Graph:
     """A function: values, nodes in program order, parameters first, and where variables went.
@@ -134,6 +157,7 @@ class Graph:
     origin: list[int] = field(default_factory=list)
     repeat: int = 1
     repeats: dict[int, int] = field(default_factory=dict)
+    _links: dict[int, list[Link]] = field(default_factory=dict)
 
     @functools.cached_property
     def variables(self) -> dict[int, Any]:
@@ -155,31 +179,48 @@ class Graph:
     def finish(self) -> Graph:
         """Fill the indices: uses, producers, dim offsets. Call again after any change."""
         by_kind: dict[str, list[int]] = {kind: [] for kind in KINDS}
-        for k, node in enumerate(self.nodes):
-            by_kind[node.kind].append(k)
-        self.params, self.rets, self.calls = by_kind["param"], by_kind["ret"], by_kind["call"]
-        self.param_values = [self.nodes[k].results[0] for k in self.params]
-        self.result_values = [self.nodes[k].operands[0] for k in self.rets]
         self.uses = [[] for _ in self.values]
         self.producer = [(-1, -1)] * len(self.values)
-        self.origin = list(range(len(self.nodes)))
-        uses = self.uses
-        for k, node in enumerate(self.nodes):
-            operands = node.operands
+        uses, producer = self.uses, self.producer
+        for k, (kind, operands, results, *_) in enumerate(self.nodes):
+            by_kind[kind].append(k)
             if len(operands) == 1:
                 if operands[0] >= 0:
                     uses[operands[0]].append((k, ALONE))
             elif operands:
                 self._note_uses(k, operands)
-            for j, v in enumerate(node.results):
-                self.producer[v] = (k, j)
+            if len(results) == 1:
+                producer[results[0]] = (k, 0)
+            else:
+                for j, v in enumerate(results):
+                    producer[v] = (k, j)
+        self.params, self.rets, self.calls = by_kind["param"], by_kind["ret"], by_kind["call"]
+        self.param_values = [self.nodes[k].results[0] for k in self.params]
+        self.result_values = [self.nodes[k].operands[0] for k in self.rets]
+        self.origin = list(range(len(self.nodes)))
         for k in by_kind["op"]:
             node = self.nodes[k]
             if len(node.operands) == 1 and node.operands[0] >= 0:
                 if node.rule is not None and node.rule.op in LAYOUT_OPS:
-                    self.origin[k] = self.origin[self.producer[node.operands[0]][0]]
+                    self.origin[k] = self.origin[producer[node.operands[0]][0]]
         self.offset = [0, *itertools.accumulate([len(value.shape) for value in self.values])]
+        self._links.clear()
         return self
+
+    def links(self, mesh: int) -> list[Link]:
+        """Values on a mesh that something reads, in order."""
+        found = self._links.get(mesh)
+        if found is None:
+            found, nodes = list[Link](), self.nodes
+            of_calls, handed = set(self.calls), [node.kind in HANDED for node in nodes]
+            for v, (uses, (k, j), value) in enumerate(zip(self.uses, self.producer, self.values)):
+                if uses and value.mesh == mesh:
+                    reader, reads = uses[0]
+                    if len(uses) > 1 or (len(reads) > 1 and reader in of_calls):
+                        reader, reads = -1, ()
+                    found.append(Link(v, k, j, handed[self.origin[k]], uses, reader, reads))
+            self._links[mesh] = found
+        return found
 
     def _note_uses(self, k: int, operands: tuple[int, ...]) -> None:
         if len(set(operands)) == len(operands):

@@ -82,28 +82,24 @@ class Boundary:
         Most have one label only: they are many, and cost a few lookups each.
         """
         problem = self.problem
-        g, m, ends = problem.g, problem.model, dict[int, tuple[End, ...]]()
+        g, m, ends = problem.g, problem.model, dict[int, End]()
         labels: Sequence[int | None] = problem.reach.param_labels(g, problem.axis, problem.a)
         if self._forced is not None:
             on_mesh = [g.values[v].mesh == problem.mesh for v in g.param_values]
             labels = [x if here else R for x, here in zip(self._forced[0], on_mesh)]
         for label in set(labels):
             if label is not None:
-                ends[label] = ((problem.prices.forms.ends([label], needs=False), -1),)
+                ends[label] = (problem.prices.forms.ends([label], needs=False), -1)
         for v, label in zip(g.param_values, labels):
             problem.given[v] = label
         if None not in labels:
-            m.producers += [ends[x] for x in labels if x is not None]
-            m.consumers += [()] * len(labels)
-            only = {x: alternatives.items[0] for x, ((alternatives, _),) in ends.items()}
-            m.leading = [only[x] for x in labels if x is not None]
+            m.ends += [ends[x] for x in labels if x is not None]
             return
         for k, label in zip(g.params, labels):
             if label is None:
                 self._free_param(g.nodes[k])
             else:
-                m.producers.append(ends[label])
-                m.consumers.append(())
+                m.ends.append(ends[label])
 
     def _free_param(self, node: Node) -> None:
         problem = self.problem

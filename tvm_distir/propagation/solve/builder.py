@@ -13,7 +13,7 @@ from ..reach import Reach
 from .alternatives import Alternative, Alternatives
 from .boundary import Boundary
 from .edges import Edges
-from .problem import Assembly, AxisProblem, End, Summary
+from .problem import NO_END, Assembly, AxisProblem, End, Spliced, Summary
 from .source import TableSource
 
 
@@ -67,24 +67,29 @@ class Builder:
 
     def run(self) -> AxisProblem:
         """Nodes first, parameters before all others, then the edges between them."""
-        boundary, g = self.boundary, self.problem.g
+        problem, boundary = self.problem, self.boundary
+        g, first = problem.g, len(problem.g.params)
         build = {
-            "op": self._op,
             "ret": boundary.result,
             "call": self._call,
             "pin": boundary.annotation,
             "move": boundary.move,
         }
         boundary.params()
-        for k in range(len(g.params), len(g.nodes)):
-            node = g.nodes[k]
-            build[node.kind](k, node)
+        rows = zip(g.nodes[first:], self._mask[first:], self._chosen[first:], self._open[first:])
+        for k, (node, mask, decided, undecided) in enumerate(rows, first):
+            if node.kind == "op":
+                self._op(node, mask, decided, undecided)
+            else:
+                build[node.kind](k, node)
         self.edges.run()
-        return self.problem.model
+        return problem.model
 
-    def _op(self, k: int, node: Node) -> None:
-        problem = self.problem
-        rule, partial, mask = node.rule, 0, self._mask[k]
+    def _op(
+        self, node: Node, mask: int, decided: tuple[Alternative, ...], undecided: tuple[int, ...]
+    ) -> None:
+        """Add an op, of which the axis reaches the factors of a mask."""
+        problem, rule, partial = self.problem, node.rule, 0
         if rule is None or node.mesh != problem.mesh:
             problem.trivial(node)
             return
@@ -97,7 +102,6 @@ class Builder:
         if not mask and not partial:
             problem.trivial(node)
             return
-        decided, undecided = self._chosen[k], self._open[k]
         key = (problem.a, self.known, id(rule), mask, partial, decided, undecided)
         found = problem.prices.ops.get(key)
         if found is None:
@@ -105,10 +109,15 @@ class Builder:
                 rule, mask, partial, decided, undecided
             )
         alternatives, table = found
-        variable = problem.add(alternatives, node)
-        if table is not None:
-            times = problem.g.repeat
-            problem.put((variable,), table if times == 1 else problem.prices.times(table, times))
+        if table is None:
+            problem.add(alternatives, node)
+            return
+        m, times = problem.model, problem.g.repeat
+        variable = len(m.domains)
+        m.domains.append(len(alternatives.items))
+        m.ends.append((alternatives, variable))
+        m.factors[variable,], low = table if times == 1 else problem.prices.times(table, times)
+        m.constant += low
 
     def _op_tables(
         self,
@@ -139,7 +148,6 @@ class Builder:
         m, summary = problem.model, self.summary_of(k)
         first = len(m.domains)
         m.domains += summary.domains
-        m.spliced[k] = range(first, len(m.domains))
         for scope, table in summary.factors:
             problem.put(tuple([first + u for u in scope]), (table, 0))
         m.constant += summary.constant
@@ -147,8 +155,9 @@ class Builder:
         for v, (alts, u) in zip(node.results, summary.rets):
             if u < 0:
                 problem.given[v] = alts.gives[0][0]
-        m.producers.append(self._spliced(summary.rets, first))
-        m.consumers.append(self._spliced(summary.params, first))
+        params, rets = self._spliced(summary.params, first), self._spliced(summary.rets, first)
+        m.spliced[k] = Spliced(range(first, len(m.domains)), params, rets)
+        m.ends.append(NO_END)
 
     def _spliced(self, ends: tuple[End, ...], first: int) -> tuple[End, ...]:
         """Ends of a summary in the caller, where its variables begin with ``first``."""

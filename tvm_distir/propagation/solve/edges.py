@@ -6,9 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..graph import ALONE
+from ..graph import ALONE, Uses
 from .alternatives import Alternatives
-from .problem import HANDED, Assembly, hold_on
+from .problem import Assembly, hold_on
+
+Consumer = tuple[Alternatives, int, tuple[int, ...]]
+"""Alternatives, the variable that picks one (-1: only one), and which operands the value is."""
 
 
 class Edges:
@@ -22,52 +25,43 @@ class Edges:
     def __init__(self, problem: Assembly) -> None:
         self.problem = problem
 
-    def open_values(self) -> list[int]:
-        """Values that some consumer may want in another form than they are given in."""
-        problem, found = self.problem, set[int]()
-        g, spliced, given = problem.g, problem.model.spliced, problem.given
-        first, consumers = len(g.params), problem.model.consumers  # parameters consume nothing
-        for k, (node, ends) in enumerate(zip(g.nodes[first:], consumers[first:]), first):
-            if not ends:
-                continue
-            if k in spliced:
-                for v, (consumer, variable) in zip(node.operands, ends):
-                    if variable >= 0 or consumer.needs[0][0] != given[v]:
-                        found.add(v)
-                continue
-            consumer, variable = ends[0]
-            if variable >= 0:
-                found.update(node.operands)
-                continue
-            for v, want in zip(node.operands, consumer.needs[0]):
-                if want != given[v]:
-                    found.add(v)
-        return [v for v in sorted(found) if v >= 0 and g.values[v].mesh == problem.mesh]
-
     def run(self) -> None:
-        """Add what it costs to hand each value to its consumers."""
+        """Add what it costs to hand each value to its consumers.
+
+        A value that all of them take in the only form that it is given in costs nothing.
+        """
         problem = self.problem
-        g, m, prices = problem.g, problem.model, problem.prices
-        spliced, n, move = m.spliced, problem.axis.size, prices.costs.move
+        g, m, prices, given = problem.g, problem.model, problem.prices, problem.given
+        ends, spliced, n = m.ends, m.spliced, problem.axis.size
         edge, put_edge, once = prices.edge, problem.put_edge, g.repeat == 1 and not g.repeats
         factors, constant = m.factors, 0
-        for v in self.open_values():
-            k, j = g.producer[v]
-            producer, variable = m.producers[k][j]
+        for v, k, j, handed, uses, kc, reads in g.links(problem.mesh):
+            if kc < 0:
+                consumers = self._consumers(uses, given[v])
+                if not consumers:
+                    continue
+            elif kc in spliced:
+                consumer, other = spliced[kc].params[reads[0]]
+                if other < 0 and consumer.needs[0][0] == given[v]:
+                    continue
+                reads = ALONE
+            else:
+                consumer, other = ends[kc]
+                if other < 0:
+                    needs, label = consumer.needs[0], given[v]
+                    if all([needs[i] == label for i in reads]):
+                        continue
             if k in spliced:
+                producer, variable = spliced[k].rets[j]
                 j = 0
-            size, held = problem.bytes[v], False
-            if g.nodes[g.origin[k]].kind in HANDED:
-                pinned, held = hold_on(g, problem.reach, problem.axis, problem.a, k)
-                size *= move if pinned else 1
-            size *= 1 if once else g.times(v)
-            uses = g.uses[v]
-            kc, positions = uses[0]
-            if len(uses) > 1 or (len(positions) > 1 and kc in spliced):
-                self._shared(uses, producer, variable, j, size, held)
+            else:
+                producer, variable = ends[k]
+            size, held = self._weight(v, k) if handed else (problem.bytes[v], False)
+            if not once:
+                size *= g.times(v)
+            if kc < 0:
+                self._shared(consumers, producer, variable, j, size, held)
                 continue
-            consumer, other = m.consumers[kc][positions[0]]  # as most values
-            reads = ALONE if kc in spliced else positions
             table = edge(producer, j, consumer, reads, size, n, held)
             if 0 <= variable < other and (variable, other) not in factors:  # as most tables
                 factors[variable, other], low = table
@@ -76,9 +70,33 @@ class Edges:
                 put_edge(table, variable, other)
         m.constant += constant
 
+    def _weight(self, v: int, k: int) -> tuple[int, bool]:
+        """What moving a value counts as, result of node k, and whether it is held where it is."""
+        problem = self.problem
+        pinned, held = hold_on(problem.g, problem.reach, problem.axis, problem.a, k)
+        return problem.bytes[v] * (problem.prices.costs.move if pinned else 1), held
+
+    def _consumers(self, uses: Uses, label: int | None) -> list[Consumer]:
+        """Those of a value, none where all take it with the label that it is given with."""
+        ends, spliced = self.problem.model.ends, self.problem.model.spliced
+        found, is_open = list[Consumer](), False
+        for kc, positions in uses:
+            if kc in spliced:
+                for i in positions:
+                    alternatives, variable = spliced[kc].params[i]
+                    found.append((alternatives, variable, ALONE))
+                    is_open = is_open or variable >= 0 or alternatives.needs[0][0] != label
+                continue
+            alternatives, variable = ends[kc]
+            found.append((alternatives, variable, positions))
+            if not is_open:
+                needs = alternatives.needs[0]
+                is_open = variable >= 0 or any([needs[i] != label for i in positions])
+        return found if is_open else []
+
     def _shared(
         self,
-        uses: Sequence[tuple[int, tuple[int, ...]]],
+        consumers: Sequence[Consumer],
         producer: Alternatives,
         variable: int,
         j: int,
@@ -87,13 +105,7 @@ class Edges:
     ) -> None:
         """Add what it costs to hand a value, result j of its producer, to several consumers."""
         problem, m = self.problem, self.problem.model
-        consumers: list[tuple[Alternatives, int, tuple[int, ...]]] = []
-        for kc, positions in uses:
-            if kc in m.spliced:
-                consumers += [(*m.consumers[kc][i], ALONE) for i in positions]
-            else:
-                consumers.append((*m.consumers[kc][positions[0]], positions))
-        ends = tuple([(t, reads) for t, _, reads in consumers])
+        ends = tuple([(alternatives, reads) for alternatives, _, reads in consumers])
         prices, n = problem.prices, problem.axis.size
         count, first, rest = prices.share(producer, j, ends, size, n, held)
         shared = -1

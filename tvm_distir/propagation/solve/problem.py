@@ -11,6 +11,7 @@ serves all of them. A call of a private function splices that function's summary
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ...native import INFINITE, Elimination, Scope
 from ..graph import Axis, Graph, Node
@@ -22,21 +23,31 @@ End = tuple[Alternatives, int]
 """Alternatives of an operand or result and the variable that picks one (-1: only one)."""
 
 
+NO_END: End = (Alternatives(-1, (Alternative((), (), None),)), -1)
+"""Of a call of a function, whose ends are those of the function's summary."""
+
+
+class Spliced(NamedTuple):
+    """The summary of a function in the problem of its caller: variables, and ends."""
+
+    variables: range
+    params: tuple[End, ...]
+    rets: tuple[End, ...]
+
+
 @dataclass
 class AxisProblem:
-    """Variables (``domains``), tables (``factors``), constant, and the ends of every node.
+    """Variables (``domains``), tables (``factors``), constant, and the end of every node.
 
-    ``leading`` has the alternatives of the first nodes, as far as none has another one.
+    The calls of functions have theirs in ``spliced``.
     """
 
     domains: list[int] = field(default_factory=list)
     factors: dict[Scope, int] = field(default_factory=dict)
     constant: int = 0
     feasible: bool = True
-    producers: list[tuple[End, ...]] = field(default_factory=list)
-    consumers: list[tuple[End, ...]] = field(default_factory=list)
-    spliced: dict[int, range] = field(default_factory=dict)
-    leading: list[Alternative] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)
+    spliced: dict[int, Spliced] = field(default_factory=dict)
 
 
 @dataclass
@@ -51,10 +62,6 @@ class Summary:
     feasible: bool
     params: tuple[End, ...]
     rets: tuple[End, ...]
-
-
-HANDED = ("param", "pin")
-"""Kinds of nodes whose values may be pinned or stationary, see :func:`hold_on`."""
 
 
 def hold_on(g: Graph, reach: Reach, axis: Axis, a: int, k: int) -> tuple[bool, bool]:
@@ -155,9 +162,7 @@ class Assembly:
         else:
             for v, label in zip(node.results, alternatives.gives[0]):
                 self.given[v] = label
-        end = (alternatives, variable)
-        m.producers.append((end,) * len(node.results))
-        m.consumers.append((end,) * len(node.operands))
+        m.ends.append((alternatives, variable))
         return variable
 
     def off_mesh(self, node: Node) -> bool:

@@ -13,7 +13,7 @@ from ...ir import dist_op_name
 from ...ir.rewrite import VARIABLES, make_binding, make_var
 from ...native import ALIAS, Reading
 from ...ops import registration_of
-from .templates import Key, State, Template, constants_of
+from .templates import Key, State, Template
 from .values import LocalValues
 
 
@@ -113,10 +113,9 @@ class LikeBindings:
 
     def _constants(self, value: Any, template: Template) -> list[Any]:
         """Local forms of the constants that a value holds."""
-        return [
-            self.values.recast(c, ty)
-            for c, ty in zip(constants_of(value), template.constant_types, strict=True)
-        ]
+        recast, types = self.values.recast, template.constant_types
+        found = template.constants(value)
+        return [recast(c, ty) for c, ty in zip(found, types, strict=True)]
 
     @staticmethod
     def _reads_data(value: Any, used: Sequence[int]) -> bool:

@@ -148,8 +148,8 @@ class Bindings:
         values = self.values
         callee = values.context.mod[value.op]
         params, results = attribute_axes(callee, "params"), attribute_axes(callee, "results")
-        at = 0
-        for arg in value.args:
+        at, arguments = 0, value.args[:]
+        for arg in arguments if params or values.terms else ():
             for expr, number, _ in leaves_of(arg) if is_tensors(arg.ty) else ():
                 if axes_of(values.terms_of(expr, number)) != params.get(at, ()):
                     raise values.level_fault(
@@ -160,7 +160,7 @@ class Bindings:
                         value,
                     )
                 at += 1
-        args = [values.local(a) for a in value.args]
+        args = [values.local(a) for a in arguments]
         call = values.builder.normalize(rebuild(value, values.context.callees[value.op], args))
         terms = [sums(results.get(i, ())) for i in range(len(flat_types(var.ty)))]
         values.bind(var, call, terms, False)

@@ -8,6 +8,7 @@ Two bindings are alike when they are the same but for the variables they read
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from tvm import ir, relax
 from tvm.ir import Op
 
 from ...ir import PREFIX, dist_op_name, flat_types, tensor_type
-from ...ir.rewrite import VARIABLES, make_call, typed
+from ...ir.rewrite import VARIABLES, argument, make_call, typed
 from ...ops import Terms, learned
 
 _numbers = itertools.count()
@@ -96,10 +97,23 @@ class Template:
         index = int(new.index) if type(new) is relax.TupleGetItem else -1
         return Template(None, None, None, index, parts, new.ty, state, number)
 
-    @property
+    @functools.cached_property
     def constant_types(self) -> list[Any]:
         """Types of the local forms of its constants, in order."""
         return [part.ty for part in _flat(self.parts) if type(part) is Constant]
+
+    def constants(self, old: Any) -> list[Any]:
+        """Constants among the operands of a value at level 4, in order."""
+        if self._constants is None or type(old) is not ir.Call:
+            return list(_constants_of(old))
+        return [argument(old, i) for i in self._constants]
+
+    @functools.cached_property
+    def _constants(self) -> list[int] | None:
+        """Which arguments of a call are constants; None where they are found by looking."""
+        if self.op is None or any(type(part) is Fields for part in self.parts):
+            return None
+        return [i for i, part in enumerate(self.parts) if type(part) is Constant]
 
     @property
     def is_own(self) -> bool:
@@ -158,13 +172,13 @@ def _filled(part: Any, operands: Sequence[Any], constants: Sequence[Any]) -> Any
     return part
 
 
-def constants_of(value: Any) -> Iterator[Any]:
+def _constants_of(value: Any) -> Iterator[Any]:
     """Constants among the operands of a value, in order."""
     if type(value) is ir.GenericConst:
         yield value
     elif type(value) in (ir.Call, relax.Tuple):
         for part in (value.args if type(value) is ir.Call else value.fields)[:]:
-            yield from constants_of(part)
+            yield from _constants_of(part)
 
 
 class Templates:

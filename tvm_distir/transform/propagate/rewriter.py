@@ -16,6 +16,7 @@ from ...propagation import Decision, Instance
 from ...propagation.graph import CONST
 from .calls import Calls
 from .operands import Operands
+from .plain import PlainCalls
 from .results import CallResults, Returned
 from .tuples import rebuilt
 from .values import PlacedValues, is_dataflow
@@ -51,6 +52,7 @@ class FunctionRewriter:
         self.results = CallResults(self.values)
         self.calls = Calls(self.values, self.operands, self.results, callees)
         self.returned = Returned(self.values, self.operands, old.body.body)
+        self.plain = PlainCalls(self.values)
 
     def run(self, attrs: Any) -> relax.Function:
         """Parameters, blocks, result; ``attrs`` are those of the new function."""
@@ -91,26 +93,35 @@ class FunctionRewriter:
         made = make_variables([flat[v].name for _, _, v in tensors], types, which)
         for (place, key, v), new in zip(tensors, made):
             params[place] = values.exprs[key] = values.roots[v] = new
+        # An annotation of a parameter became its placement.
+        values.exprs.update((key, values.exprs[of]) for key, of in values.g.pinned.items())
+        self.plain.know(values.exprs.items())
         return params
 
     def _block(self, number: int, block: Any) -> Any:
-        values, dataflow = self.values, isinstance(block, relax.DataflowBlock)
-        first, self._first = self._first, self._first + len(block.bindings)
+        values, plain = self.values, self.plain
+        dataflow, old = isinstance(block, relax.DataflowBlock), block.bindings
+        first, self._first = self._first, self._first + len(old)
         bindings = values.g.bindings[first : self._first]
         keys = values.g.bound[first : self._first]
-        values.open_block(dataflow, self._reread(number, keys, bindings) if dataflow else None)
-        pinned, exprs = values.g.pinned, values.exprs
-        for key, b in zip(keys, bindings):
-            source = pinned.get(key)
-            if source is None:
-                self._binding(key, b)
-            else:  # the annotation became its parameter's placement
-                exprs[key] = exprs[source]
+        shadowed = self._reread(number, keys, bindings) if dataflow else {}
+        values.open_block(dataflow, shadowed)
+        plain.open(first, old, list(shadowed))
+        pinned, exprs, at = values.g.pinned, values.exprs, 0
+        while at < len(keys):
+            key = keys[at]
+            written = 1 if key in pinned else plain.write(first + at)
+            if not written:
+                self._binding(key, bindings[at])
+                if key in exprs:
+                    plain.know([(key, exprs[key])])
+            at += written or 1
         if not dataflow:
             return relax.BindingBlock(values.bindings)
         if block.same_as(self.old.body.blocks[-1]):
             self.returned.convert()
         values.close_dataflow()
+        plain.know([(key, exprs[key]) for key in shadowed])
         return relax.DataflowBlock(values.bindings)
 
     def _reread(self, number: int, keys: Sequence[int], bindings: Sequence[Any]) -> dict[int, Any]:

@@ -129,6 +129,11 @@ class PlacedValues:
         """Return :meth:`route` where it is settled, or was asked for before."""
         return self._routes.get(value)
 
+    def stays(self, value: int) -> bool:
+        """Whether it is known that every reader wants a value as it is produced."""
+        route = self._routes.get(value)
+        return route is not None and route.settled
+
     def route(self, value: int) -> Route:
         """The form in which a value is produced, and how others are made of it."""
         found = self._routes.get(value)
