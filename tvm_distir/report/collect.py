@@ -13,6 +13,7 @@ from .. import simulation as sim
 from ..program import Op, Program
 from ..system import System
 from . import units
+from .links import links_of
 from .model import Analysis, Hardware, ReportEvent, ReportLane, ReportMesh, ReportParameter
 from .plain import ranges
 
@@ -102,6 +103,8 @@ def analysis_of(
         pipeline=result.pipeline,
         timings_s=dict(timings_s or {}),
         verdict=_verdict(result, program),
+        links=links_of(result.collectives, program, system),
+        path=functools.partial(sim.critical_path, result.lanes),
         warnings=warnings,
     )
 

@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 from ..errors import InternalError
+from .advice import advice
 from .model import SCHEMA_VERSION, Analysis
 
 
@@ -20,9 +21,9 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
     data : dict
         ``schema_version``, ``time_s``, ``peak_memory_bytes``, ``fits``, ``bound_by``,
         ``spent_s`` by what it goes to, ``devices``, ``collectives`` and ``ops`` with their times,
-        ``memory``, ``out_of_memory``, ``warnings``, ``unmodelled_ops``, ``branches``,
-        ``engine``, ``timings_s``, ``meshes``, of a step in stages ``pipeline``, and what was
-        asked for.
+        ``memory``, ``out_of_memory``, ``advice``, ``links``, ``warnings``, ``unmodelled_ops``,
+        ``branches``, ``engine``, ``timings_s``, ``meshes``, of a step in stages ``pipeline``, and
+        what was asked for.
     """
     return {
         "schema_version": SCHEMA_VERSION,
@@ -54,6 +55,8 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         ],
         "out_of_memory": None if analysis.verdict is None else analysis.verdict.to_dict(),
         "warnings": list(analysis.warnings),
+        "advice": [one._asdict() for one in advice(analysis)],
+        "links": [dict(vars(one)) for one in analysis.links],
         "unmodelled_ops": list(analysis.unmodelled_ops),
         "branches": [dict(vars(one)) for one in analysis.branches],
         "engine": analysis.engine,

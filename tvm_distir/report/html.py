@@ -8,9 +8,11 @@ import json
 from importlib.resources import files
 from typing import Any
 
-from . import appendix, sections
+from . import appendix, figures, sections
+from .advice import first_section
 from .events import lane_data
 from .insights import ParameterGroup
+from .links import link_section
 from .markup import PALETTE, esc, op_colours
 from .memory import memory_section
 from .model import Analysis
@@ -34,10 +36,14 @@ def to_html(analysis: Analysis) -> str:
     body_placements, groups = appendix.placements(analysis)
     body = [
         sections.time_split(analysis),
+        first_section(analysis),
         sections.timeline(analysis),
+        figures.critical_path(analysis),
         memory_section(analysis),
         sections.collectives(analysis),
+        link_section(analysis),
         sections.ops(analysis),
+        figures.roofline(analysis),
         sections.functions(analysis),
         body_placements,
         appendix.asked(analysis),
@@ -65,10 +71,14 @@ def _asset(name: str) -> str:
 def _links(body: list[str]) -> str:
     names = (
         ("time", "Time"),
+        ("first", "First"),
         ("timeline", "Timeline"),
+        ("path", "Path"),
         ("memory", "Memory"),
         ("collectives", "Collectives"),
+        ("links", "Links"),
         ("ops", "Ops"),
+        ("roofline", "Roofline"),
         ("functions", "Functions"),
         ("placements", "Placements"),
         ("asked", "Command"),

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..simulation import (
     FunctionTime,
     MemoryAccount,
     OpTime,
+    PathPart,
     PipelineResult,
     Verdict,
 )
@@ -75,6 +76,17 @@ class ReportParameter:
 
 
 @dataclass(frozen=True)
+class LinkUse:
+    """What goes over a kind of link: by which collectives, of one device, at which rate at most."""
+
+    name: str
+    kinds: tuple[str, ...]
+    bytes: int
+    time_s: float
+    rate_bytes_per_s: float
+
+
+@dataclass(frozen=True)
 class Hardware:
     """The few facts of the system that a reader compares the result with."""
 
@@ -116,6 +128,8 @@ class Analysis:
     timings_s: Mapping[str, float] = field(default_factory=dict)
     pipeline: PipelineResult | None = None
     verdict: Verdict | None = None
+    links: tuple[LinkUse, ...] = ()
+    path: Callable[[], tuple[PathPart, ...]] = field(default=tuple, compare=False, repr=False)
 
     @property
     def title(self) -> str:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from ..errors import printable
 from . import units
+from .advice import advice_lines
+from .links import link_lines
 from .memory import memory_lines
 from .model import Analysis
 from .plain import ranges, table, work
@@ -33,8 +35,10 @@ def to_text(analysis: Analysis, colour: bool = False) -> str:
     lines += _unmodelled(analysis, paint)
     lines += branch_words(analysis)
     lines += _time(analysis, paint)
+    lines += _first(analysis, paint)
     lines += memory_lines(analysis, paint)
     lines += _collectives(analysis, paint)
+    lines += link_lines(analysis)
     lines += _ops(analysis, paint)
     lines += _functions(analysis, paint)
     lines += _timings(analysis, paint)
@@ -78,6 +82,11 @@ def _time(analysis: Analysis, paint: Painter) -> list[str]:
         )
     head = ["devices", "compute", "exposed comm", "idle", "all comm", "work"]
     return ["", paint("bold", "Time"), *table(head, rows, "lrrrrr")]
+
+
+def _first(analysis: Analysis, paint: Painter) -> list[str]:
+    lines = [f"  {printable(line)}" for line in advice_lines(analysis)]
+    return ["", paint("bold", "What to change first"), *lines] if lines else []
 
 
 def _collectives(analysis: Analysis, paint: Painter) -> list[str]:

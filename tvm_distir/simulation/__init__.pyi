@@ -3,6 +3,8 @@
 
 from .costs import HOST as HOST
 from .costs import HOSTS as HOSTS
+from .critical import PathPart as PathPart
+from .critical import critical_path as critical_path
 from .lanes import Branch as Branch
 from .lanes import CollectiveTotal as CollectiveTotal
 from .lanes import DeviceResult as DeviceResult

@@ -69,7 +69,7 @@ def test_text_says_what_the_numbers_say() -> None:
     text = to_text(sample())
     assert "20.0 ms per step, bound by compute (60%); fits: 8.00 GiB of 16.0 GiB per device" in text
     assert "16.0 ms (80%)" in text and "4.00 ms (20%)" in text
-    row = next(line for line in text.splitlines() if "all_reduce" in line)
+    row = next(line for line in text.splitlines() if line.startswith("  all_reduce"))
     assert row.split() == ["all_reduce", "tp", "2", "4", "4.00", "GiB", "4.00", "GiB", "4.00", "ms"]
     assert "\x1b" not in text
 

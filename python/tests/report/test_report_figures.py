@@ -1,0 +1,108 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What to change first, links, roofline and critical path: figures that add up."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from report_samples import sample
+
+from tvm_distir.report import to_dict, to_html, to_text
+from tvm_distir.report.advice import advice
+from tvm_distir.report.links import links_of
+from tvm_distir.schedules import Schedule
+from tvm_distir.simulation import PathPart, PipelineResult, critical_path, simulate
+from tvm_distir.system import System
+
+sys.path.append(str(Path(__file__).parents[1] / "simulation"))
+from hand_programs import SYSTEM, Build, program, random_program
+from hand_stages import Sizes, stages
+
+
+def test_the_largest_part_is_told_first():
+    analysis = sample()
+    found = advice(analysis)
+    assert [round(one.saves_s, 6) for one in found] == [4e-3, 4e-3]
+    assert "all_reduce over tp (4 times" in found[0].what and "add" in found[1].what
+    idle = replace(
+        analysis,
+        time_s=40e-3,
+        devices=[replace(one, idle_s=20e-3) for one in analysis.devices],
+        pipeline=PipelineResult("1f1b", 4, 1, 8, 0.5),
+    )
+    first = advice(idle)[0]
+    assert "8 micro-batches, 4 ranks" in first.what and first.saves_s == 20e-3
+    assert "What to change first" in to_text(idle) and 'id="first"' in to_html(idle)
+    assert to_dict(idle)["advice"][0]["saves_s"] == 20e-3
+
+
+def test_only_arithmetic_is_left():
+    ops = (replace(sample().ops[0], time_s=16e-3),)
+    devices = [replace(one, compute_s=20e-3, exposed_comm_s=0.0) for one in sample().devices]
+    (only,) = advice(replace(sample(), ops=ops, devices=devices))
+    assert only.saves_s == pytest.approx(20e-3 - 1e-3)  # 10**9 FLOP of a peak of 10**12 per second
+
+
+def test_traffic_by_link():
+    """Axis tp lies inside of nodes of eight devices, dp crosses them."""
+    one = program(
+        (("dp", "tp"), (2, 8)),
+        main=Build(0)
+        .param("x")
+        .collective("a", "x", "all_reduce", 1000, 8, (1,))
+        .collective("b", "a", "all_reduce", 500, 2, (0,))
+        .done("b"),
+    )
+    system = System.load("dgx-a100")
+    result = simulate(one, system)
+    inside, between = links_of(result.collectives, one, system)
+    assert inside.kinds == ("all_reduce over tp",) and between.kinds == ("all_reduce over dp",)
+    sizes = {row.mesh_axis: row.wire_bytes_per_device for row in result.collectives}
+    assert (inside.bytes, between.bytes) == (sizes["tp"], sizes["dp"])
+    assert between.time_s == result.collectives[0].time_s
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: random_program(np.random.default_rng(3)),
+        lambda: random_program(np.random.default_rng(4)),
+        lambda: stages(Schedule("1f1b", 4, 6), Sizes(moved=5000)),
+        lambda: stages(Schedule("gpipe", 3, 5), Sizes(moved=5000)),
+    ],
+)
+def test_the_critical_path_adds_up_to_the_step(make):
+    result = simulate(make(), SYSTEM)
+    parts = critical_path(result.lanes)
+    assert sum(round(one.time_s * 1e12) for one in parts) == round(result.time_s * 1e12)
+
+
+def test_the_critical_path_of_a_pipeline():
+    """The first micro-batch goes forward through all ranks, then the last rank is always busy."""
+    result = simulate(stages(Schedule("1f1b", 3, 4), Sizes(moved=0)), SYSTEM)
+    (work, *others) = (one for one in critical_path(result.lanes) if one.time_s)
+    assert not others and work.name == "op"
+    assert work.time_s == pytest.approx((4 + 3 - 1) * (3 + 6) * 1e-6)
+
+
+def test_figures_of_the_page():
+    analysis = replace(
+        sample(),
+        path=lambda: (PathPart("matmul", "compute", 4, 12e-3), PathPart("waiting", "", 1, 8e-3)),
+    )
+    page = to_html(analysis)
+    assert 'id="path"' in page and "waiting" in page
+    (drawn,) = re.findall(r'<svg class="plot".*?</svg>', page, re.DOTALL)
+    tree = ElementTree.fromstring(drawn)
+    points = tree.findall("circle")
+    assert len(points) == 1 and points[0].find("title").text.startswith("matmul: 12.0 ms")
+    line = tree.find("polyline").attrib["points"].split()
+    heights = [float(point.split(",")[1]) for point in line]
+    assert heights[0] > heights[1] == heights[2]

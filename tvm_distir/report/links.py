@@ -1,0 +1,92 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Traffic by the slowest link that it takes: inside of nodes, or between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..program import Program
+from ..simulation import CollectiveTotal
+from ..system import System, pair_up
+from . import units
+from .markup import esc, row, section
+from .markup import table as html_table
+from .model import Analysis, LinkUse
+from .plain import table
+
+_HEAD = ("link", "what", "bytes per device", "time", "reached", "of")
+
+
+def links_of(
+    collectives: Iterable[CollectiveTotal], program: Program, system: System
+) -> tuple[LinkUse, ...]:
+    """What crosses each kind of link, of the mesh whose devices send most over it."""
+    near, far = system.intra_node, system.inter_node
+    rates = {
+        f"inside a node ({near.name})": near.bandwidth_GBps * 1e9,
+        f"between nodes ({far.name})": far.bandwidth_per_nic_GBps * 1e9 * far.nics_per_node
+        / near.devices_per_node,
+    }  # fmt: skip
+    inside, between = rates
+    found: dict[tuple[str, str], list[CollectiveTotal]] = {}
+    for one in collectives:
+        link = between if _leaves(one, program, system) else inside
+        found.setdefault((link, one.mesh), []).append(one)
+    uses = []
+    for link, rate in rates.items():
+        own = [some for (name, _), some in found.items() if name == link]
+        most: Sequence[CollectiveTotal] = max(own, key=_bytes, default=())
+        if most:
+            kinds = sorted({f"{one.kind} over {one.mesh_axis}" for one in most})
+            time_s = sum(one.time_s for one in most)
+            uses.append(LinkUse(link, tuple(kinds), _bytes(most), time_s, rate))
+    return tuple(uses)
+
+
+def _bytes(some: Sequence[CollectiveTotal]) -> int:
+    return sum(one.wire_bytes_per_device for one in some)
+
+
+def _leaves(one: CollectiveTotal, program: Program, system: System) -> bool:
+    """Whether a group, or a pair, has devices of several nodes."""
+    meshes = {mesh.name: mesh for mesh in program.meshes}
+    first, arrow, last = one.mesh_axis.partition("->")
+    if arrow:
+        groups: Any = pair_up(meshes[first].device_ids, meshes[last].device_ids)
+    else:
+        mesh = meshes[one.mesh]
+        groups = mesh.group_table(tuple(map(mesh.axes.index, first.split(","))))
+    return any(kind.nodes > 1 for kind in system.layout(groups).kinds)
+
+
+def _cells(one: LinkUse) -> list[str]:
+    reached = one.bytes / one.time_s if one.time_s > 0 else 0.0
+    return [
+        one.name,
+        ", ".join(one.kinds),
+        units.size(one.bytes),
+        units.duration(one.time_s),
+        units.count(reached, "B/s"),
+        units.count(one.rate_bytes_per_s, "B/s"),
+    ]
+
+
+def link_lines(analysis: Analysis) -> list[str]:
+    """Lines of a text."""
+    if not analysis.links:
+        return []
+    return ["", *table(_HEAD, [_cells(one) for one in analysis.links], "llrrrr")]
+
+
+def link_section(analysis: Analysis) -> str:
+    """The section of a page."""
+    if not analysis.links:
+        return ""
+    rows = [row([esc(cell) for cell in _cells(one)], "llrrrr") for one in analysis.links]
+    note = (
+        "By the slowest link that a group takes; of the devices that send most. The last column is "
+        "a device's share of the links."
+    )
+    return section("Traffic by link", "links", html_table(_HEAD, rows, "llrrrr"), note)
