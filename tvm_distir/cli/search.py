@@ -84,6 +84,14 @@ def add_parser(commands: Any) -> None:
         "--time-limit", metavar="S", help="seconds after which no further mesh is begun"
     )
     parser.add_argument("--top", metavar="K", default="5", help="how many plans to give (5)")
+    parser.add_argument(
+        "--why",
+        action="store_true",
+        help="say what other placements of the best plan's weights would cost",
+    )
+    parser.add_argument(
+        "--report", metavar="r.html", help="write the Pareto front and the tables as one HTML page"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the search in -o DIR")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument(
@@ -187,6 +195,7 @@ def run(arguments: argparse.Namespace) -> int:
             "--system": arguments.system,
         }
     )
+    report = outputs.promise(arguments.report, "--report")
     path = outputs.promise_folder(arguments.folder, "-o", ("search.json", "rows.jsonl"))
     get_to_work()
     system = load_system(arguments, Stopwatch())
@@ -214,6 +223,7 @@ def run(arguments: argparse.Namespace) -> int:
         constraints=constraints,
         top=top,
         time_limit_s=limit_s,
+        why=arguments.why,
         compare=_comparison(arguments.compare, make_plan),
         folder=folder,
         on_progress=_progress,
@@ -222,6 +232,14 @@ def run(arguments: argparse.Namespace) -> int:
         for file in folder.finish(result):
             say(f"wrote {file}")
     put(json.dumps(result.to_dict(), indent=1) if arguments.json else search_text(result))
+    if report is not None:
+        from ..report import search_page
+
+        title = f"{shortened(arguments.model)} on {devices} devices of {system.name}"
+        capacity = system.memory_capacity_bytes if memory is None else memory
+        outputs.add(report, search_page(result, title, capacity))
+        for file in outputs.commit():
+            say(f"wrote {file}")
     if result.interrupted:
         raise KeyboardInterrupt
     return 0 if result.complete or result.plans else 3

@@ -9,7 +9,7 @@ from typing import Any
 
 def search_text(result: Any) -> str:
     """The table of plans."""
-    from ..report import units
+    from ..report import seconds, units
 
     head = ("#", "plan", "step", "labels", "gap", "peak")
     rows = [head]
@@ -41,4 +41,15 @@ def search_text(result: Any) -> str:
             f"compared with {result.baseline.why} on {result.baseline.candidate.key}: "
             f"{units.duration(other)}, {100 * (best / other - 1):+.1f}%"
         )
+    if result.why:
+        whys: list[tuple[str, ...]] = [("weight", "alike", "lies", "second best", "dearer")]
+        for one in result.why:
+            name = f"{one.weight} ({one.entry})"
+            whys.append((name, str(one.alike), one.form, one.other, seconds(one.dearer_s)))
+        lines += ["", "what the second best placement of the weights would add", *_columns(whys)]
     return "\n".join(lines) + "\n"
+
+
+def _columns(rows: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  ".join(x.ljust(width) for x, width in zip(row, widths)).rstrip() for row in rows]

@@ -14,6 +14,8 @@ from .model import ReportEvent as ReportEvent
 from .model import ReportLane as ReportLane
 from .model import ReportMesh as ReportMesh
 from .model import ReportParameter as ReportParameter
+from .search_page import search_page as search_page
+from .search_page import seconds as seconds
 from .text import to_text as to_text
 from .verdict import check_fits as check_fits
 from .verdict import to_verdict as to_verdict

@@ -10,3 +10,4 @@ from .labelling import label as label
 from .result import Found as Found
 from .result import Row as Row
 from .result import SearchResult as SearchResult
+from .second import Second as Second

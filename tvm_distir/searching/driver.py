@@ -42,6 +42,7 @@ def search(
     margin: float = MARGIN,
     time_limit_s: float | None = None,
     compare: Compare | None = None,
+    why: bool = False,
     folder: Folder | None = None,
     on_progress: OnProgress | None = None,
 ) -> SearchResult:
@@ -81,6 +82,8 @@ def search(
     compare : (str, callable), optional
         What to compare with: it is simulated on every mesh of the space without stages, and the
         best of these is ``baseline``.
+    why : bool
+        Also find what other placements of the best plan's weights would cost, ``why``.
     folder : Folder, optional
         Keeps rows and plans as they are found, and has those of a search before.
     on_progress : callable, optional
@@ -101,9 +104,11 @@ def search(
     found = _Search(trials, enumeration, top, folder)
     with collector_paused():
         result = found.run(time_limit_s, on_progress or (lambda *_: None))
-        if compare is None or result.interrupted:
-            return result
-        return replace(result, baseline=trials.compared(*compare, enumeration))
+        if compare is not None and not result.interrupted:
+            result = replace(result, baseline=trials.compared(*compare, enumeration))
+        if why and result.plans and not result.interrupted:
+            result = replace(result, why=trials.why(result.plans[0].row.candidate))
+        return result
 
 
 class _Search:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tvm import ir
@@ -129,6 +129,17 @@ def label(
     PlanError
         DIST0237 where the rules or the module have another mesh.
     """
+    with collector_paused():
+        return labeller_of(mod, mesh, system, fixed).run(gap, memory_bytes)
+
+
+def labeller_of(
+    mod: ir.IRModule,
+    mesh: MeshSpec | Mapping[str, int],
+    system: System | str,
+    fixed: Plan | None = None,
+) -> Labeller:
+    """What labels a module; arguments as for :func:`label`."""
     spec = mesh if isinstance(mesh, MeshSpec) else MeshSpec("mesh0", dict(mesh))
     known = System.known(system)
     assert known is not None
@@ -142,7 +153,7 @@ def label(
                 place="label",
                 remedy="Cut the model into stages, and label each.",
             )
-        return Labeller(annotated, plan.meshes[0], known).run(gap, memory_bytes)
+    return Labeller(annotated, plan.meshes[0], known)
 
 
 class Labeller:
@@ -162,19 +173,21 @@ class Labeller:
         self.reach = Reacher(self.module, Unifier(self.module, {}, True).run()).run()
         self.prices = MeshPrices(system, meshes(mod)[0])
         self.tables = Tables()
+        self.found: dict[str, tuple[Net, Sequence[int]]] = {}
+        """Per public function its net and the values of its variables, once labelled."""
 
     def run(self, gap: float, memory_bytes: int | None) -> Labelling:
         """Label every public function; arguments as for :func:`label`."""
-        prices, bound, peak, found = dict[str, int](), 0, 0, {}
+        prices, bound, peak = dict[str, int](), 0, 0
         for name in self.module.entries:
             net = self.net(name)
             labelled = self._solve(net, name, gap, memory_bytes)
             prices[name] = labelled.price
             bound += labelled.bound
             peak = max(peak, labelled.peak_bytes)
-            found[name] = (net, labelled.values)
+            self.found[name] = (net, labelled.values)
         price = sum(prices.values())
-        decision = decision_of(self.module, self.reach, found, price, bound)
+        decision = decision_of(self.module, self.reach, self.found, price, bound)
         return Labelling(self.mod, self.mesh, self.system, price, bound, decision, peak, prices)
 
     def net(self, name: str) -> Net:

@@ -11,6 +11,7 @@ from typing import Any
 from ..plan import Plan
 from ..simulation import Result
 from .candidates import Candidate
+from .second import Second
 
 SOLVED, MEMORY, BOUND, REFUSED, LEFT = "solved", "memory", "bound", "refused", "left"
 """What becomes of a candidate: a plan; nothing fits; it cannot be better; the model cannot be cut
@@ -110,6 +111,8 @@ class SearchResult:
         Whether the search came to its end.
     interrupted : bool
         Whether it was stopped by Ctrl-C.
+    why : tuple of Second
+        Of the best plan, where it was asked for.
     """
 
     plans: tuple[Found, ...]
@@ -118,6 +121,7 @@ class SearchResult:
     baseline: Row | None = None
     complete: bool = True
     interrupted: bool = False
+    why: tuple[Second, ...] = ()
 
     @property
     def space(self) -> dict[str, int]:
@@ -151,6 +155,7 @@ class SearchResult:
             "front": [row.candidate.key for row in self.front],
             "space": self.space,
             "complete": self.complete,
+            **({"why": [one.to_dict() for one in self.why]} if self.why else {}),
             **({} if self.baseline is None else {"baseline": self.baseline.to_dict()}),
             "rows": [row.to_dict() for row in self.rows],
         }

@@ -17,8 +17,9 @@ from ..strategy import with_updates
 from ..system import PICOSECONDS, System
 from ..transform import distribute
 from .candidates import Candidate, Constraints, kept_rules
-from .labelling import label
+from .labelling import label, labeller_of
 from .result import ESTIMATE, MEMORY, REFUSED, SOLVED, Row
+from .second import Second, second_choices
 from .sources import Source
 
 Make = Callable[[ir.IRModule, Mapping[str, int], System], Plan]
@@ -130,6 +131,14 @@ class Trials:
         if self.source.train is not None:
             plan = with_updates(module, plan)
         return distribute(module, plan, system=self.system)
+
+    def why(self, candidate: Candidate) -> tuple[Second, ...]:
+        """What other placements of its weights would cost."""
+        module = self.source.module(candidate.schedule, candidate.recompute)
+        fixed = kept_rules(self.constraints.keep, candidate.mesh)
+        labeller = labeller_of(module, candidate.mesh, self.system, fixed)
+        labeller.run(self.gap, self.limit)
+        return second_choices(labeller, self.gap)
 
     def compared(self, name: str, make: Make, candidates: Iterable[Candidate]) -> Row | None:
         """The fastest plan of another maker over meshes without stages; None where none fits.

@@ -60,9 +60,13 @@ def test_plans_are_taken_by_analyze(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert analysis["time_s"] == data["plans"][0]["time_s"]
     assert main(["verify", MODEL, *plan, "--engine", "virtual"]) == 0
     capsys.readouterr()
-    again = said(["-o", str(folder), "--resume"], capsys)
+    page = tmp_path / "found.html"
+    again = said(["-o", str(folder), "--resume", "--why", "--report", str(page)], capsys)
+    again, why = again.split("what the second best placement of the weights would add")
+    assert "mlp.up_proj.weight" in why
+    assert "<svg" in page.read_text() and "mlp.up_proj.weight" in page.read_text()
     assert again.splitlines()[0].split() == ["#", "plan", "step", "labels", "gap", "peak"]
-    assert len(again.splitlines()) == 3 + len(data["plans"])
+    assert len(again.splitlines()) == 4 + len(data["plans"])
 
 
 def test_a_step_of_training_with_what_it_is_compared_with(

@@ -18,7 +18,8 @@ from tvm_distir.native import INFINITE, Problem
 from tvm_distir.plan import MeshSpec, Plan
 from tvm_distir.propagation.solve import integer_optimum
 from tvm_distir.searching import label
-from tvm_distir.searching.labelling import Labeller
+from tvm_distir.searching.labelling import Labeller, labeller_of
+from tvm_distir.searching.second import second_choices
 
 
 @I.ir_module
@@ -218,6 +219,27 @@ def test_new_weights_and_states_lie_as_the_old_ones():
     results = [str(one["placement"]) for one in io["outputs"]][1:]
     assert len(results) == len(placed) and len(set(results)) > 1
     assert results == list(placed.values())
+
+
+@pytest.mark.parametrize("mod", [Chain, Pair], ids=["chain", "pair"])
+def test_second_choices_are_the_best_of_all_others(mod):
+    """Each other placement of a weight, one after the other, all else free."""
+    mesh = MeshSpec("mesh0", {"a": 2, "b": 2})
+    labeller = labeller_of(mod, mesh, QUICK)
+    least = labeller.run(0.0, None).price_ps
+    found = second_choices(labeller)
+    assert len(found) == (2 if mod is Chain else 1) or {one.alike for one in found} == {2}
+    for one in found:
+        prices = []
+        for labels in itertools.product((0, 1, -1), repeat=2):
+            text = td.ir.placement_text(labels)
+            if text == one.form:
+                continue
+            rules = [{"param": one.weight, "placement": text, "stationary": False}]
+            data = {"schema_version": 1, "mesh": dict(mesh.axes), "rules": rules}
+            prices.append((label(mod, mesh, QUICK, fixed=Plan.from_dict(data)).price_ps, text))
+        assert one.dearer_s * 1e12 == pytest.approx(min(prices)[0] - least, abs=0.5)
+        assert (min(prices)[0], one.other) in prices
 
 
 class TestMemory:
