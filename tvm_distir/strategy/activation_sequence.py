@@ -111,8 +111,10 @@ def _whole(mod: ir.IRModule, plan: Plan, mesh: MeshSpec, number: int) -> Left:
         for binding in all_bindings(fn.body):
             var, value = binding.var, binding.value
             if dist_op_name(value) == "partial" and number in call_axes(value):
-                terms.update((var, value.args[0]))
-                found[name, str(value.args[0].name)] = False
+                terms.add(var)
+                for operand in variables(value):  # none where the term is a constant
+                    terms.add(operand)
+                    found[name, str(operand.name)] = False
             elif not is_redistribute(value) and terms.intersection(variables(value)):
                 terms.add(var)
             placement = getattr(var.ty, "placement", None)

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from tvm import ir
 
 from ..errors import PlanError
-from ..ir import R, axis_groups, lift_branches
+from ..ir import R, axis_groups, lift_branches, relax_functions
 from ..ir.rewrite import all_bindings, inner_made_private
 from ..plan import MeshSpec, Plan, PlanRule, data_positions
 from ..propagation import Costs, Explorer, Labels, Pin, Trial, main_dtype
@@ -117,7 +117,7 @@ def tensor_parallel(
         bounds = bounds_for(explorer, weights, ranks, slack)
         trial = find(explorer, bounds, math.prod(spec.shape))
         trial = avoid(explorer, trial, weights, taken_dims(before, weights), bounds.param_bytes)
-        pins = tuple(pin for pin in trial.pins if _stands(mod, pin))
+        pins = _standing(mod, trial.pins)
         labels, stored = trial.labels, trial.stored
         _report(trial, bounds, axis)
     rules = []
@@ -145,12 +145,15 @@ def _costs(mod: ir.IRModule, mesh: MeshSpec, axis: str, system: System | None) -
     return Costs.for_axes(system, main_dtype(mod), [groups])
 
 
-def _stands(mod: ir.IRModule, pin: Pin) -> bool:
-    """Whether a value to be pinned has its name in the module too, not in lifted branches only."""
-    names = [str(gv.name_hint) for gv in mod.functions]
-    if pin.function not in names:
-        return False
-    return any(str(b.var.name) == pin.variable for b in all_bindings(mod[pin.function].body))
+def _standing(mod: ir.IRModule, pins: Sequence[Pin]) -> tuple[Pin, ...]:
+    """Return the values to be pinned that the module has too, not only its lifted branches."""
+    asked = {pin.function for pin in pins}
+    names = {
+        str(gv.name_hint): {str(b.var.name) for b in all_bindings(fn.body)}
+        for gv, fn in relax_functions(mod)
+        if str(gv.name_hint) in asked
+    }
+    return tuple(pin for pin in pins if pin.variable in names.get(pin.function, ()))
 
 
 def _weights(

@@ -15,7 +15,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ..ir import ROLE_ATTR, param_names, training_notes
+from ..ir import ROLE_ATTR, param_names, static_shape, tensor_type, training_notes
 from ..ir.rewrite import all_bindings, variables
 from ..plan import Plan, PlanRule, match_name, plain_name, policies_of
 from ..schedules import ACTIVATION, GRADIENT, Pipeline
@@ -46,16 +46,43 @@ def boundary_positions(fn: relax.Function) -> list[int]:
 def forward_bindings(fn: relax.Function) -> list[Any]:
     """Return the bindings of a function; of a training step those that its loss depends on."""
     bindings = list(all_bindings(fn.body))
-    if not training_notes(fn, "updated"):
+    loss = _loss(fn, _resolved(fn.body.body, bindings))
+    if loss is None:
         return bindings
-    result = _resolved(fn.body.body, bindings)
-    needed = {result.fields[0] if isinstance(result, relax.Tuple) else result}
+    needed = {loss}
     kept = []
     for binding in reversed(bindings):
         if binding.var in needed:
             kept.append(binding)
             needed.update(variables(binding.value))
     return kept[::-1]
+
+
+def _loss(fn: relax.Function, result: Any) -> Any:
+    """The loss among a function's results: the first of a step of ours.
+
+    A step that was written elsewhere has one number, and gradients or new values of parameters,
+    all of the type of one. None of what is no step.
+    """
+    fields = list(result.fields) if isinstance(result, relax.Tuple) else []
+    if training_notes(fn, "updated"):
+        return fields[0] if fields else result
+    losses = [field for field in fields if _is_number(field.ty)]
+    known = {_shape_and_type(p.ty) for p in fn.params} - {None}
+    others = [_shape_and_type(field.ty) for field in fields if not _is_number(field.ty)]
+    return losses[0] if len(losses) == 1 and others and known.issuperset(others) else None
+
+
+def _is_number(ty: Any) -> bool:
+    """Whether it is the type of a float without dims."""
+    tensor = tensor_type(ty)
+    return tensor is not None and int(tensor.ndim) == 0 and "float" in str(tensor.dtype)
+
+
+def _shape_and_type(ty: Any) -> tuple[Any, str] | None:
+    """What two tensors of known shape have in common of which one may take the other's place."""
+    tensor, shape = tensor_type(ty), static_shape(ty)
+    return None if tensor is None or shape is None else (shape, str(tensor.dtype))
 
 
 def _resolved(result: Any, bindings: Sequence[Any]) -> Any:

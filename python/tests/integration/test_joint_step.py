@@ -13,14 +13,21 @@ from tvm.relax import op
 
 import tvm_distir as td
 from tvm_distir import strategy
+from tvm_distir.ir import R
+from tvm_distir.ir.attributes import PARAM_NAMES_ATTR
+from tvm_distir.ir.rewrite import all_bindings
 from tvm_distir.runtime import Reference
+from tvm_distir.strategy.training import forward_bindings
 from tvm_distir.verification import draw_inputs
 
 STEP = Path(__file__).parent / "joint_step.py"
 
 
 def exported():
-    return td.from_tvmscript(str(STEP))
+    step = td.from_tvmscript(str(STEP))
+    names = ["x", "t", "scale", "fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"]
+    step["main"] = step["main"].with_attr(PARAM_NAMES_ATTR, names)
+    return step
 
 
 def ours():
@@ -60,7 +67,12 @@ def test_it_gives_what_our_step_gives():
 
 @pytest.mark.parametrize(
     ("text", "mesh"),
-    [("data_parallel", {"dp": 2}), ("data_parallel", {"dp": 4}), ("tensor_parallel", {"tp": 2})],
+    [
+        ("data_parallel", {"dp": 2}),
+        ("data_parallel", {"dp": 4}),
+        ("tensor_parallel", {"tp": 2}),
+        ("megatron", {"tp": 2}),
+    ],
 )
 def test_it_is_distributed(text, mesh):
     """Gradients are summed by propagation, which knows of no backward part."""
@@ -73,3 +85,25 @@ def test_it_is_distributed(text, mesh):
         assert sum(found.count for found in report.collectives) == 7
     local = td.distribute(step, plan)["main"].params[0].ty.shape
     assert int(local[0]) == 8 // mesh.get("dp", 1)
+
+
+def test_megatron_reads_the_forward_part_alone():
+    """A weight is also read by its gradient and its update, which say nothing of its dims."""
+    plan = strategy.make_plan(exported(), "megatron", {"tp": 2})
+    cut = {rule.name: rule.placement for rule in plan.rules if rule.placement != (R,)}
+    assert cut == {"fc1.weight": (0,), "fc1.bias": (0,), "fc2.weight": (1,)}
+
+
+def test_a_number_beside_other_results_is_no_loss():
+    """What a model says beside a number, such as an auxiliary loss, is of its forward part."""
+    step = exported()
+    assert len(forward_bindings(step["main"])) < len(list(all_bindings(step["main"].body)))
+    x = relax.Var("x", relax.TensorType([4, 8], "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            number, logits = builder.emit(op.sum(x)), builder.emit(op.sum(x, [1]))
+            out = builder.emit_output(relax.Tuple([number, logits]))
+        builder.emit_func_output(out)
+    main = builder.get()["main"]
+    assert len(forward_bindings(main)) == len(list(all_bindings(main.body)))

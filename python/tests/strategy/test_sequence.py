@@ -111,6 +111,27 @@ def test_on_threads_with_an_uneven_sequence() -> None:
     assert td.verify(mod, plan, engine="threads").equal
 
 
+def test_a_constant_may_be_a_term_of_a_sum() -> None:
+    """A bias in the module, added to terms before they are summed, is kept by one device."""
+    op, shapes = relax.op, {"x": (2, 8, 64), "w": (64, 64), "v": (64, 2)}
+    x, w, v = (relax.Var(n, relax.TensorType(s, "float32")) for n, s in shapes.items())
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x, w, v], attrs={INPUTS_ATTR: ["x"]}):
+        with builder.dataflow():
+            y = builder.emit(op.add(op.matmul(x, w), relax.const(1.0, "float32")))
+            out = builder.emit_output(op.matmul(y, v))
+        builder.emit_func_output(out)
+    mod = builder.get()
+    rules = [{"param": "w", "placement": "S[0]"}, {"param": "v", "placement": "R"}]
+    others = {"schema_version": 1, "mesh": {"tp": 4}, "rules": rules}
+    dist = td.transform.PropagateSharding()(
+        td.transform.AnnotateSharding(td.Plan.from_dict(others))(mod)
+    )
+    assert "R.dist.partial(R.dist.const(" in dist.script()
+    plan = strategy.sequence(mod, {"tp": 4}, others=td.Plan.from_dict(others))
+    assert [rule.name for rule in plan.rules if rule.kind == "value"] == ["gv"]
+
+
 @pytest.mark.parametrize(
     ("text", "mesh", "error", "message"),
     [
