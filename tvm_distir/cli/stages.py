@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import UsageError
 from .options import asked_by
 from .progress import enter_stage
-from .training import training_step
+from .training import recompute_asked, training_step
 from .values import parse_bytes
 
 
@@ -103,31 +103,46 @@ def load_work(
         model = _layered(_load(arguments, schedule))
         model, others = _entered(model, arguments.entry)
         plan = plan and plan.without_functions(others)
-    if arguments.train:
+    buckets: dict[str, Any] = {
+        "bucket_bytes": parse_bytes(arguments.bucket_bytes, "--bucket-bytes"),
+        "ahead_bytes": parse_bytes(arguments.ahead_bytes, "--ahead-bytes"),
+    }
+
+    def planned(mod: Any) -> Any:
+        with watch.stage("plan"):
+            if arguments.strategy is not None:
+                with asked_by("--strategy", *STRATEGY_FAULTS):
+                    return strategy.compose(mod, axes or {}, specs, system)
+            if plan is None and planless:
+                return None
+            if plan is None:
+                from ..plan import as_plan
+
+                with asked_by("--plan", "DIST0238"):
+                    return as_plan(None, mod)
+            if arguments.train:
+                from ..strategy import with_updates
+
+                return with_updates(mod, plan)
+            return plan
+
+    if not arguments.train:
+        return StagedModel(model, planned(model.mod), system, **buckets)
+    from ..strategy import fitted
+
+    usual = "none" if arguments.strategy is None else strategy.recompute_of(specs)
+    again = recompute_asked(arguments, plan, axes, schedule, usual)
+    make = training_step(model.mod, arguments, system, schedule)
+
+    def trained(recompute: Any) -> Any:
         with watch.stage("train"):
-            usual = "none" if arguments.strategy is None else strategy.recompute_of(specs)
-            step = training_step(model.mod, arguments, plan, axes, system, schedule, usual)
-            model = replace(model, mod=step)
-    with watch.stage("plan"):
-        if arguments.strategy is not None:
-            with asked_by("--strategy", *STRATEGY_FAULTS):
-                plan = strategy.compose(model.mod, axes or {}, specs, system)
-        elif plan is None and not planless:
-            from ..plan import as_plan
+            return make(recompute)
 
-            with asked_by("--plan", "DIST0238"):
-                plan = as_plan(None, model.mod)
-        elif plan is not None and arguments.train:
-            from ..strategy import with_updates
-
-            plan = with_updates(model.mod, plan)
-    return StagedModel(
-        model,
-        plan,
-        system,
-        bucket_bytes=parse_bytes(arguments.bucket_bytes, "--bucket-bytes"),
-        ahead_bytes=parse_bytes(arguments.ahead_bytes, "--ahead-bytes"),
-    )
+    if arguments.strategy is None and plan is None:  # nothing to be measured
+        step = trained(again)
+        return StagedModel(replace(model, mod=step), planned(step), system, **buckets)
+    step, plan = fitted(trained, planned, again, system, **buckets)
+    return StagedModel(replace(model, mod=step), plan, system, **buckets)
 
 
 def _entered(model: Any, entry: str | None) -> tuple[Any, frozenset[str]]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Callable
 from typing import Any
 
 from ..errors import UsageError
@@ -14,32 +15,20 @@ from .values import parse_number
 
 
 def training_step(
-    mod: Any,
-    arguments: argparse.Namespace,
-    plan: Any,
-    axes: dict[str, int] | None,
-    system: Any,
-    schedule: Any,
-    usual: str,
-) -> Any:
-    """Make the training step that ``--train`` and its options ask for.
-
-    ``usual`` is made again where neither the options nor the plan say what.
+    mod: Any, arguments: argparse.Namespace, system: Any, schedule: Any
+) -> Callable[[Any], Any]:
+    """What makes the training step that ``--train`` and its options ask for, by what is made again.
 
     Raises
     ------
     UsageError
-        DIST0151 where both ``--recompute`` and the plan say what is made again; as
-        :func:`training_keywords`.
+        As :func:`training_keywords`.
     """
     from ..transform.gradient import train_step
 
-    return train_step(
-        mod,
-        recompute=_recompute(arguments, plan, axes, schedule, usual),
-        system=system,
-        schedule=schedule,
-        **training_keywords(arguments),
+    keywords = training_keywords(arguments)
+    return lambda recompute: train_step(
+        mod, recompute=recompute, system=system, schedule=schedule, **keywords
     )
 
 
@@ -67,7 +56,7 @@ def training_keywords(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _recompute(
+def recompute_asked(
     arguments: argparse.Namespace,
     plan: Any,
     axes: dict[str, int] | None,
@@ -78,6 +67,11 @@ def _recompute(
 
     ``auto`` takes activations to be cut evenly over the mesh, of a stage where there are some,
     where it does not say it.
+
+    Raises
+    ------
+    UsageError
+        DIST0151 where both ``--recompute`` and the plan say what is made again.
     """
     said = arguments.recompute
     if said is not None and plan is not None and plan.recompute:
@@ -95,6 +89,6 @@ def _recompute(
     if axes:
         devices = math.prod(axes.values()) // (schedule.stages if schedule else 1)
     else:
-        counts = [mesh.device_count for mesh in plan.meshes]
+        counts = [mesh.device_count for mesh in plan.meshes] if plan is not None else [1]
         devices = min(counts) if schedule else max(counts)
     return f"auto:activations={devices}" + (f",{rest}" if colon else "")

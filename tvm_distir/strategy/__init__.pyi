@@ -9,6 +9,7 @@ from .context_parallelism import context_parallel as context_parallel
 from .context_parallelism import recompute_of as recompute_of
 from .data_parallelism import data_parallel as data_parallel
 from .expert_parallelism import expert_parallel as expert_parallel
+from .fitting import fitted as fitted
 from .local_branches import local_layers as local_layers
 from .megatron_lm import megatron as megatron
 from .pipelining import pipeline as pipeline

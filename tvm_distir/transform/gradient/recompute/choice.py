@@ -32,6 +32,12 @@ class Auto:
     activations: int = 1
     weights: int = 1
 
+    @property
+    def text(self) -> str:
+        """The text that reads back as this."""
+        given = [f"{one.name}={getattr(self, one.name)!r}" for one in fields(Auto)]
+        return f"{AUTO}:{','.join(given[not self.memory_gib :])}"
+
     @staticmethod
     def read(text: str) -> Auto:
         """Read ``auto`` or ``auto:memory_gib=4,activations=8`` (ModelError DIST0351)."""
