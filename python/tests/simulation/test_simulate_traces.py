@@ -50,7 +50,7 @@ def test_sums_of_perfetto_are_those_of_the_result(trained, tmp_path):
         assert len(found.pids) == len(result.lanes)
         comm = Counter()
         for lane in result.lanes:
-            process = next(name for name, pid in found.pids.items() if pid == lane.devices[0])
+            process = next(name for name, pid in found.pids.items() if pid == lane.devices[0] + 1)
             ops = Counter()
             for (of, track), slices in found.slices.items():
                 if of != process:
@@ -85,7 +85,7 @@ def test_units_and_memory_of_perfetto(trained, tmp_path):
     trained.to_perfetto(tmp_path / "t.pftrace")
     found = read((tmp_path / "t.pftrace").read_bytes())
     for lane in trained.lanes:
-        process = next(name for name, pid in found.pids.items() if pid == lane.devices[0])
+        process = next(name for name, pid in found.pids.items() if pid == lane.devices[0] + 1)
         units = {(one.name, one.start, one.end) for one in found.slices[process, "units"]}
         events = [event for event in lane.events() if event.stream == "compute"]
         assert len(found.slices[process, "units"]) == len(events)

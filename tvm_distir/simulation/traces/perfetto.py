@@ -60,7 +60,7 @@ class _Writer:
 
     def lane(self, uuid: int, lane: Traced) -> None:
         """Write a process."""
-        pid = lane.devices[0]
+        pid = lane.devices[0] + 1  # Perfetto keeps process 0 for what is idle
         self._stream.write(descriptor(uuid, lane.title, pid=pid))
         runs: list[tuple[int, memoryview]] = []
         units: list[tuple[Ints, Any]] = []
