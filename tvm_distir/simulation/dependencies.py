@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..native import AFTER, HOLDS
-from .costs import COMPUTE, SEND, OpRow
+from .costs import COMM, COMPUTE, SEND, OpRow
 from .entry_tasks import EntryTasks
 from .lowering import Lowering, flags_of
 from .traces import Task
@@ -33,7 +33,7 @@ class Dependencies:
     def __init__(self, lowering: Lowering, mesh: int | None = None) -> None:
         self.tasks: list[Task] = []
         self._lowering, self._mesh = lowering, mesh
-        self._last: dict[int, Places] = {}
+        self._last: dict[int | str, Places] = {}
         self._held: Places = ()
 
     def entry(self, entry: EntryTasks) -> None:
@@ -100,6 +100,17 @@ class Dependencies:
         if kind == "send":
             self._last[SEND] = place
         return place
+
+    def copy(self, kind: str, duration_ps: int, size: int) -> Places:
+        """Add a copy to the host's memory or back: it begins when the compute before it is over."""
+        after = _joined((self._last.get(kind, ()), self._last.get(COMPUTE, ())))
+        self._last[kind] = self._add(Task(kind, kind, (), after, duration_ps, bytes=size))
+        return self._last[kind]
+
+    def hold(self, places: Places) -> None:
+        """Let compute and collectives behind this wait for tasks."""
+        self._held = _joined((self._held, places))
+        self._last[COMM] = _joined((self._last.get(COMM, ()), places))
 
     def _add(self, task: Task) -> Places:
         inside = set(task.data)

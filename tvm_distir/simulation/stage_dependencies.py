@@ -7,9 +7,10 @@ from __future__ import annotations
 import re
 
 from ..program import END, Edge, Staged
-from ..schedules import FORWARD
+from ..schedules import FETCH, FORWARD, STORE, absences, stages_of
 from .dependencies import Dependencies, Places
-from .stage_runs import Messages, Runs, StageRuns
+from .stage_moves import Move
+from .stage_runs import Copies, Messages, Runs, StageRuns
 from .traces import Task
 
 _TAIL = re.compile(rf"(part|add):\d+|{END}")
@@ -27,6 +28,7 @@ class RankDependencies:
     runs : list of Runs
         Of the rank.
     sent, received : list of Messages
+    copied : list of Copies
 
     Attributes
     ----------
@@ -35,7 +37,7 @@ class RankDependencies:
 
     def __init__(
         self, staged: Staged, rank: int, ran: StageRuns, runs: list[Runs],
-        sent: list[Messages], received: list[Messages],
+        sent: list[Messages], received: list[Messages], copied: list[Copies],
     ) -> None:  # fmt: skip
         self._staged, self._rank = staged, rank
         self._rank_of = staged.schedule.rank_of
@@ -53,7 +55,9 @@ class RankDependencies:
         self._tail = {(one.stage, one.name): one for one in runs if _TAIL.fullmatch(one.name)}
         units = [one for one in runs if (one.stage, one.name) not in self._tail]
         steps = [(int(place), one, k) for one in units for k, place in enumerate(one.order)]
+        moves = _Moves(staged, rank, copied, self._walk)
         for _, one, k in sorted(steps, key=lambda step: step[0]):
+            moves.before(one, int(one.micros[k]))
             self._unit(one, int(one.micros[k]))
         for number in range(len(staged.sums)):
             self._sum(number)
@@ -134,3 +138,36 @@ class RankDependencies:
             name, kind, data, spent, edge.wire_bytes[arrives], (self._rank, other),
             self._tags[id(edge)],
         )  # fmt: skip
+
+
+class _Moves:
+    """Copies of stashes to the host's memory and back, between the units of a rank."""
+
+    def __init__(self, staged: Staged, rank: int, copied: list[Copies], walk: Dependencies) -> None:
+        self._walk, schedule = walk, staged.schedule
+        moves = {(one.move.stage, one.move.kind): one.move for one in copied}
+        stage_at = stages_of(schedule.rank_of)
+        self._place = {
+            (stage_at[rank, unit.chunk], unit.phase, unit.micro): place
+            for place, unit in enumerate(schedule.orders[rank] if moves else ())
+        }
+        self._begun: dict[tuple[int, str, int], Places] = {}
+        self._todo: list[tuple[int, bool, Move, int]] = []
+        for one in absences(schedule, rank) if moves else ():
+            for place, kind in ((one.stored, STORE), (one.fetched, FETCH)):
+                move = moves.get((one.stage, kind))
+                if move is not None:
+                    self._todo.append((place, True, move, one.micro))
+                    self._todo.append((place + 1, False, move, one.micro))
+        self._todo.sort(key=lambda one: one[:2], reverse=True)
+
+    def before(self, one: Runs, micro: int) -> None:
+        """End and begin the copies in front of a unit of the schedule."""
+        place = self._place.get((one.stage, one.name.rstrip("+"), micro), -1)
+        while self._todo and self._todo[-1][0] <= place:
+            _, begins, move, which = self._todo.pop()
+            key = move.stage, move.kind, which
+            if begins:
+                self._begun[key] = self._walk.copy(move.kind, move.spent_ps, move.bytes)
+            else:
+                self._walk.hold(self._begun[key])

@@ -119,7 +119,7 @@ class StageTimeline:
 
     def tasks(self) -> list[Task]:
         """The ops and messages and what they wait for."""
-        ends = (self.sent, self.received)
+        ends = (self.sent, self.received, self.copied)
         return RankDependencies(self.staged, self.rank, self.ran, self.runs, *ends).tasks
 
     def _facts(self, one: Messages, stream: str) -> dict[str, Any]:

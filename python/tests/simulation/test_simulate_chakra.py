@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,9 @@ import tvm_distir as td
 from tvm_distir.schedules import Schedule
 from tvm_distir.simulation import simulate
 from tvm_distir.strategy import make_plan
+from tvm_distir.system import HostLink
+
+LINKED = replace(SYSTEM, host_link=HostLink("link", 1.0))
 
 
 def read(result, folder):
@@ -31,6 +35,13 @@ def read(result, folder):
 
 def staged(kind, ranks, micros, **more):
     return stages(Schedule(kind, ranks, micros, **more), Sizes(moved=5000), summed=True)
+
+
+def offloaded(kind, ranks, micros, **more):
+    """Stashes wait in the host's memory; a copy takes longer than a unit."""
+    chunks = more.get("chunks", 1)
+    schedule = Schedule(kind, ranks, micros, offload=tuple(range(ranks * chunks)), **more)
+    return stages(schedule, Sizes(moved=5000, kept=9000))
 
 
 def trained():
@@ -52,12 +63,15 @@ def trained():
         lambda: staged("gpipe", 4, 3),
         lambda: staged("interleaved", 2, 4, chunks=2),
         lambda: staged("zero_bubble", 3, 4),
+        lambda: offloaded("gpipe", 2, 5),
+        lambda: offloaded("1f1b", 4, 8),
+        lambda: offloaded("interleaved", 2, 6, chunks=2),
         trained,
     ],
 )
 @pytest.mark.parametrize("blocking", [False, True])
 def test_a_trace_takes_as_long_as_the_step(make, blocking, tmp_path):
-    result = simulate(make(), td.System.load("dgx-a100") if make is trained else SYSTEM,
+    result = simulate(make(), td.System.load("dgx-a100") if make is trained else LINKED,
                       blocking=blocking)  # fmt: skip
     ranks, groups = read(result, tmp_path)
     assert play(ranks, groups) == round(result.time_s * 1e12)

@@ -19,8 +19,10 @@ from .protobuf import block, integer, varint
 from .sheets import Task, Traced
 
 VERSION = "0.0.4"
-METADATA, COMPUTE, SEND, RECV, COLLECTIVE = 1, 4, 5, 6, 7
+METADATA, LOAD, STORE, COMPUTE, SEND, RECV, COLLECTIVE = range(1, 8)
 """``NodeType``."""
+
+_COPIES = {"store": STORE, "fetch": LOAD}
 
 TYPES = {
     "all_reduce": 0,
@@ -171,6 +173,9 @@ def _nodes(
         facts = _attribute("num_ops", _INT64, task.flops)
         facts += _attribute("tensor_size", _UINT64, task.bytes)
         yield integer(1, first) + name + integer(3, COMPUTE) + tail + facts
+    elif task.kind in _COPIES:
+        facts = _attribute("tensor_size", _UINT64, task.bytes)
+        yield integer(1, first) + name + integer(3, _COPIES[task.kind]) + tail + facts
     elif task.kind not in ("send", "recv"):
         facts = _attribute("comm_type", _INT64, TYPES.get(task.kind, TYPES["all_to_all"]))
         facts += _attribute("comm_size", _INT64, task.bytes)

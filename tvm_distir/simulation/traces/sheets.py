@@ -79,7 +79,7 @@ class Task(NamedTuple):
     Attributes
     ----------
     name, kind : str
-        ``compute``, ``send``, ``recv``, or the word of a collective.
+        ``compute``, ``send``, ``recv``, ``store``, ``fetch``, or the word of a collective.
     data, after : tuple of int
         Tasks that it needs, and tasks before it on its stream, by their places.
     duration_ps, flops, bytes : int
