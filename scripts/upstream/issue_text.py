@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
-from judging import FAULTS, HERE, TESTS, Found
+from judging import FAULTS, HERE, STATE, TESTS, Found
 
 ISSUES = HERE / "issues"
 PAGE = HERE.parents[1] / "docs" / "upstream.md"
@@ -54,14 +54,16 @@ def text_of(name: str, found: Found) -> str:
     actual, _, expected = prose.strip().partition("\n\nExpected: ")
     behind = _without_test(source, tree).split('"""', 2)[2].strip()
     code = re.sub(r"\n{3,}", "\n\n\n", behind)
-    printed = f"{found.said}{found.state}\n"
+    crashed = found.state.startswith("crash: ")
+    printed = f"{found.said}{found.state}\n" if crashed else f"{found.said}{STATE}{found.state}\n"
+    how = "It prints this and crashes" if crashed else "It prints"
     parts = [
         f"# {title}",
         actual,
         f"## Expected\n\n{expected[:1].upper()}{expected[1:]}",
         f"## Environment\n\napache-tvm {version('apache-tvm')}, the wheel, on CPU.",
         f"## To reproduce\n\n```python\n{code}\n```",
-        f"It prints, with its state in the last line:\n\n```text\n{printed}```",
+        f"{how}:\n\n```text\n{printed}```",
     ]
     helpers = [path for word, path in _HELPERS.items() if word in code]
     if helpers:

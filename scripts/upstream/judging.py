@@ -94,13 +94,15 @@ def judge_together(names: Sequence[str]) -> dict[str, Found]:
     }
 
 
-def run_tests(ours: bool) -> dict[str, str]:
+def run_tests(ours: bool, files: str = "test_*.py") -> dict[str, str]:
     """Run the tests, a process per file.
 
     Parameters
     ----------
     ours : bool
         With the passes of tvm_distir.
+    files : str
+        Pattern of the files' names.
 
     Returns
     -------
@@ -108,7 +110,7 @@ def run_tests(ours: bool) -> dict[str, str]:
         ``passed`` or ``failed`` by ``file::test``, or ``crash: ...`` by file.
     """
     found = {}
-    for path in sorted(TESTS.glob("test_*.py")):
+    for path in sorted(TESTS.glob(files)):
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"
             options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={TESTS}"]

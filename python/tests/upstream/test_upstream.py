@@ -87,6 +87,14 @@ def test_reproducers_and_tests_know_stock_tvm_only():
             assert "tvm_distir" not in path.read_text("utf-8"), path
 
 
+def test_what_should_hold_holds_with_our_passes(load):
+    """The tests of redistributions, of which each fails with TVM's; the script runs all."""
+    run_tests, files = load("judging").run_tests, "test_distributed_legalize_redistribute.py"
+    theirs, ours = run_tests(False, files), run_tests(True, files)
+    assert set(theirs.values()) == {"failed"}
+    assert ours == dict.fromkeys(theirs, "passed")
+
+
 def test_the_forum_example_inlined_is_answered_by_tvm(load, capsys):
     assert load("forum").main() == 0
     said = capsys.readouterr().out
