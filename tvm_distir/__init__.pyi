@@ -20,6 +20,7 @@ from .frontend import from_stablehlo as from_stablehlo
 from .frontend import from_tvmscript as from_tvmscript
 from .frontend import load_model as load_model
 from .frontend import zoo as zoo
+from .interchange import to_stablehlo as to_stablehlo
 from .ir import device_mesh as device_mesh
 from .ir.rewrite import bind_dims as bind_dims
 from .plan import Plan as Plan

@@ -12,7 +12,7 @@ from .stages import Stopwatch, load_work, run_passes
 from .terminal import put, wants_colour
 from .values import parse_seed
 
-ENGINES = ("virtual", "threads", "processes", "mpi")
+ENGINES = ("virtual", "threads", "processes", "mpi", "xla")
 
 
 def add_parser(commands: Any) -> None:

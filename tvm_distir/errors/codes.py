@@ -79,6 +79,7 @@ CODES: dict[str, str] = {
     "DIST0371": "a module of StableHLO uses an operation that cannot be imported",
     "DIST0372": "an operation of a module of StableHLO cannot be imported",
     "DIST0373": "data are named that a module of StableHLO does not have, or wrong keys given",
+    "DIST0380": "a module cannot be written as StableHLO",
     # 040x-044x: rules and propagation
     "DIST0401": "what a call calls has no sharding rule, and none can be derived",
     "DIST0402": "the shape of an operand or result of a call is unknown",

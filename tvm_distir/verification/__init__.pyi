@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .claims import claimed_collectives as claimed_collectives
 from .compare import TOLERANCES as TOLERANCES
 from .compare import OutputReport as OutputReport
 from .compare import coarsest_float as coarsest_float

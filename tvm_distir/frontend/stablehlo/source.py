@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +64,9 @@ def _bytes_of(path: str | Path) -> bytes:
 def _text_of(data: bytes, place: str) -> str:
     """Bytecode as text, by the bindings of MLIR in the wheel of jaxlib."""
     check_jax(place)
-    mlir = importlib.import_module("jax._src.interpreters.mlir")
-    stablehlo = importlib.import_module("jaxlib.mlir.dialects.stablehlo")
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir.dialects import stablehlo
+
     try:
         module: Any = stablehlo.deserialize_portable_artifact(mlir.make_ir_context(), data)
     except Exception as error:  # the bindings raise what MLIR's readers say

@@ -19,6 +19,7 @@ _HOME = {
     "processes": ("processes", "ProcessesEngine"),
     "threads": ("threads", "ThreadsEngine"),
     "virtual": ("virtual", "VirtualEngine"),
+    "xla": ("xla", "XlaEngine"),
 }
 """Module and class of each engine of ours; loaded when it is asked for."""
 
@@ -80,8 +81,8 @@ def run(
         one (:func:`tvm_distir.open_weights`), of which only shards are read; or a
         :class:`ShardedArray`, which is taken as it lies.
     engine : str or Engine
-        ``"threads"``, ``"processes"``, ``"virtual"``, ``"mpi"``, or an engine object with
-        options of its own.
+        ``"threads"``, ``"processes"``, ``"virtual"``, ``"mpi"``, ``"xla"``, or an engine object
+        with options of its own.
     outputs : str
         ``"whole"``, or ``"sharded"`` to leave them on their ranks.
 

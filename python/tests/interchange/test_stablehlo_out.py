@@ -1,0 +1,151 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""StableHLO out: what is written is read back and computes the same; shardings, forms, refusals."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+
+import numpy as np
+import pytest
+from tvm import relax
+
+import tvm_distir as td
+from tvm_distir import transform
+from tvm_distir.cli import main
+from tvm_distir.errors import DependencyError, EngineError, ModelError, UsageError
+from tvm_distir.frontend.mlir import parse_module
+from tvm_distir.runtime import Reference
+from tvm_distir.runtime.engines.xla import XlaEngine
+from tvm_distir.verification import draw_inputs
+
+MESH = {"dp": 2, "tp": 2}
+
+
+def small(name, **keys):
+    return td.zoo.build(name, {"size": "tiny", "layers": "1", "batch": "4", **keys})
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    mod = small("gpt")
+    return mod, td.strategy.make_plan(mod, "data_parallel+tensor_parallel", MESH)
+
+
+def read_back(mod):
+    """The module as it is read again: names say nothing of weights, so all are data."""
+    return td.from_stablehlo(td.to_stablehlo(mod), inline=0)
+
+
+def check(mod, back):
+    inputs = draw_inputs(mod, 0)
+    names = [str(n) for n in mod["main"].attrs["dist.param_names"]]
+    order = [names.index(str(n)) for n in back["main"].attrs["dist.param_names"]]
+    found = Reference(back).run([inputs[i] for i in order])
+    for array, other in zip(found, Reference(mod).run(inputs), strict=True):
+        np.testing.assert_allclose(array, other, 2e-4, 2e-5 * np.abs(other).max())
+
+
+@pytest.mark.parametrize("name", ["llama", "moe"])
+def test_models_are_read_back(name):
+    mod = small(name)
+    back = read_back(mod)
+    check(mod, back)
+    assert len(back.functions) == len(mod.functions)  # layers stay functions
+
+
+def test_a_training_step_is_read_back(gpt):
+    mod = td.train_step(gpt[0])
+    mod["main"] = mod["main"].with_attr(
+        "dist.param_names", [str(p.name) for p in mod["main"].params]
+    )
+    check(mod, read_back(mod))
+
+
+def test_annotations_are_shardings(gpt):
+    mod, plan = gpt
+    text = td.to_stablehlo(transform.AnnotateSharding(plan)(mod))
+    assert 'sdy.mesh @mesh0 = <["dp"=2, "tp"=2]>' in text
+    assert 'sdy.sharding = #sdy.sharding<@mesh0, [{"dp"}, {}]>' in text
+    back = td.from_stablehlo(text, inline=0)
+    report = td.verify(back, None)
+    assert report.equal
+    assert {c.mesh_axis for c in report.collectives} == {"tp"}
+
+
+def test_distributed_modules_say_how_all_lies(gpt):
+    mod, plan = gpt
+    placed = transform.PropagateSharding()(transform.AnnotateSharding(plan)(mod))
+    for module in (placed, transform.LegalizeRedistribute()(placed)):
+        text = td.to_stablehlo(module)
+        assert "sdy.sharding_constraint" in text and "all_reduce" not in text
+        parse_module(text)
+
+
+def operations(text):
+    found, todo = [], [op for op in parse_module(text).operations if op.regions]
+    while todo:
+        op = todo.pop()
+        found.append(op.name)
+        todo += [inner for block in op.regions for inner in block.operations]
+    return found
+
+
+def test_local_modules_have_collectives(gpt):
+    local = td.distribute(*gpt)
+    text = td.to_stablehlo(local, "replicas")
+    assert "mhlo.num_replicas = 4" in text and "sdy." not in text
+    assert operations(text).count("stablehlo.all_reduce") > 0
+    assert "replica_groups = dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>" in text
+    with pytest.raises(ModelError, match="DIST0380"):
+        td.to_stablehlo(local, "manual")  # its vocabulary of 250 is not cut evenly
+    assert td.to_stablehlo(local) == text
+
+
+def test_manual_computations():
+    mod = small("moe")
+    plan = td.strategy.make_plan(mod, "data_parallel+expert_parallel", {"dp": 2, "ep": 2})
+    text = td.to_stablehlo(td.distribute(mod, plan))
+    assert 'manual_axes={"dp", "ep"}' in text and "use_global_device_ids" in text
+    assert "mhlo.num_partitions = 4" in text
+
+
+def test_what_has_no_form():
+    x = relax.Var("x", relax.TensorType([4], "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            y = builder.emit(relax.op.nn.selu(x), "y")
+            out = builder.emit_output(y)
+        builder.emit_func_output(out)
+    with pytest.raises(ModelError) as caught:
+        td.to_stablehlo(builder.get())
+    assert caught.value.code == "DIST0380" and "main/y (nn.selu)" in str(caught.value)
+    with pytest.raises(UsageError, match="DIST0152"):
+        td.to_stablehlo(builder.get(), "shard")
+
+
+def test_opt_writes_stablehlo(tmp_path):
+    path = tmp_path / "m.mlir"
+    assert main(["opt", "zoo:gpt?size=tiny,layers=1", "-p", "inline", "-o", str(path)]) == 0
+    assert path.read_text(encoding="utf-8").startswith("module attributes")
+    assert "func.call" not in path.read_text(encoding="utf-8")
+
+
+def test_engine_xla_without_jax(gpt, monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "jax" else find(name)
+    )
+    with pytest.raises(DependencyError, match="DIST0111"):
+        td.verify(*gpt, engine="xla")
+    with pytest.raises(EngineError, match="DIST0615"):
+        XlaEngine("/bin/false").run(td.distribute(*gpt), draw_inputs(gpt[0], 0))
+
+
+def test_engine_xla(gpt):
+    pytest.importorskip("jax", reason="the extra jax is not installed")
+    engine = XlaEngine(sys.executable)
+    assert td.verify(*gpt, engine=engine).equal
+    assert engine.compiled["all-reduce"] > 0

@@ -1,0 +1,237 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Lines of a function, and the operations that all others are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from .text import Unwritable, array_text, integers, is_float, tensor_text
+
+Shape = Sequence[int]
+_REDUCTIONS = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "multiply"}
+
+
+@dataclass(frozen=True)
+class Ssa:
+    """A value of the text: its name, shape and type of elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def type(self) -> str:
+        """Its type."""
+        return tensor_text(self.shape, self.dtype)
+
+
+class Body:
+    """Lines in the generic form; a method writes one operation, or none where it does nothing."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._count = 0
+
+    def new(self, shape: Shape, dtype: str) -> Ssa:
+        """A name for a value."""
+        self._count += 1
+        return Ssa(f"%v{self._count}", tuple(int(n) for n in shape), dtype)
+
+    def op(
+        self,
+        name: str,
+        operands: Sequence[Ssa],
+        shape: Shape,
+        dtype: str,
+        attributes: str = "",
+        regions: str = "",
+    ) -> Ssa:
+        """Write an operation with one result; names without a dialect are StableHLO's."""
+        found = self.new(shape, dtype)
+        self._line(f"{found.name} = ", name, operands, found.type, attributes, regions)
+        return found
+
+    def several(
+        self,
+        name: str,
+        operands: Sequence[Ssa],
+        results: Sequence[tuple[Shape, str]],
+        attributes: str = "",
+        regions: str = "",
+    ) -> list[Ssa]:
+        """Write an operation with several results."""
+        base = self.new((), "bool").name
+        found = [Ssa(f"{base}#{i}", tuple(s), d) for i, (s, d) in enumerate(results)]
+        types = ", ".join(value.type for value in found)
+        head = f"{base}:{len(found)} = "
+        self._line(head, name, operands, f"({types})", attributes, regions)
+        return found
+
+    def _line(
+        self,
+        head: str,
+        name: str,
+        operands: Sequence[Ssa],
+        result: str,
+        attributes: str,
+        regions: str,
+    ) -> None:
+        title = name if "." in name else f"stablehlo.{name}"
+        names = ", ".join(value.name for value in operands)
+        types = ", ".join(value.type for value in operands)
+        notes = f" <{{{attributes}}}>" if attributes else ""
+        inner = f" ({regions})" if regions else ""
+        self.lines.append(f'{head}"{title}"({names}){notes}{inner} : ({types}) -> {result}')
+
+    def region(self, kind: str, dtype: str) -> str:
+        """A region that applies one operation to two scalars; ``update`` gives the second."""
+        t = tensor_text((), dtype)
+        head = f"{{^bb0(%l: {t}, %r: {t}):"
+        if kind == "update":
+            return f'{head} "stablehlo.return"(%r) : ({t}) -> ()}}'
+        step = f'%b = "stablehlo.{kind}"(%l, %r) : ({t}, {t}) -> {t}'
+        return f'{head} {step} "stablehlo.return"(%b) : ({t}) -> ()}}'
+
+    def constant(self, value: Any, dtype: str, shape: Shape | None = None) -> Ssa:
+        """A constant; a number fills the shape."""
+        array = np.asarray(value)
+        sizes = tuple(array.shape if shape is None else shape)
+        kind = tensor_text(sizes, dtype)
+        return self.op(
+            "constant", [], sizes, dtype, f"value = dense<{array_text(array, dtype)}> : {kind}"
+        )
+
+    def broadcast(self, value: Ssa, shape: Shape, dims: Sequence[int] | None = None) -> Ssa:
+        """A value spread to a shape, its dims at the end or at the places given."""
+        if value.shape == tuple(shape):
+            return value
+        first = len(shape) - len(value.shape)
+        places = range(first, len(shape)) if dims is None else dims
+        notes = f"broadcast_dimensions = {integers(places)}"
+        return self.op("broadcast_in_dim", [value], shape, value.dtype, notes)
+
+    def filled(self, value: Any, like: Ssa) -> Ssa:
+        """A number in the shape and type of a value."""
+        return self.broadcast(self.constant(value, like.dtype), like.shape)
+
+    def together(self, values: Sequence[Ssa]) -> list[Ssa]:
+        """Values broadcast to each other's shape."""
+        shape = np.broadcast_shapes(*(value.shape for value in values))
+        return [self.broadcast(value, shape) for value in values]
+
+    def binary(self, name: str, a: Any, b: Any) -> Ssa:
+        """An operation of two values, or of one and a number."""
+        like = a if isinstance(a, Ssa) else b
+        sides = [v if isinstance(v, Ssa) else self.constant(v, like.dtype) for v in (a, b)]
+        left, right = self.together(sides)
+        return self.op(name, [left, right], left.shape, left.dtype)
+
+    def unary(self, name: str, value: Ssa, dtype: str | None = None) -> Ssa:
+        """An operation of one value."""
+        return self.op(name, [value], value.shape, dtype or value.dtype)
+
+    def compare(self, direction: str, a: Ssa, b: Any) -> Ssa:
+        """A comparison of two values, or of one and a number."""
+        other = b if isinstance(b, Ssa) else self.constant(b, a.dtype)
+        left, right = self.together([a, other])
+        notes = f"comparison_direction = #stablehlo<comparison_direction {direction}>"
+        return self.op("compare", [left, right], left.shape, "bool", notes)
+
+    def select(self, chosen: Ssa, a: Any, b: Any) -> Ssa:
+        """One of two by a third; either may be a number."""
+        like = a if isinstance(a, Ssa) else b
+        sides = [v if isinstance(v, Ssa) else self.constant(v, like.dtype) for v in (a, b)]
+        parts = self.together([chosen, *sides])
+        return self.op("select", parts, parts[1].shape, parts[1].dtype)
+
+    def cast(self, value: Ssa, dtype: str) -> Ssa:
+        """A value of another type."""
+        if value.dtype == dtype:
+            return value
+        if dtype == "bool":
+            return self.compare("NE", value, 0)
+        return self.op("convert", [value], value.shape, dtype)
+
+    def reshape(self, value: Ssa, shape: Shape) -> Ssa:
+        """A value in another shape of as many elements."""
+        return (
+            value
+            if value.shape == tuple(shape)
+            else self.op("reshape", [value], shape, value.dtype)
+        )
+
+    def transpose(self, value: Ssa, order: Sequence[int]) -> Ssa:
+        """A value with its dims in another order."""
+        if list(order) == list(range(len(order))):
+            return value
+        shape = [value.shape[i] for i in order]
+        return self.op("transpose", [value], shape, value.dtype, f"permutation = {integers(order)}")
+
+    def slice(
+        self, value: Ssa, begins: Shape, ends: Shape, steps: Sequence[int] | None = None
+    ) -> Ssa:
+        """Part of a value."""
+        strides = steps or [1] * len(begins)
+        shape = [-(-(e - b) // s) for b, e, s in zip(begins, ends, strides)]
+        if shape == list(value.shape):
+            return value
+        notes = f"start_indices = {integers(begins)}, limit_indices = {integers(ends)}"
+        notes += f", strides = {integers(strides)}"
+        return self.op("slice", [value], shape, value.dtype, notes)
+
+    def dynamic_slice(self, value: Ssa, starts: Sequence[Ssa], sizes: Shape) -> Ssa:
+        """Part of a value that begins at computed places."""
+        notes = f"slice_sizes = {integers(sizes)}"
+        return self.op("dynamic_slice", [value, *starts], sizes, value.dtype, notes)
+
+    def pad(self, value: Ssa, low: Shape, high: Shape, fill: float = 0.0) -> Ssa:
+        """A value with more at its edges."""
+        if not any([*low, *high]):
+            return value
+        shape = [a + n + b for a, n, b in zip(low, value.shape, high)]
+        notes = f"edge_padding_low = {integers(low)}, edge_padding_high = {integers(high)}"
+        notes += f", interior_padding = {integers([0] * len(shape))}"
+        start = self.constant(fill, value.dtype)
+        return self.op("pad", [value, start], shape, value.dtype, notes)
+
+    def iota(self, shape: Shape, dim: int, dtype: str) -> Ssa:
+        """0, 1, ... along a dim."""
+        if dtype == "bool":
+            raise Unwritable("counting in booleans")
+        return self.op("iota", [], shape, dtype, f"iota_dimension = {dim} : i64")
+
+    def neutral(self, kind: str, dtype: str) -> Ssa:
+        """The number that a reduction begins with."""
+        if kind in ("sum", "prod"):
+            return self.constant(1 if kind == "prod" else 0, dtype)
+        if dtype == "bool":
+            return self.constant(kind == "min", dtype)
+        bound = -math.inf if kind == "max" else math.inf
+        if not is_float(dtype):
+            limits = np.iinfo(dtype)
+            bound = limits.min if kind == "max" else limits.max
+        return self.constant(bound, dtype)
+
+    def reduce(self, kind: str, value: Ssa, axes: Sequence[int], keep: bool = False) -> Ssa:
+        """A sum, a product, the largest or the smallest over some dims."""
+        dims = sorted(axis % len(value.shape) for axis in axes)
+        if not dims:
+            return value
+        shape = [n for i, n in enumerate(value.shape) if i not in dims]
+        region = self.region(_REDUCTIONS[kind], value.dtype)
+        start = self.neutral(kind, value.dtype)
+        notes = f"dimensions = {integers(dims)}"
+        found = self.op("reduce", [value, start], shape, value.dtype, notes, region)
+        kept = [1 if i in dims else n for i, n in enumerate(value.shape)]
+        return self.reshape(found, kept) if keep else found
+
+    def mean(self, value: Ssa, axes: Sequence[int], keep: bool = True) -> Ssa:
+        """The mean over some dims."""
+        count = math.prod(value.shape[axis] for axis in axes)
+        return self.binary("divide", self.reduce("sum", value, axes, keep), count)

@@ -1,0 +1,221 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Look-ups, poolings, losses, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .body import Body, Ssa
+from .step import Step, Windows, Write, clipped, refuse, scatter, slide, take
+from .text import integers
+
+_KINDS = {
+    "add": "add",
+    "update": "update",
+    "mul": "multiply",
+    "max": "maximum",
+    "min": "minimum",
+}
+
+
+def _take(step: Step) -> Ssa:
+    x, index, body = step[0], step[1], step.body
+    if step.attrs.axis is None:
+        x = body.reshape(x, [math.prod(x.shape)])
+    axis = 0 if step.attrs.axis is None else step.axis(len(x.shape))
+    index = index if isinstance(index, Ssa) else body.constant(index, "int64")
+    if str(step.attrs.mode) == "wrap":
+        index = _wrapped(body, index, x.shape[axis])
+    return take(body, x, index, axis)
+
+
+def _wrapped(body: Body, index: Ssa, size: int) -> Ssa:
+    rest = body.binary("remainder", index, size)
+    return body.select(body.compare("LT", rest, 0), body.binary("add", rest, size), rest)
+
+
+def _elements(step: Step, x: Ssa, index: Ssa) -> tuple[int, str, Ssa]:
+    """Axis, batch dims as text, and indices as vectors of one number."""
+    axis = step.axis(len(x.shape))
+    front = [i for i in range(len(x.shape)) if i != axis]
+    if any(x.shape[i] != index.shape[i] for i in front):
+        raise refuse(step, "of fewer rows than the tensor has")
+    below = step.body.compare("LT", index, 0)
+    index = step.body.select(below, step.body.binary("add", index, x.shape[axis]), index)
+    return axis, str(front), step.body.reshape(index, (*index.shape, 1))
+
+
+def _gather_elements(step: Step) -> Ssa:
+    x, index = step[0], step[1]
+    axis, front, index = _elements(step, x, index)
+    index = clipped(step.body, index, x.shape[axis])
+    rank = len(x.shape)
+    numbers = f"collapsed_slice_dims = [{axis}], operand_batching_dims = {front}"
+    numbers += f", start_indices_batching_dims = {front}, start_index_map = [{axis}]"
+    notes = f"dimension_numbers = #stablehlo.gather<{numbers}, index_vector_dim = {rank}>"
+    notes += f", indices_are_sorted = false, slice_sizes = {integers([1] * rank)}"
+    return step.body.op("gather", [x, index], step.shape, x.dtype, notes)
+
+
+def _scatter_elements(step: Step) -> Ssa:
+    axis, front, index = _elements(step, step[0], step[1])
+    numbers = f"update_window_dims = [], inserted_window_dims = [{axis}]"
+    numbers += f", input_batching_dims = {front}, scatter_indices_batching_dims = {front}"
+    numbers += f", scatter_dims_to_operand_dims = [{axis}]"
+    numbers += f", index_vector_dim = {len(step[0].shape)}"
+    kind = _KINDS[str(step.attrs.reduction)]
+    return scatter(step.body, step[0], index, step[2], numbers, kind)
+
+
+def _take_backward(step: Step) -> Ssa:
+    grad, x, index, body = step[0], step[1], step[2], step.body
+    axis = 0 if step.attrs.axis is None else step.axis(len(x.shape))
+    count = len(index.shape)
+    windows = [i for i in range(len(grad.shape)) if not axis <= i < axis + count]
+    numbers = f"update_window_dims = {windows}, inserted_window_dims = [{axis}]"
+    numbers += f", scatter_dims_to_operand_dims = [{axis}], index_vector_dim = {count}"
+    index = clipped(body, index, x.shape[axis])
+    return scatter(body, body.filled(0, x), index, grad, numbers, "add")
+
+
+def _one_hot(step: Step) -> Ssa:
+    body, index, shape = step.body, step[0], step.shape
+    axis = step.axis(len(shape))
+    places = [i for i in range(len(shape)) if i != axis]
+    line = body.iota(shape, axis, index.dtype)
+    hit = body.compare("EQ", body.broadcast(index, shape, places), line)
+    on, off = (
+        v if isinstance(v, Ssa) else body.constant(v, step.dtype) for v in (step[1], step[2])
+    )
+    return body.select(hit, on, off)
+
+
+def _of_classes(step: Step, scores: Ssa, index: Ssa) -> tuple[Ssa, list[int]]:
+    """Which score is that of its row's class, and the dims of rows."""
+    rows = [i for i in range(len(scores.shape)) if i != 1] if len(scores.shape) > 1 else []
+    line = step.body.iota(scores.shape, 1 if rows else 0, index.dtype)
+    wide = step.body.broadcast(index, scores.shape, rows)
+    return step.body.compare("EQ", line, wide), rows
+
+
+def _row_weights(step: Step, index: Ssa, given: Any, kind: str) -> Ssa:
+    body = step.body
+    ones = body.broadcast(body.constant(1, kind), index.shape)
+    weights = ones if given is None else take(body, given, index, 0)
+    return body.select(body.compare("NE", index, int(step.attrs.ignore_index)), weights, 0)
+
+
+def _nll_loss(step: Step) -> Ssa:
+    body, scores, index = step.body, step[0], step[1]
+    hit, _ = _of_classes(step, scores, index)
+    weights = _row_weights(step, index, step.optional(2), scores.dtype)
+    picked = body.reduce("sum", body.select(hit, scores, 0), [1 if len(scores.shape) > 1 else 0])
+    losses = body.binary("multiply", body.unary("negate", picked), weights)
+    kind, over = str(step.attrs.reduction), list(range(len(index.shape)))
+    if kind == "none":
+        return losses
+    total = body.reduce("sum", losses, over)
+    return (
+        total if kind == "sum" else body.binary("divide", total, body.reduce("sum", weights, over))
+    )
+
+
+def _nll_backward(step: Step) -> Ssa:
+    body, grad, scores, index = step.body, step[0], step[1], step[2]
+    weights = _row_weights(step, index, step.optional(3), scores.dtype)
+    kind = str(step.attrs.reduction)
+    slope = body.binary("multiply", body.unary("negate", weights), grad)
+    if kind == "mean":
+        total = body.reduce("sum", weights, list(range(len(index.shape))))
+        slope = body.binary("divide", slope, total)
+    hit, rows = _of_classes(step, scores, index)
+    return body.select(hit, body.broadcast(slope, scores.shape, rows), 0)
+
+
+def _windows(step: Step, shape: Sequence[int], out: Sequence[int]) -> tuple[Windows, list[int]]:
+    """Windows of a pooling; what the ceiling adds to the result is padding at the end."""
+    attrs, layout = step.attrs, str(step.attrs.layout)
+    spatial = [i for i, letter in enumerate(layout) if letter in "DHW"]
+    rank, pads = len(layout), step.integers("padding")
+    sizes, steps, gaps = ([1] * rank for _ in range(3))
+    low, high = [0] * rank, [0] * rank
+    for i, axis in enumerate(spatial):
+        sizes[axis], steps[axis] = int(attrs.pool_size[i]), int(attrs.strides[i])
+        gaps[axis] = int(attrs.dilation[i])
+        low[axis], high[axis] = pads[i], pads[i + len(spatial)]
+        reach = (out[axis] - 1) * steps[axis] + (sizes[axis] - 1) * gaps[axis] + 1
+        high[axis] += max(0, reach - shape[axis] - low[axis] - high[axis])
+    return Windows(sizes, steps, gaps, low, high), spatial
+
+
+def _max_pool(step: Step) -> Ssa:
+    windows, _ = _windows(step, step[0].shape, step.shape)
+    return slide(step.body, "max", step[0], windows)
+
+
+def _avg_pool(step: Step) -> Ssa:
+    x, body = step[0], step.body
+    windows, spatial = _windows(step, x.shape, step.shape)
+    total = slide(body, "sum", x, windows)
+    if step.attrs.count_include_pad and not step.attrs.ceil_mode:
+        return body.binary("divide", total, float(math.prod(windows.sizes[i] for i in spatial)))
+    if step.attrs.count_include_pad:
+        raise refuse(step, "that counts padding and rounds up")
+    return body.binary("divide", total, slide(body, "sum", body.filled(1.0, x), windows))
+
+
+def _adaptive_pool(step: Step) -> Ssa:
+    x, layout = step[0], str(step.attrs.layout)
+    spatial = [i for i, letter in enumerate(layout) if letter in "DHW"]
+    sizes = [1] * len(layout)
+    for axis in spatial:
+        sizes[axis], rest = divmod(x.shape[axis], step.shape[axis])
+        if rest:
+            raise refuse(step, "over windows of several sizes")
+    flat = [0] * len(layout)
+    windows = Windows(sizes, sizes, [1] * len(layout), flat, flat)
+    total = slide(step.body, "sum", x, windows)
+    return step.body.binary("divide", total, float(math.prod(sizes)))
+
+
+def _max_pool_backward(step: Step) -> Ssa:
+    """Each gradient goes to the first largest element of its window."""
+    grad, x, body = step[0], step[1], step.body
+    windows, _ = _windows(step, x.shape, grad.shape)
+    if any(gap != 1 for gap in windows.gaps):
+        raise refuse(step, "with gaps in its windows")
+    padded = body.pad(x, windows.low, windows.high, -math.inf)
+    flat = [0] * len(x.shape)
+    bare = Windows(windows.sizes, windows.steps, windows.gaps, flat, flat)
+    t = body.constant(0, x.dtype)
+    scalar = t.type
+    chosen = (
+        f"{{^bb0(%l: {scalar}, %r: {scalar}): "
+        f'%b = "stablehlo.compare"(%l, %r) <{{comparison_direction = '
+        f"#stablehlo<comparison_direction GE>}}> : ({scalar}, {scalar}) -> tensor<i1> "
+        '"stablehlo.return"(%b) : (tensor<i1>) -> ()}'
+    )
+    regions = f"{chosen}, {body.region('add', x.dtype)}"
+    found = body.op(
+        "select_and_scatter", [padded, grad, t], padded.shape, x.dtype, bare.notes, regions
+    )
+    ends = [a + n for a, n in zip(windows.low, x.shape)]
+    return body.slice(found, windows.low, ends)
+
+
+WRITERS: dict[str, Write] = {
+    "take": _take,
+    "gather_elements": _gather_elements,
+    "scatter_elements": _scatter_elements,
+    "grad.take_backward": _take_backward,
+    "one_hot": _one_hot,
+    "nn.nll_loss": _nll_loss,
+    "grad.nll_loss_backward": _nll_backward,
+    **{f"nn.max_pool{n}d": _max_pool for n in (1, 2, 3)},
+    **{f"nn.avg_pool{n}d": _avg_pool for n in (1, 2, 3)},
+    **{f"nn.adaptive_avg_pool{n}d": _adaptive_pool for n in (1, 2, 3)},
+    "grad.max_pool2d_backward": _max_pool_backward,
+}

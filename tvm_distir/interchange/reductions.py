@@ -1,0 +1,228 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions, sums that grow, sorting, softmax and norms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .body import Body, Ssa
+from .step import Step, Windows, Write, refuse, slide, softmax
+from .text import tensor_text
+
+
+def _reduced(kind: str) -> Write:
+    def write(step: Step) -> Ssa:
+        axes = step.axes(len(step[0].shape))
+        return step.body.reduce(kind, step[0], axes, bool(step.attrs.keepdims))
+
+    return write
+
+
+def _mean(step: Step) -> Ssa:
+    axes = step.axes(len(step[0].shape))
+    return step.body.mean(step[0], axes, bool(step.attrs.keepdims))
+
+
+def _variance(step: Step) -> Ssa:
+    axes = step.axes(len(step[0].shape))
+    return _spread(step.body, step[0], axes, bool(step.attrs.keepdims))[1]
+
+
+def _std(step: Step) -> Ssa:
+    return step.body.unary("sqrt", _variance(step))
+
+
+def _spread(body: Body, x: Ssa, axes: Sequence[int], keep: bool = True) -> tuple[Ssa, Ssa]:
+    """What is left of a value without its mean, and its variance."""
+    moved = body.binary("subtract", x, body.mean(x, axes))
+    return moved, body.mean(body.binary("multiply", moved, moved), axes, keep)
+
+
+def _collapse(step: Step) -> Ssa:
+    """Sums back to a shape that was broadcast."""
+    x, body = step[0], step.body
+    front = len(x.shape) - len(step.shape)
+    found = body.reduce("sum", x, list(range(front)))
+    axes = [i for i, n in enumerate(step.shape) if n == 1 != found.shape[i]]
+    return body.reduce("sum", found, axes, True)
+
+
+def _cumulative(kind: str) -> Write:
+    def write(step: Step) -> Ssa:
+        x, body = step[0], step.body
+        if step.attrs.axis is None:
+            x = body.reshape(x, step.shape)
+        x = body.cast(x, step.dtype)
+        rank, axis = len(x.shape), 0 if step.attrs.axis is None else step.axis(len(x.shape))
+        ones, low = [1] * rank, [0] * rank
+        sizes = [n if i == axis else 1 for i, n in enumerate(x.shape)]
+        low[axis] = x.shape[axis] - 1
+        found = slide(body, kind, x, Windows(sizes, ones, ones, low, [0] * rank))
+        return body.binary("subtract", found, x) if step.attrs.exclusive else found
+
+    return write
+
+
+def _top(step: Step) -> Any:
+    x, body, attrs = step[0], step.body, step.attrs
+    rank = len(x.shape)
+    axis = step.axis(rank)
+    count = int(attrs.k) if int(attrs.k) > 0 else x.shape[axis]  # as TVM reads 0 and less
+    order = [i for i in range(rank) if i != axis] + [axis]
+    x = body.transpose(x, order)
+    x = x if attrs.largest else body.unary("negate", x)
+    shape = (*x.shape[:-1], count)
+    found, places = body.several(
+        "chlo.top_k", [x], [(shape, x.dtype), (shape, "int32")], f"k = {count} : i64"
+    )
+    found = found if attrs.largest else body.unary("negate", found)
+    back = [order.index(i) for i in range(rank)]
+    places = body.cast(places, str(getattr(attrs.dtype, "dtype", attrs.dtype)))
+    pair = body.transpose(found, back), body.transpose(places, back)
+    return {"both": pair, "values": pair[0], "indices": pair[1]}[str(attrs.ret_type)]
+
+
+def _sorted(step: Step, values: Sequence[Ssa]) -> list[Ssa]:
+    """Values along a dim, in the order of the first of them; equal ones keep theirs."""
+    axis, body = step.axis(len(values[0].shape)), step.body
+    t = tensor_text((), values[0].dtype)
+    scalars = [tensor_text((), value.dtype) for value in values]
+    names = [f"%s{i}: {kind}" for i, kind in enumerate(k for k in scalars for _ in (0, 1))]
+    direction = "GT" if step.attrs.descending else "LT"
+    region = (
+        f"{{^bb0({', '.join(names)}): "
+        f'%b = "stablehlo.compare"(%s0, %s1) <{{comparison_direction = '
+        f"#stablehlo<comparison_direction {direction}>}}> : ({t}, {t}) -> tensor<i1> "
+        '"stablehlo.return"(%b) : (tensor<i1>) -> ()}'
+    )
+    kinds = [(value.shape, value.dtype) for value in values]
+    notes = f"dimension = {axis} : i64, is_stable = true"
+    return body.several("sort", values, kinds, notes, region)
+
+
+def _sort(step: Step) -> Ssa:
+    return _sorted(step, [step[0]])[0]
+
+
+def _argsort(step: Step) -> Ssa:
+    x = step[0]
+    line = step.body.iota(x.shape, step.axis(len(x.shape)), step.dtype)
+    return _sorted(step, [x, line])[1]
+
+
+def _place(kind: str) -> Write:
+    """The first place of the largest or smallest element."""
+
+    def write(step: Step) -> Ssa:
+        x, body = step[0], step.body
+        if step.attrs.axis is None:
+            raise refuse(step, "over all dims")
+        axis = step.axis(len(x.shape))
+        hit = body.compare("EQ", x, body.reduce(kind, x, [axis], True))
+        line = body.iota(x.shape, axis, step.dtype)
+        line = body.select(hit, line, int(np.iinfo(step.dtype).max))
+        return body.reduce("min", line, [axis], bool(step.attrs.keepdims))
+
+    return write
+
+
+def _softmax(log: bool) -> Write:
+    return lambda step: softmax(step.body, step[0], step.axis(len(step[0].shape)), log)
+
+
+def _scaled(step: Step, x: Ssa, axes: Sequence[int], factors: Sequence[Ssa | None]) -> Ssa:
+    """A normed value times a scale plus a shift, where they are given.
+
+    Layer and group norms have both in TVM, whatever their attributes say.
+    """
+    body = step.body
+    shape = [n if i in axes else 1 for i, n in enumerate(x.shape)]
+    for name, factor in zip(("multiply", "add"), factors):
+        if factor is not None:
+            x = body.binary(name, x, body.reshape(body.cast(factor, x.dtype), shape))
+    return x
+
+
+def _divided(body: Body, x: Ssa, variance: Ssa, epsilon: float) -> Ssa:
+    return body.binary("multiply", x, body.unary("rsqrt", body.binary("add", variance, epsilon)))
+
+
+def _layer_norm(step: Step) -> Ssa:
+    body, attrs = step.body, step.attrs
+    axes = step.axes(len(step[0].shape), "axes")
+    moved, variance = _spread(body, body.cast(step[0], "float32"), axes)
+    found = _divided(body, moved, variance, float(attrs.epsilon))
+    return body.cast(_scaled(step, found, axes, (step[1], step[2])), step.dtype)
+
+
+def _rms_norm(step: Step) -> Ssa:
+    body = step.body
+    axes, x = step.axes(len(step[0].shape), "axes"), body.cast(step[0], "float32")
+    square = body.mean(body.binary("multiply", x, x), axes)
+    found = _divided(body, x, square, float(step.attrs.epsilon))
+    return body.cast(_scaled(step, found, axes, (step[1], None)), step.dtype)
+
+
+def _group_norm(step: Step) -> Ssa:
+    body, attrs, x = step.body, step.attrs, step[0]
+    axis, groups = int(attrs.channel_axis) % len(x.shape), int(attrs.num_groups)
+    if axis != 1:
+        raise refuse(step, f"with channels in dim {axis}")
+    apart = [x.shape[0], groups, x.shape[1] // groups, *x.shape[2:]]
+    over = [2, *(int(a) % len(x.shape) + 1 for a in attrs.axes)]
+    moved, variance = _spread(body, body.cast(body.reshape(x, apart), "float32"), over)
+    found = body.reshape(_divided(body, moved, variance, float(attrs.epsilon)), x.shape)
+    return body.cast(_scaled(step, found, [1], (step[1], step[2])), step.dtype)
+
+
+def _batch_norm(step: Step) -> tuple[Ssa, Ssa, Ssa]:
+    body, attrs = step.body, step.attrs
+    x, scale, shift, mean, variance = (step[i] for i in range(5))
+    axis, momentum = step.axis(len(x.shape)), float(attrs.momentum)
+    shape = [n if i == axis else 1 for i, n in enumerate(x.shape)]
+    new = mean, variance
+    if attrs.training:
+        over = [i for i in range(len(x.shape)) if i != axis]
+        seen = body.mean(x, over, False), _spread(body, x, over, False)[1]
+        new = (_moved(body, mean, seen[0], momentum), _moved(body, variance, seen[1], momentum))
+        mean, variance = seen
+    found = body.binary("subtract", x, body.reshape(mean, shape))
+    found = _divided(body, found, body.reshape(variance, shape), float(attrs.epsilon))
+    factors = (scale if attrs.scale else None, shift if attrs.center else None)
+    return _scaled(step, found, [axis], factors), new[0], new[1]
+
+
+def _moved(body: Body, old: Ssa, new: Ssa, momentum: float) -> Ssa:
+    kept = body.binary("multiply", old, 1 - momentum)
+    return body.binary("add", kept, body.binary("multiply", new, momentum))
+
+
+def _dropout(step: Step) -> tuple[Ssa, Ssa]:
+    return step[0], step.body.filled(1, step[0])
+
+
+WRITERS: dict[str, Write] = {
+    **{kind: _reduced(kind) for kind in ("sum", "max", "min", "prod")},
+    "mean": _mean,
+    "variance": _variance,
+    "std": _std,
+    "collapse_sum_to": _collapse,
+    "collapse_sum_like": _collapse,
+    "cumsum": _cumulative("sum"),
+    "topk": _top,
+    "sort": _sort,
+    "argsort": _argsort,
+    "argmax": _place("max"),
+    "argmin": _place("min"),
+    "nn.softmax": _softmax(False),
+    "nn.log_softmax": _softmax(True),
+    "nn.layer_norm": _layer_norm,
+    "nn.rms_norm": _rms_norm,
+    "nn.group_norm": _group_norm,
+    "nn.batch_norm": _batch_norm,
+    "nn.dropout": _dropout,
+}

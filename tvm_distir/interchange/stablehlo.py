@@ -1,0 +1,206 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Modules of levels 1 to 5 as text of StableHLO."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir
+
+from ..errors import UsageError, nearest
+from ..ir import (
+    IO_ATTR,
+    Labels,
+    axis_groups,
+    is_private,
+    mesh_axes,
+    mesh_devices,
+    mesh_index,
+    mesh_names,
+    mesh_shape,
+    meshes,
+    parse_placement,
+    relax_functions,
+)
+from .body import Ssa
+from .functions import FunctionWriter, fault
+from .text import tensor_text
+
+FORMS = ("auto", "manual", "replicas")
+"""How a level-5 module can be written."""
+
+
+def to_stablehlo(mod: ir.IRModule, form: str = "auto") -> str:
+    """Write a module as text of StableHLO, in MLIR's generic form.
+
+    Parameters
+    ----------
+    mod : IRModule
+        At any level. Global: plain functions. Annotated: with ``sdy.mesh``, ``sdy.sharding`` on
+        arguments and ``sdy.sharding_constraint``. Distributed and legalized: with shardings of all
+        arguments and results, and constraints where values are redistributed (the partitioner
+        that reads it chooses collectives). Local: with explicit collectives.
+    form : str
+        Of a local module: ``manual``, whole arrays and ``sdy.manual_computation``, which wants even
+        shards; ``replicas``, what each device runs, of local shapes, as replicas numbered in the
+        order of device ids; ``auto``, the first where it can be had.
+
+    Returns
+    -------
+    str
+
+    Raises
+    ------
+    UsageError
+        DIST0152 for an unknown form.
+    ModelError
+        DIST0380 naming what has no form in StableHLO.
+    """
+    if form not in FORMS:
+        raise UsageError("DIST0152", f'no form "{form}"', place="form", remedy=nearest(form, FORMS))
+    return _Writer(mod, form).text()
+
+
+class _Writer:
+    """A module; also what functions need to know of its devices."""
+
+    def __init__(self, mod: ir.IRModule, form: str) -> None:
+        self._mod = mod
+        self._meshes = meshes(mod)
+        self._names, self._axes = mesh_names(mod), mesh_axes(mod)
+        ids = sorted({int(d) for mesh in self._meshes for d in mesh_devices(mesh).ravel()})
+        self._numbers = {device: number for number, device in enumerate(ids)}
+        held = relax_functions(mod)
+        self._entries = [str(gv.name_hint) for gv, fn in held if _io(fn) is not None]
+        self.is_local = bool(self._entries)
+        self.form = form if self.is_local else "global"
+        if form == "auto" and self.is_local:
+            io = _io(mod[self._entries[0]])
+            self.form = "manual" if self._uneven(io) is None else "replicas"
+
+    def text(self) -> str:
+        if len(self._entries) > 1:
+            listed = ", ".join(self._entries)
+            raise fault("module", f"several programs on meshes of their own: {listed}")
+        functions = "".join(
+            self._function(str(gv.name_hint), fn) for gv, fn in relax_functions(self._mod)
+        )
+        lines = [] if self.form == "replicas" else [self._mesh(i) for i in range(len(self._meshes))]
+        replicas = len(self._numbers) if self.form == "replicas" else 1
+        partitions = len(self._numbers) if self.form != "replicas" and self._meshes else 1
+        notes = f"mhlo.num_partitions = {partitions} : i32, mhlo.num_replicas = {replicas} : i32"
+        return f"module attributes {{{notes}}} {{\n" + "".join(lines) + functions + "}\n"
+
+    def _mesh(self, index: int) -> str:
+        mesh = self._meshes[index]
+        axes = ", ".join(
+            f'"{name}"={size}' for name, size in zip(self._axes[index], mesh_shape(mesh))
+        )
+        ids = [self.number(int(d)) for d in mesh_devices(mesh).ravel()]
+        order = "" if ids == list(range(len(ids))) else f", device_ids={ids}"
+        if sorted(ids) != list(range(len(ids))):
+            raise fault(self._names[index], "a mesh of some of the module's devices only")
+        return f"  sdy.mesh @{self._names[index]} = <[{axes}]{order}>\n"
+
+    def number(self, device: int) -> int:
+        """Number of a device in the program."""
+        return self._numbers[device]
+
+    def groups(self, mesh: Any, axes: Sequence[int]) -> list[list[int]]:
+        """Groups of devices along some axes, by number."""
+        return [[self.number(d) for d in group] for group in axis_groups(mesh, axes)]
+
+    def sharding(self, mesh: Any, labels: Sequence[int], rank: int) -> str:
+        """``<@mesh, [{"x"}, {}]>``."""
+        index = mesh_index(self._mod, mesh)
+        dims = []
+        for dim in range(rank):
+            names = [n for n, label in zip(self._axes[index], labels) if label == dim]
+            dims.append("{" + ", ".join(f'"{name}"' for name in names) + "}")
+        return f"<@{self._names[index]}, [{', '.join(dims)}]>"
+
+    def _function(self, name: str, fn: Any) -> str:
+        writer = FunctionWriter(name, fn, self)
+        results = writer.run()
+        io = _io(fn)
+        if io is not None and self.form == "manual":
+            return self._manual(writer, results, io)
+        kind = "private" if is_private(fn) else "public"
+        arguments = ", ".join(writer.signature()) if kind == "public" else _plain(writer.arguments)
+        title = "main" if io is not None else name
+        head = f"  func.func {kind} @{title}({arguments})"
+        types = ", ".join(writer.results(results))
+        lines = "".join(f"    {line}\n" for line in writer.body.lines)
+        return f"{head} -> ({types}) {{\n{lines}    {_return('func.return', results)}\n  }}\n"
+
+    def _uneven(self, io: Any) -> str | None:
+        """Name of an input or output that is not cut into equal shards; None without one."""
+        sizes = mesh_shape(self._meshes[int(io["mesh"])])
+        for port in [*io["inputs"], *io["outputs"]]:
+            shape = [int(n) for n in port["shape"]]
+            for label, size in zip(self._labels(port), sizes):
+                if label >= 0:
+                    shape[label], rest = divmod(shape[label], size)
+                    if rest:
+                        return str(port.get("name", f"output {port['index']}"))
+        return None
+
+    @staticmethod
+    def _labels(port: Any) -> Labels:
+        return parse_placement(str(port["placement"]))
+
+    def _port(self, port: Any, mesh: Any) -> tuple[str, str]:
+        """Type and sharding of the whole array that is an input or output."""
+        shape = [int(n) for n in port["shape"]]
+        kind = tensor_text(shape, str(port["dtype"]))
+        return kind, self.sharding(mesh, self._labels(port), len(shape))
+
+    def _manual(self, writer: FunctionWriter, results: list[Ssa], io: Any) -> str:
+        """The entry as a function of whole arrays around what one device runs."""
+        uneven = self._uneven(io)
+        if uneven is not None:
+            what = f'"{uneven}" is not cut into equal shards, which manual computations want'
+            raise fault("main", f"{what}; the form replicas has none")
+        mesh = self._meshes[int(io["mesh"])]
+        ins, outs = ([self._port(p, mesh) for p in io[side]] for side in ("inputs", "outputs"))
+        names = [str(port["name"]) for port in io["inputs"]]
+        arguments = ", ".join(
+            f'%in{i}: {kind} {{sdy.sharding = #sdy.sharding{said}}} loc("{name}")'
+            for i, ((kind, said), name) in enumerate(zip(ins, names))
+        )
+        given = ", ".join(f"{kind} {{sdy.sharding = #sdy.sharding{said}}}" for kind, said in outs)
+        axes = ", ".join(f'"{name}"' for name in self._axes[int(io["mesh"])])
+        shardings = [", ".join(said for _, said in side) for side in (ins, outs)]
+        kinds = [", ".join(kind for kind, _ in side) for side in (ins, outs)]
+        count = f":{len(outs)}" if len(outs) != 1 else ""
+        names_ = ", ".join(f"%out#{i}" if count else "%out" for i in range(len(outs)))
+        held = ", ".join(f"%in{i}" for i in range(len(ins)))
+        lines = "".join(f"      {line}\n" for line in writer.body.lines)
+        inner = _plain(writer.arguments)
+        ended = ", ".join(value.name for value in results)
+        types = ", ".join(value.type for value in results)
+        return (
+            f"  func.func public @main({arguments}) -> ({given}) {{\n"
+            f"    %out{count} = sdy.manual_computation({held}) in_shardings=[{shardings[0]}] "
+            f"out_shardings=[{shardings[1]}] manual_axes={{{axes}}} ({inner}) {{\n{lines}"
+            f"      sdy.return {ended} : {types}\n    }} : ({kinds[0]}) -> ({kinds[1]})\n"
+            f'    "func.return"({names_}) : ({kinds[1]}) -> ()\n  }}\n'
+        )
+
+
+def _io(fn: Any) -> Any:
+    attrs: Any = fn.attrs or {}
+    return attrs[IO_ATTR] if IO_ATTR in attrs else None
+
+
+def _plain(arguments: Sequence[Ssa]) -> str:
+    return ", ".join(f"{value.name}: {value.type}" for value in arguments)
+
+
+def _return(name: str, values: Sequence[Ssa]) -> str:
+    names, types = (
+        ", ".join(part) for part in ([v.name for v in values], [v.type for v in values])
+    )
+    return f'"{name}"({names}) : ({types}) -> ()'

@@ -1,0 +1,18 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""All ops that are written."""
+
+from __future__ import annotations
+
+from . import collectives, contraction, elementwise, indexing, reductions, shapes
+from .step import Write
+
+WRITERS: dict[str, Write] = {
+    **elementwise.WRITERS,
+    **shapes.WRITERS,
+    **contraction.WRITERS,
+    **reductions.WRITERS,
+    **indexing.WRITERS,
+    **collectives.WRITERS,
+}
+"""Who writes a call, by its op's name without ``relax.``."""

@@ -1,0 +1,101 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Types, numbers and attributes as MLIR writes them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_ELEMENTS = {
+    "bool": "i1",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "f8E4M3FN",
+    "float8_e5m2": "f8E5M2",
+    **{f"float{n}": f"f{n}" for n in (16, 32, 64)},
+    **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)},
+    **{f"uint{n}": f"ui{n}" for n in (8, 16, 32, 64)},
+}
+_NO_POINT = re.compile(r"^(-?\d+)e")
+
+
+class Unwritable(Exception):
+    """What has no form in StableHLO, in words."""
+
+
+def tensor_text(shape: Sequence[int], dtype: str) -> str:
+    """The type of a tensor.
+
+    Examples
+    --------
+    >>> tensor_text((4, 8), "float32")
+    'tensor<4x8xf32>'
+    """
+    if dtype not in _ELEMENTS:
+        raise Unwritable(f"elements of the type {dtype}")
+    return "tensor<" + "".join(f"{n}x" for n in shape) + _ELEMENTS[dtype] + ">"
+
+
+def is_float(dtype: str) -> bool:
+    """Whether a type is one of floats."""
+    return "float" in dtype
+
+
+def integers(values: Iterable[Any]) -> str:
+    """A list of integers as an attribute: ``array<i64: 1, 2>``."""
+    found = ", ".join(str(int(v)) for v in values)
+    return f"array<i64: {found}>" if found else "array<i64>"
+
+
+def table(rows: Sequence[Sequence[int]]) -> str:
+    """Rows of integers of one length as an attribute."""
+    listed = [[int(v) for v in row] for row in rows]
+    width = len(listed[0]) if listed else 0
+    return f"dense<{listed}> : tensor<{len(listed)}x{width}xi64>"
+
+
+def array_text(array: npt.NDArray[Any], dtype: str) -> str:
+    """What stands between ``dense<`` and ``>``; one element where all are equal."""
+    flat = array.reshape(-1)
+    if flat.size and (flat == flat[0]).all():
+        return number_text(flat[0], dtype)
+    if dtype == "bool":
+        return str(array.tolist()).replace("True", "true").replace("False", "false")
+    return '"0x' + np.ascontiguousarray(array).tobytes().hex().upper() + '"'
+
+
+def number_text(value: Any, dtype: str) -> str:
+    """One element. MLIR wants a point in every float, and bits for infinities."""
+    if dtype == "bool":
+        return "true" if value else "false"
+    if not is_float(dtype):
+        return str(int(value))
+    number = float(value)
+    if math.isfinite(number):
+        return _NO_POINT.sub(r"\1.0e", repr(number))
+    return f"0x{_bits(number, dtype)}"
+
+
+def _bits(number: float, dtype: str) -> str:
+    if dtype == "bfloat16":
+        return f"{int(np.float32(number).view(np.uint32)) >> 16:04X}"
+    kinds: dict[str, tuple[Any, Any]] = {
+        "float16": (np.float16, np.uint16),
+        "float32": (np.float32, np.uint32),
+        "float64": (np.float64, np.uint64),
+    }
+    if dtype not in kinds:
+        raise Unwritable(f"{number} as {dtype}")
+    floats, holder = kinds[dtype]
+    width = np.dtype(holder).itemsize * 2
+    return f"{int(floats(number).view(holder)):0{width}X}"
+
+
+def string(text: str) -> str:
+    """A text in quotes."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -1,0 +1,77 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The engine ``xla``: a second compiler, with collectives of its own, as a judge of ours."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from typing import Any
+
+from ....errors import EngineError
+from ....interchange import to_stablehlo
+from ...program import LocalInputs, Runnable
+from ..base import Engine, LocalResults
+from .process import missing, running
+
+
+class XlaEngine(Engine):
+    """Runs level-5 modules of one mesh with XLA:CPU, as replicas on as many host devices.
+
+    XLA merges collectives and reduces in orders of its own: its results are compared within
+    tolerances, and what ran is not counted as our own engines count it.
+
+    Parameters
+    ----------
+    python : str, optional
+        An interpreter that can import ``jax``; by default this one.
+
+    Attributes
+    ----------
+    compiled : dict of str to int
+        Collectives of each kind (``all-reduce``, ...) in what XLA compiled last.
+    """
+
+    name = "xla"
+    counting = False
+
+    def __init__(self, python: str | None = None) -> None:
+        self._python = python or sys.executable
+        self.compiled: dict[str, int] = {}
+
+    def check_available(self) -> None:
+        """Refuse (DIST0111) to begin without JAX in this environment, where none else is named."""
+        if self._python == sys.executable and importlib.util.find_spec("jax") is None:
+            raise missing(self._python)
+
+    def run_local(self, program: Runnable, local: LocalInputs) -> LocalResults:
+        """Run every rank's entry function on its local inputs.
+
+        Raises
+        ------
+        DependencyError
+            DIST0111 without JAX.
+        EngineError
+            DIST0605 several meshes, or a program without IR; DIST0606 XLA refuses it, DIST0615 its
+            process ended.
+        ModelError
+            DIST0380 what has no form in StableHLO.
+        """
+        self.check_available()
+        mod: Any = getattr(program, "mod", None)
+        if mod is None or len(program.entries) != 1:
+            what = "a compiled program" if mod is None else f"{len(program.entries)} programs"
+            raise EngineError(
+                "DIST0605",
+                f"the engine xla runs one module on one mesh, not {what}",
+                place="engine",
+                remedy='Take the engine "threads" or "virtual".',
+            )
+        entry = program.entries[0]
+        ranks = sorted(entry.ranks)
+        arrays = [array for rank in ranks for array in local.of(entry, rank)]
+        worker = running(self._python, len(ranks))
+        text = to_stablehlo(mod, "replicas")
+        found, self.compiled = worker.run(text, arrays, len(ranks), replicas=True)
+        width = len(found) // len(ranks)
+        return {rank: found[i * width : (i + 1) * width] for i, rank in enumerate(ranks)}

@@ -1,0 +1,165 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What compiles and runs StableHLO with XLA:CPU; a script, run where JAX is.
+
+It reads questions, a line of JSON each, and answers each by a line. Neither this package nor TVM is
+imported, so that JAX may live in another environment. ``XLA_FLAGS``, which say how many devices the
+host has, stand in the environment before JAX is imported.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import re
+import sys
+from typing import Any
+
+import numpy as np
+
+_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+_COLLECTIVE = re.compile(rf" = (?:\(.*?\)|\S+) ({'|'.join(_KINDS)})(?:-start)?\(")
+
+
+class Xla:
+    """XLA:CPU by the parts of JAX that compile modules of MLIR."""
+
+    def __init__(self) -> None:
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+        self._jax = jax
+        self.version = str(jax.__version__)
+
+    def compiled(self, text: str, count: int, replicas: bool) -> Any:
+        """A program for so many devices, as replicas or as partitions of one."""
+        from jax._src import compiler, xla_bridge
+        from jax._src.interpreters import mlir
+        from jaxlib._jax import DeviceList
+        from jaxlib.mlir import ir
+
+        module = ir.Module.parse(text, mlir.make_ir_context())
+        module.operation.verify()
+        backend = xla_bridge.get_backend("cpu")
+        shape = (count, 1) if replicas else (1, count)
+        options = compiler.get_compile_options(
+            num_replicas=shape[0],
+            num_partitions=shape[1],
+            device_assignment=np.arange(count).reshape(shape),
+            backend=backend,
+        )
+        build = options.executable_build_options
+        build.use_spmd_partitioning = not replicas
+        build.use_shardy_partitioner = not replicas
+        devices = DeviceList(tuple(self._jax.devices()[:count]))
+        return backend.compile_and_load(module, devices, options, [])
+
+    def run_replicas(self, program: Any, columns: list[list[Any]]) -> list[list[Any]]:
+        """Arrays of each device in, arrays of each device out."""
+        from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+        devices = self._jax.devices()[: len(columns)]
+        whole = NamedSharding(Mesh(np.array(devices), ("d",)), PartitionSpec())
+        args = []
+        for index in range(len(columns[0])):
+            parts = [
+                self._jax.device_put(np.ascontiguousarray(column[index]), device)
+                for column, device in zip(columns, devices, strict=True)
+            ]
+            shape = parts[0].shape
+            args.append(self._jax.make_array_from_single_device_arrays(shape, whole, parts))
+        results = self._parts(program, args)
+        return [[np.asarray(result[i]) for result in results] for i in range(len(columns))]
+
+    def run_whole(self, program: Any, arrays: list[Any], count: int) -> list[Any]:
+        """Whole arrays in, whole arrays out; the program says how they lie."""
+        from jax._src.lib import xla_client
+        from jax._src.sharding_impls import GSPMDSharding
+
+        devices = tuple(self._jax.devices()[:count])
+
+        def lies(proto: Any) -> Any:
+            return GSPMDSharding(devices, xla_client.HloSharding.from_proto(proto))
+
+        shardings = program.get_parameter_shardings() or []
+        args = [self._jax.device_put(a, lies(s)) for a, s in zip(arrays, shardings, strict=True)]
+        found = []
+        for parts, proto in zip(self._parts(program, args), program.get_output_shardings()):
+            sharding = lies(proto)
+            shape = _whole_shape(parts[0].shape, proto)
+            made = self._jax.make_array_from_single_device_arrays(shape, sharding, parts)
+            found.append(np.asarray(made))
+        return found
+
+    @staticmethod
+    def _parts(program: Any, args: list[Any]) -> list[Any]:
+        return list(program.execute_sharded(args).disassemble_into_single_device_arrays())
+
+
+def _whole_shape(shape: tuple[int, ...], proto: Any) -> tuple[int, ...]:
+    """Shape of the array whose shard is of a shape."""
+    from jax._src.lib import xla_client
+
+    sharding = xla_client.HloSharding.from_proto(proto)
+    if sharding.is_replicated():
+        return shape
+    return tuple(n * k for n, k in zip(shape, sharding.tile_assignment_dimensions()))
+
+
+def collectives(program: Any) -> dict[str, int]:
+    """How many collectives of each kind a compiled program has."""
+    text = program.hlo_modules()[0].to_string()
+    return dict(collections.Counter(m.group(1) for m in _COLLECTIVE.finditer(text)))
+
+
+def _read(path: str, kinds: list[str]) -> list[Any]:
+    import ml_dtypes
+
+    with np.load(path) as held:
+        arrays = [held[str(i)] for i in range(len(kinds))]
+    return [
+        array.view(getattr(ml_dtypes, kind)) if hasattr(ml_dtypes, kind) else array
+        for array, kind in zip(arrays, kinds, strict=True)
+    ]
+
+
+def _answer(xla: Xla, question: dict[str, Any]) -> dict[str, Any]:
+    with open(question["text"], encoding="utf-8") as file:
+        text = file.read()
+    count, replicas = int(question["devices"]), bool(question["replicas"])
+    program = xla.compiled(text, count, replicas)
+    arrays = _read(question["inputs"], question["kinds"])
+    if replicas:
+        width = len(arrays) // count
+        columns = [arrays[i * width : (i + 1) * width] for i in range(count)]
+        results = [array for row in xla.run_replicas(program, columns) for array in row]
+    else:
+        results = xla.run_whole(program, arrays, count)
+    kinds = [str(array.dtype) for array in results]
+    plain = [
+        array if kind in np.sctypeDict else array.view(f"u{array.dtype.itemsize}")
+        for array, kind in zip(results, kinds, strict=True)
+    ]
+    np.savez(question["outputs"], **{str(i): array for i, array in enumerate(plain)})
+    return {"kinds": kinds, "collectives": collectives(program)}
+
+
+def main() -> None:
+    """Answer until there is no question more."""
+    try:
+        xla = Xla()
+        greeting = {"version": xla.version}
+    except ImportError as error:
+        print(json.dumps({"missing": str(error)}), flush=True)
+        return
+    print(json.dumps(greeting), flush=True)
+    for line in sys.stdin:
+        try:
+            answer = _answer(xla, json.loads(line))
+        except Exception as error:  # whatever XLA says goes back to who asked
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()
