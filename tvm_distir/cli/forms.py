@@ -46,10 +46,17 @@ def _program(mod: Any) -> str:
     return export(mod).to_json() + "\n"
 
 
+def _stablehlo(mod: Any) -> str:
+    from ..interchange import to_stablehlo
+
+    return to_stablehlo(mod)
+
+
 FORMS = (
     Form(".py", "TVMScript", script),
     Form(".program.json", "the program that `simulate` takes", _program, "local"),
     Form(".json", "TVM's JSON of the module", _json),
+    Form(".mlir", "StableHLO, with shardings or collectives", _stablehlo),
 )
 """All of them; the first one whose ending fits is taken."""
 

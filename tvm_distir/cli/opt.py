@@ -16,8 +16,6 @@ from .stages import Stopwatch, load_plan, load_system
 from .terminal import put, say
 from .values import parse_dims
 
-_OUTPUT = "write here, not to stdout; a .mlir file as StableHLO"
-
 
 def add_parser(commands: Any) -> None:
     """Add the sub-command."""
@@ -48,7 +46,7 @@ def add_parser(commands: Any) -> None:
         "--system", metavar="S", help="a system's name, or a .json file: whose times decide"
     )
     add_dim_option(parser)
-    parser.add_argument("-o", dest="output", metavar="out.py", help=_OUTPUT)
+    parser.add_argument("-o", dest="output", metavar="out.py", help="write here, not to stdout")
     parser.add_argument(
         "--print-after-all", action="store_true", help="print the module after each pass to stderr"
     )
@@ -99,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
             with watch.stage("verify-each"):
                 check_level(mod, level)
     with watch.stage("print"):
-        text = script(mod) if target is None else _written(mod, target.suffix.lower())
+        text = script(mod)
     if target is None:
         put(text)
     else:
@@ -109,17 +107,6 @@ def run(arguments: argparse.Namespace) -> int:
         for stage, took_s in watch.timings_s.items():
             say(f"{took_s:9.4f} s  {stage}")
     return 0
-
-
-def _written(mod: Any, suffix: str) -> str:
-    """The module in the language that a file's ending names."""
-    from ..frontend import STABLEHLO
-
-    if suffix not in STABLEHLO:
-        return script(mod)
-    from ..interchange import to_stablehlo
-
-    return to_stablehlo(mod)
 
 
 def _inputs(arguments: argparse.Namespace, specs: Iterable[Any]) -> dict[str, str | None]:

@@ -9,7 +9,6 @@ from .model import from_onnx as from_onnx
 from .model import load_model as load_model
 from .model import load_weights as load_weights
 from .model import model_keys as model_keys
-from .spec import STABLEHLO as STABLEHLO
 from .spec import check_model as check_model
 from .spec import may_be_annotated as may_be_annotated
 from .spec import model_file as model_file

@@ -126,11 +126,13 @@ def test_what_has_no_form():
         td.to_stablehlo(builder.get(), "shard")
 
 
-def test_opt_writes_stablehlo(tmp_path):
+def test_convert_writes_stablehlo(tmp_path):
     path = tmp_path / "m.mlir"
-    assert main(["opt", "zoo:gpt?size=tiny,layers=1", "-p", "inline", "-o", str(path)]) == 0
+    assert main(["convert", "zoo:gpt?size=tiny,layers=1", str(path)]) == 0
     assert path.read_text(encoding="utf-8").startswith("module attributes")
-    assert "func.call" not in path.read_text(encoding="utf-8")
+    plan = ["--strategy", "data_parallel", "--mesh", "dp=2"]
+    assert main(["convert", str(path), str(tmp_path / "l.mlir"), *plan]) == 0
+    assert "sdy.manual_computation" in (tmp_path / "l.mlir").read_text(encoding="utf-8")
 
 
 def test_engine_xla_without_jax(gpt, monkeypatch):
