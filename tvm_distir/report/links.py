@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Traffic by the slowest link that it takes: inside of nodes, or between them."""
+"""Traffic by the slowest link that it takes: inside of nodes, between them, or to the host."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..program import Program
+from ..schedules import FETCH, STORE
 from ..simulation import CollectiveTotal
 from ..system import System, pair_up
 from . import units
@@ -30,9 +31,16 @@ def links_of(
         / near.devices_per_node,
     }  # fmt: skip
     inside, between = rates
+    host = ""
+    if system.host_link is not None:  # both directions at once
+        host = f"to the host and back ({system.host_link.name})"
+        rates[host] = 2e9 * system.host_link.bandwidth_GBps
     found: dict[tuple[str, str], list[CollectiveTotal]] = {}
     for one in collectives:
-        link = between if _leaves(one, program, system) else inside
+        if one.kind in (STORE, FETCH):
+            link = host
+        else:
+            link = between if _leaves(one, program, system) else inside
         found.setdefault((link, one.mesh), []).append(one)
     uses = []
     for link, rate in rates.items():

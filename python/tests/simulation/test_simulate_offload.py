@@ -143,4 +143,5 @@ def test_the_text_says_what_the_host_keeps() -> None:
     result = td.simulate(program, LINKED)
     text = to_text(analysis_of(result, program, LINKED, model="m", command="simulate"))
     assert "In the host's memory: at most 7.00 KiB per device." in text
+    assert "to the host and back (link)" in text
     assert result.to_dict()["memory"][0]["host_bytes"] == 7 * 1024
