@@ -27,6 +27,8 @@ BRANCH_ATTR = "dist.branch"
 INPUTS_ATTR = "dist.inputs"
 """Names of the parameters that are data, not weights."""
 
+DROPOUT_KERNEL = "dropout_kernel"
+"""Begin of the names of PrimFuncs that drop elements of their first operand."""
 PARAM_NAMES_ATTR = "dist.param_names"
 """The model's own names of the parameters, dots kept."""
 

@@ -16,11 +16,12 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ..ir import static_shape, tensor_type
+from ..ir import DROPOUT_KERNEL, static_shape, tensor_type
 from ..ir.rewrite import VARIABLES, all_bindings
 from .training import forward_bindings
 
 _SAME = ("relax.astype", "relax.dist.annotate_sharding", "relax.dist.redistribute")
+_DROPOUT = "relax.nn.dropout"
 _MOST_STEPS = 64
 
 
@@ -201,7 +202,7 @@ class Consumers:
         return None
 
     def _elementwise(self, function: str, start: Any) -> Iterator[tuple[str, Any]]:
-        """Yield a value and what becomes of it through casts, biases, reshapes, splits."""
+        """Yield a value and what becomes of it through casts, biases, reshapes, splits, drops."""
         waiting = [(function, start)]
         for _ in range(_MOST_STEPS):
             if not waiting:
@@ -213,8 +214,17 @@ class Consumers:
                 bias = op == "relax.add" and position >= 0 and _is_bias(value, position)
                 part = op in ("relax.reshape", "relax.split") and position == 0
                 item = isinstance(value, relax.TupleGetItem)
-                if isinstance(value, relax.Var) or op in _SAME or bias or part or item:
+                same = op in _SAME or (op == _DROPOUT and position == 0) or _drops(value, var)
+                if isinstance(value, relax.Var) or same or bias or part or item:
                     waiting.append((where, bound))
+
+
+def _drops(value: Any, var: Any) -> bool:
+    """Whether it is a dropout of the value, as training steps draw it."""
+    if _op_name(value) not in ("relax.call_tir", "relax.call_tir_with_grad"):
+        return False
+    name = str(value.args[0].name_hint)
+    return name.startswith(DROPOUT_KERNEL) and value.args[1].fields[0].same_as(var)
 
 
 def _is_bias(call: ir.Call, position: int) -> bool:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pytest
 import tvm
@@ -232,6 +234,36 @@ def test_steps_on_many_devices(text, mesh, options):
     step = td.train_step(gpt(**options), optimizer="adam")
     plan = strategy.make_plan(step, text, mesh)
     assert td.verify(step, plan).equal
+
+
+def test_a_residual_stream_behind_dropouts_is_cut_along_the_sequence():
+    """Dropouts between a projection and the residual, as Megatron has them."""
+    mod = td.zoo.gpt(
+        size="tiny",
+        layers=2,
+        hidden=16,
+        heads=4,
+        vocab=32,
+        seq=8,
+        positions=8,
+        batch=4,
+        dropout=0.2,
+    )
+    step = td.train_step(mod, optimizer="adam")
+    plan = strategy.make_plan(step, "megatron:sequence=1", {"tp": 2})
+    report = td.verify(step, plan)
+    assert report.equal
+    assert {"all_gather", "reduce_scatter"} <= {one.kind for one in report.collectives}
+
+
+def test_attention_that_cannot_be_made_again_is_named():
+    mod = td.zoo.gpt(size="tiny", layers=1, dropout=0.1)
+    with pytest.warns(UserWarning, match="weights of attention probs are kept"):
+        td.train_step(mod, recompute="layer=attention")
+    plain = td.zoo.gpt(size="tiny", layers=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        td.train_step(plain, recompute="layer=attention")
 
 
 def test_half_precision():

@@ -30,7 +30,7 @@ from tvm import ir, relax
 from tvm.relax.op import call_tir_with_grad
 
 from ...errors import ModelError
-from ...ir import PARAM_NAMES_ATTR, param_names, relax_functions, static_shape
+from ...ir import DROPOUT_KERNEL, PARAM_NAMES_ATTR, param_names, relax_functions, static_shape
 from ...ir.rewrite import (
     BlockWriter,
     all_bindings,
@@ -141,7 +141,7 @@ class _Streams:
         key = (shape, dtype, rate)
         if key not in self._known:
             function = dropout_kernel(shape, dtype, rate)
-            handle = relax.BlockBuilder().add_func(function, f"dropout_kernel_{len(self._known)}")
+            handle = relax.BlockBuilder().add_func(function, f"{DROPOUT_KERNEL}_{len(self._known)}")
             self._known[key], self.kernels[handle] = handle, function
         return self._known[key]
 

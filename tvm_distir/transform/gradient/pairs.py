@@ -9,6 +9,7 @@ per set of parameters whose gradients are asked for, called as often as the func
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -187,6 +188,12 @@ class Pairs:
             parts = keeping_sums(before, after, read, params)
             before, after, read = parts.before, parts.after, parts.read
             kept, again = parts.kept, parts.again
+            if parts.whole:
+                warnings.warn(
+                    f"{name}: the weights of attention {', '.join(parts.whole)} are kept, though "
+                    "recompute=attention is asked for: no product reads them, a dropout may",
+                    stacklevel=2,
+                )
         else:
             kept, again = kept_by(policy, before, read, params, draft.frontier)
         body = [*again, *after]

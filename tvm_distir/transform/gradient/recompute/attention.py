@@ -24,6 +24,10 @@ from .saving import kept_and_again
 WIDE, NARROW = "float32", ("float16", "bfloat16")
 
 
+BATCH_HEADS_ROWS_COLUMNS = 4
+"""Dimensions of the weights of attention."""
+
+
 @dataclass(frozen=True)
 class Written:
     """Both parts of a function, written for this policy.
@@ -38,6 +42,8 @@ class Written:
         What the backward part makes again, in order.
     read : list of Var
         What the two read of the forward part.
+    whole : tuple of str
+        Weights over positions that are kept all the same: what reads them is no product.
     """
 
     before: list[Any]
@@ -45,6 +51,7 @@ class Written:
     kept: list[Any]
     again: list[Any]
     read: list[Any]
+    whole: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,7 +109,13 @@ def keeping_sums(
             ordered += remade[binding.var]
         elif binding.var in core or binding.var in views_of:
             ordered.append(binding)
-    return Written(forward, backward, kept, ordered, [*dict.fromkeys([*kept, *outside])])
+    whole = tuple(
+        str(b.var.name)
+        for b in before
+        if b.var in set(read) and b.var not in sites and op_name(b.value) == "nn.softmax"
+        if len(known_shape(b.var.ty) or ()) == BATCH_HEADS_ROWS_COLUMNS
+    )
+    return Written(forward, backward, kept, ordered, [*dict.fromkeys([*kept, *outside])], whole)
 
 
 def _sites(before: Sequence[Any]) -> list[_Site]:
