@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ..errors import InfeasibleError
 from .arithmetic import arithmetic, least_work_s
 from .candidates import Candidate, Enumeration
+from .contradictions import contradiction
 from .outlook import Outlook, Outlooks
 from .result import BOUND, ESTIMATE, Row
 from .trials import Trials
@@ -61,12 +62,12 @@ class Queue:
         """
         candidates, trials = list(enumeration), self.trials
         if not candidates:
-            said = ", ".join(f"{n} by {why}" for why, n in enumeration.excluded.items())
+            said = " and ".join(contradiction(enumeration))
             raise InfeasibleError(
                 "DIST0803",
-                f"no mesh of {enumeration.devices} devices is left ({said or 'there is none'})",
+                f"no mesh of {enumeration.devices} devices is left: {said} exclude all",
                 place="search",
-                remedy="Allow other sizes of axes, or other micro-batches.",
+                remedy="Leave out one of these.",
             )
         work_s = least_work_s(arithmetic(trials.source.module(None, "none")), trials.system)
         if any(one.schedule is not None for one in candidates):

@@ -212,10 +212,36 @@ class TestOutlook:
             assert len(found) == parts
 
 
-def test_contradictions_are_refused():
-    rules = Constraints(most={"dp": 1, "tp": 2})
-    with pytest.raises(InfeasibleError, match=r"DIST0803 .*\(3 by constraint"):
-        search(_gpt, 4, QUICK, batch=8, constraints=rules)
+@pytest.mark.parametrize(
+    ("axes", "rules", "batch", "words"),
+    [
+        ("dp,tp", {"most": {"dp": 1, "tp": 2}}, 8, "dp at most 1 and tp at most 2 exclude all"),
+        ("dp,tp", {"most": {"dp": 2}, "fixed": {"tp": 3}}, 8, "left: tp=3 exclude all"),
+        (
+            "dp,tp,cp",
+            {"most": {"cp": 1}, "fixed": {"dp": 2, "tp": 1}},
+            8,
+            "cp at most 1 and dp=2 and tp=1 exclude all",
+        ),
+        (
+            "pp,dp",
+            {"fixed": {"pp": 2}, "most": {"dp": 4}, "micro_batches": (3,)},
+            8,
+            "pp=2 and micro-batches of 3 in a batch of 8 exclude all",
+        ),
+    ],
+)
+def test_the_fewest_constraints_that_contradict_each_other_are_named(axes, rules, batch, words):
+    given = Constraints(tuple(axes.split(",")), **rules)
+    with pytest.raises(InfeasibleError, match=f"DIST0803 search: no mesh of 4 .*{words}"):
+        search(_gpt, 4, QUICK, batch=batch, train=ADAM, constraints=given)
+
+
+@pytest.mark.parametrize("devices", [24, 96, 960])
+def test_numbers_that_are_no_powers_of_two(devices):
+    rules = Constraints(most={"tp": 4}, fixed={"dp": devices // 3})
+    found = search(_gpt, devices, QUICK, batch=devices, constraints=rules, top=1)
+    assert dict(found.plans[0].row.candidate.axes) == {"dp": devices // 3, "tp": 3}
 
 
 def test_a_module_has_its_own_batch():

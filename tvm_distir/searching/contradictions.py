@@ -1,0 +1,71 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which constraints, as few as can be, leave no mesh."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import replace
+
+from .candidates import Constraints, Enumeration
+
+Part = tuple[str, str]
+"""Field of :class:`Constraints`, and the name of an axis."""
+
+
+def contradiction(enumeration: Enumeration) -> tuple[str, ...]:
+    """The smallest set of constraints that leaves nothing, the first of several, in words.
+
+    Micro-batches that do not divide the batch are part of it where sizes of axes alone leave some.
+    """
+    rules = enumeration.constraints
+    parts: list[Part] = [("most", axis) for axis in rules.most]
+    parts += [("fixed", axis) for axis in rules.fixed]
+    parts += [("inside_node", axis) for axis in rules.inside_node]
+    for count in range(len(parts) + 1):
+        for chosen in itertools.combinations(parts, count):
+            if not _some(enumeration, _only(rules, chosen)):
+                return (*[_words(rules, one) for one in chosen], *_left(enumeration, chosen))
+    return ()
+
+
+def _left(enumeration: Enumeration, chosen: Iterable[Part]) -> tuple[str, ...]:
+    """The micro-batches, where with any size of them something would be left."""
+    rules = replace(_only(enumeration.constraints, chosen), micro_batches=(1,))
+    if enumeration.batch is None or not _some(enumeration, rules, any_batch=True):
+        return ()
+    sizes = ",".join(map(str, enumeration.constraints.micro_batches))
+    return (f"micro-batches of {sizes} in a batch of {enumeration.batch}",)
+
+
+def _only(rules: Constraints, parts: Iterable[Part]) -> Constraints:
+    chosen = set(parts)
+    return replace(
+        rules,
+        most={a: n for a, n in rules.most.items() if ("most", a) in chosen},
+        fixed={a: n for a, n in rules.fixed.items() if ("fixed", a) in chosen},
+        inside_node=tuple(a for a in rules.inside_node if ("inside_node", a) in chosen),
+    )
+
+
+def _some(enumeration: Enumeration, rules: Constraints, *, any_batch: bool = False) -> bool:
+    """Whether some candidate is left."""
+    batch = enumeration.devices if any_batch else enumeration.batch  # of which all parts are whole
+    found = Enumeration(
+        rules,
+        enumeration.devices,
+        enumeration.system,
+        batch,
+        stages=enumeration.stages,
+    )
+    return next(iter(found), None) is not None
+
+
+def _words(rules: Constraints, part: Part) -> str:
+    kind, axis = part
+    if kind == "inside_node":
+        return f"{axis} inside a node"
+    if kind == "most":
+        return f"{axis} at most {rules.most[axis]}"
+    return f"{axis}={rules.fixed[axis]}"
