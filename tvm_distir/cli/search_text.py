@@ -18,7 +18,7 @@ def search_text(result: Any) -> str:
         rows.append(
             (
                 str(number),
-                row.candidate.key,
+                row.candidate.key + (f" ({row.why})" if row.why else ""),
                 units.duration(found.time_s),
                 units.duration(row.price_s) if row.price_s is not None else "-",
                 f"{100 * row.gap:.2f}%" if row.gap is not None else "-",

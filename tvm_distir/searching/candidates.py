@@ -180,6 +180,14 @@ class Enumeration:
                     seen.add(nameless)
                     yield found
 
+    def meshes(self) -> Iterator[dict[str, int]]:
+        """Each mesh of all devices with the names of its axes, which a strategy goes by."""
+        names = [n for n in self.constraints.axes if n != STAGES]
+        for sizes in factorisations(self.devices, len(names)):
+            chosen = dict(zip(names, sizes, strict=True))
+            if self._allowed(chosen):
+                yield {name: size for name, size in chosen.items() if size > 1} or {BATCH: 1}
+
     def _allowed(self, chosen: Mapping[str, int]) -> bool:
         rules, node = self.constraints, self.system.intra_node.devices_per_node
         if any(chosen.get(name, 1) > size for name, size in rules.most.items()):

@@ -81,7 +81,7 @@ def search(
         Wall-clock seconds after which no further candidate is begun.
     compare : (str, callable), optional
         What to compare with: it is simulated on every mesh of the space without stages, and the
-        best of these is ``baseline``.
+        best of these is ``baseline``; its plan is given too where it is as good as those found.
     why : bool
         Also find what other placements of the best plan's weights would cost, ``why``.
     folder : Folder, optional
@@ -105,10 +105,19 @@ def search(
     with collector_paused():
         result = found.run(time_limit_s, on_progress or (lambda *_: None))
         if compare is not None and not result.interrupted:
-            result = replace(result, baseline=trials.compared(*compare, enumeration))
-        if why and result.plans and not result.interrupted:
-            result = replace(result, why=trials.why(result.plans[0].row.candidate))
+            result = _with_baseline(result, trials.compared(*compare, enumeration.meshes()), top)
+        best = next((one.row for one in result.plans if one.row is not result.baseline), None)
+        if why and best is not None and not result.interrupted:
+            result = replace(result, why=trials.why(best.candidate))
         return result
+
+
+def _with_baseline(result: SearchResult, other: Found | None, top: int) -> SearchResult:
+    """Add what plans are compared with; where it is among the best, it is given with them."""
+    if other is None:
+        return result
+    plans = sorted([*result.plans, other], key=lambda one: one.time_s)[:top]
+    return replace(result, baseline=other.row, plans=tuple(plans))
 
 
 class _Search:

@@ -18,7 +18,7 @@ from ..system import PICOSECONDS, System
 from ..transform import distribute
 from .candidates import Candidate, Constraints, kept_rules
 from .labelling import label, labeller_of
-from .result import ESTIMATE, MEMORY, REFUSED, SOLVED, Row
+from .result import ESTIMATE, MEMORY, REFUSED, SOLVED, Found, Row
 from .second import Second, second_choices
 from .sources import Source
 
@@ -140,30 +140,31 @@ class Trials:
         labeller.run(self.gap, self.limit)
         return second_choices(labeller, self.gap)
 
-    def compared(self, name: str, make: Make, candidates: Iterable[Candidate]) -> Row | None:
-        """The fastest plan of another maker over meshes without stages; None where none fits.
+    def compared(self, name: str, make: Make, meshes: Iterable[Mapping[str, int]]) -> Found | None:
+        """The fastest plan of another maker, without stages; None where none fits.
 
         Meshes that it refuses are left out; where it refuses all of them, its error is raised.
         """
-        module = self.source.module(None, self.constraints.recompute[0])
-        best: Row | None = None
+        policy = self.constraints.recompute[0]
+        module = self.source.module(None, policy)
+        best: Found | None = None
         refusals, took = [], False
-        for candidate in candidates:
-            if candidate.schedule is not None:
-                continue
+        for mesh in meshes:
             try:
-                plan = make(module, dict(candidate.axes), self.system)
+                plan = make(module, mesh, self.system)
                 result = simulate(export(distribute(module, plan, system=self.system)), self.system)
             except DistIRError as error:
                 refusals.append(error)
                 continue
             took = True
             fits = result.peak_memory_bytes <= self.limit
-            if fits and (best is None or best.time_s is None or result.time_s < best.time_s):
-                best = Row(
+            if fits and (best is None or result.time_s < best.time_s):
+                candidate = Candidate(tuple(mesh.items()), recompute=policy)
+                row = Row(
                     candidate, SOLVED, 0.0, None, None,
                     result.time_s, result.peak_memory_bytes, name,
                 )  # fmt: skip
+                best = Found(row, candidate.completed(plan), result)
         if refusals and not took:
             raise refusals[0]
         return best

@@ -121,6 +121,20 @@ class TestPlans:
         assert compared.baseline is not None
         assert steps.plans[0].time_s <= compared.baseline.time_s
 
+    def test_a_strategy_that_is_better_is_given(self):
+        """Where only one placement is searched, another one that is faster comes first."""
+        rules = [{"param": "wte.weight", "placement": "R", "stationary": True}]
+        keep = Plan.from_dict({"schema_version": 1, "mesh": {"tp": 4}, "rules": rules})
+        found = search(
+            _gpt, 4, QUICK, batch=16, train=ADAM, top=1,
+            constraints=Constraints(("tp",), keep=keep),
+            compare=("best", lambda mod, mesh, known: td.label(mod, mesh, known).plan()),
+        )  # fmt: skip
+        assert found.baseline is not None and len(found.plans) == 1
+        best = min([row for row in found.rows if row.time_s], key=lambda row: row.time_s)
+        first = found.plans[0].row
+        assert first.time_s == min(best.time_s, found.baseline.time_s)
+
     def test_a_bound_cuts_nothing_that_is_better(self, steps):
         cut = search(_gpt, 8, QUICK, batch=16, train=ADAM, top=1)
         assert cut.plans[0].row == steps.plans[0].row
@@ -184,11 +198,11 @@ def everything():
 class TestOutlook:
     """What layers say before anything is labelled."""
 
-    rules = Constraints(("pp", "dp", "tp"), micro_batches=(1, 2))
+    rules = Constraints(("pp", "dp", "tp"), micro_batches=(2,))
 
     def test_it_is_near_what_is_simulated(self, everything):
         near = [row.time_s / row.likely_s for row in everything.rows if row.state == "solved"]
-        assert len(near) > 5
+        assert len(near) > 3
         assert max(near) < 2.5 * min(near)
 
     def test_what_it_leaves_out_is_no_better(self, everything):
