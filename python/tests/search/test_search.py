@@ -23,6 +23,10 @@ def _gpt(batch: int):
     return td.zoo.gpt(size="tiny", layers=4, batch=batch)
 
 
+def _short(batch: int):
+    return td.zoo.gpt(size="tiny", layers=2, batch=batch)
+
+
 ADAM = {"optimizer": "adam"}
 
 
@@ -192,7 +196,7 @@ class TestStages:
 def everything():
     """A search with stages from which no estimate leaves anything out."""
     rules = TestOutlook.rules
-    return search(_gpt, 4, QUICK, batch=8, train=ADAM, constraints=rules, top=99, margin=9.0)
+    return search(_short, 4, QUICK, batch=8, train=ADAM, constraints=rules, top=99, margin=9.0)
 
 
 class TestOutlook:
@@ -202,11 +206,11 @@ class TestOutlook:
 
     def test_it_is_near_what_is_simulated(self, everything):
         near = [row.time_s / row.likely_s for row in everything.rows if row.state == "solved"]
-        assert len(near) > 3
+        assert len(near) >= 3
         assert max(near) < 2.5 * min(near)
 
     def test_what_it_leaves_out_is_no_better(self, everything):
-        found = search(_gpt, 4, QUICK, batch=8, train=ADAM, constraints=self.rules, top=1)
+        found = search(_short, 4, QUICK, batch=8, train=ADAM, constraints=self.rules, top=1)
         assert found.space["estimate"] + found.space.get("bound", 0) > 0
         assert found.plans[0].row == everything.plans[0].row
 
