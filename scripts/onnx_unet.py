@@ -1,0 +1,120 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A U-Net of diffusion with the widths of Stable Diffusion 1.5, in PyTorch, for export.
+
+Rombach et al. 2022, "High-Resolution Image Synthesis with Latent Diffusion Models": residual
+blocks that add the embedding of the time, and transformers over the places of an image, with
+attention to a text.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Residual(nn.Module):
+    """Two convolutions, the time's embedding between them."""
+
+    def __init__(self, inputs: int, outputs: int, time: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.GroupNorm(32, inputs), nn.GroupNorm(32, outputs)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.time_emb_proj = nn.Linear(time, outputs)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        """(batch, inputs, rows, columns) and (batch, time) to (batch, outputs, rows, columns)."""
+        h = self.conv1(functional.silu(self.norm1(x)))
+        h = h + self.time_emb_proj(functional.silu(time))[:, :, None, None]
+        return self.shortcut(x) + self.conv2(functional.silu(self.norm2(h)))
+
+
+class Attention(nn.Module):
+    """Attention of (batch, places, width) to itself or to a text."""
+
+    def __init__(self, width: int, context: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.to_q = nn.Linear(width, width, bias=False)
+        self.to_k = nn.Linear(context, width, bias=False)
+        self.to_v = nn.Linear(context, width, bias=False)
+        self.to_out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """The same shape as ``x``."""
+        q, k, v = (
+            t.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for t in (self.to_q(x), self.to_k(context), self.to_v(context))
+        )
+        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+        return self.to_out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2))
+
+
+class Transformer(nn.Module):
+    """Attention to the image and to the text, and a gated feed-forward block."""
+
+    def __init__(self, width: int, context: int, heads: int = 8) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(32, width)
+        self.proj_in, self.proj_out = nn.Conv2d(width, width, 1), nn.Conv2d(width, width, 1)
+        self.norm1, self.norm2, self.norm3 = (nn.LayerNorm(width) for _ in range(3))
+        self.attn1 = Attention(width, width, heads)
+        self.attn2 = Attention(width, context, heads)
+        self.up, self.down = nn.Linear(width, 8 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        """The same shape as ``x``, (batch, width, rows, columns)."""
+        h = self.proj_in(self.norm(x)).flatten(2).transpose(1, 2)
+        h = h + self.attn1(self.norm1(h), self.norm1(h))
+        h = h + self.attn2(self.norm2(h), context)
+        value, gate = self.up(self.norm3(h)).chunk(2, dim=-1)
+        h = h + self.down(value * functional.gelu(gate))
+        return x + self.proj_out(h.transpose(1, 2).unflatten(2, x.shape[2:]))
+
+
+class UNet(nn.Module):
+    """Noise of (batch, 4, rows, columns) at a time, given a text of (batch, tokens, 768)."""
+
+    def __init__(self, widths: tuple[int, ...] = (320, 640, 1280), context: int = 768) -> None:
+        super().__init__()
+        self.first, time = widths[0], 4 * widths[0]
+        self.time1, self.time2 = nn.Linear(self.first, time), nn.Linear(time, time)
+        self.conv_in = nn.Conv2d(4, self.first, 3, padding=1)
+        pairs = list(zip((self.first, *widths), widths))
+        self.down_blocks = nn.ModuleList([Residual(a, b, time) for a, b in pairs])
+        self.down_attentions = nn.ModuleList([Transformer(w, context) for w in widths])
+        self.downsamplers = nn.ModuleList(
+            [nn.Conv2d(w, w, 3, stride=2, padding=1) for w in widths[:-1]]
+        )
+        last = widths[-1]
+        self.mid_block, self.mid_attention = Residual(last, last, time), Transformer(last, context)
+        backward = [(b + b, a) for a, b in reversed(pairs)]
+        self.up_blocks = nn.ModuleList([Residual(a, b, time) for a, b in backward])
+        self.up_attentions = nn.ModuleList([Transformer(b, context) for _, b in backward])
+        self.upsamplers = nn.ModuleList([nn.Conv2d(b, b, 3, padding=1) for _, b in backward[:-1]])
+        self.norm_out = nn.GroupNorm(32, self.first)
+        self.conv_out = nn.Conv2d(self.first, 4, 3, padding=1)
+
+    def forward(self, sample: Tensor, timestep: Tensor, context: Tensor) -> Tensor:
+        """The predicted noise, of the sample's shape."""
+        half = self.first // 2
+        speeds = torch.exp(torch.arange(half) * (-math.log(10000.0) / half))
+        angles = timestep[:, None] * speeds[None]
+        wave = torch.cat([angles.cos(), angles.sin()], dim=-1)
+        time = self.time2(functional.silu(self.time1(wave)))
+        x, kept = self.conv_in(sample), []
+        for i, (block, attention) in enumerate(zip(self.down_blocks, self.down_attentions)):
+            x = attention(block(x, time), context)
+            kept.append(x)
+            x = self.downsamplers[i](x) if i < len(self.downsamplers) else x
+        x = self.mid_attention(self.mid_block(x, time), context)
+        for i, (block, attention) in enumerate(zip(self.up_blocks, self.up_attentions)):
+            x = attention(block(torch.cat([x, kept.pop()], dim=1), time), context)
+            if i < len(self.upsamplers):
+                x = self.upsamplers[i](functional.interpolate(x, scale_factor=2.0, mode="nearest"))
+        return self.conv_out(functional.silu(self.norm_out(x)))
