@@ -1,6 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Gradients of normalisations; of half precision they are computed in float32, as these are."""
+"""Gradients of normalisations; of half precision they are computed in float32, as these are.
+
+Those of the data are rounded to its type. Those of scales and shifts are sums over all samples, and
+stay wide: what adds and reduces them (micro-batches, devices) does so in float32.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,9 @@ from .registry import constant_like, fitted, register_gradient, shape_of
 HALF = ("float16", "bfloat16")
 """Types whose sums are too coarse for statistics."""
 
+SUMS = ("relax.sum", "relax.collapse_sum_to")
+"""Ops that sum over samples."""
+
 
 def _wide(value: Any, builder: relax.BlockBuilder) -> Any:
     """A tensor in float32 where it is of half precision."""
@@ -32,11 +39,9 @@ def _wide(value: Any, builder: relax.BlockBuilder) -> Any:
 
 
 def _typed(found: list[Any], call: ir.Call) -> list[Any]:
-    """Gradients in the types of their operands."""
-    return [
-        astype(part, str(arg.ty.dtype)) if part is not None and str(arg.ty.dtype) in HALF else part
-        for part, arg in zip(found, call.args, strict=True)
-    ]
+    """Gradients, that of the data in its type."""
+    dtype = str(call.args[0].ty.dtype)
+    return [astype(found[0], dtype) if dtype in HALF else found[0], *found[1:]]
 
 
 def _normed(x: Any, axes: list[int], epsilon: float, builder: relax.BlockBuilder) -> Any:
@@ -57,6 +62,17 @@ def _through_norm(
     if centred:
         rest = builder.emit(subtract(rest, builder.emit(mean(grad, axes, keepdims=True))))
     return multiply(scale, rest)
+
+
+@register_gradient("astype")
+def _astype(_: Any, call: ir.Call, grad: Any, builder: relax.BlockBuilder) -> list[Any]:
+    """Of a weight of half precision that was widened, a sum over samples stays wide."""
+    dtype = str(call.args[0].ty.dtype)
+    made = builder.lookup_binding(grad) if isinstance(grad, relax.Var) else None
+    sums = isinstance(made, ir.Call) and isinstance(made.op, ir.Op) and str(made.op.name) in SUMS
+    if dtype in HALF and str(grad.ty.dtype) == "float32" and sums:
+        return [grad]
+    return [astype(grad, dtype)]
 
 
 @register_gradient("nn.layer_norm")

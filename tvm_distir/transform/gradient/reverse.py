@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import tvm.relax.op._op_gradient  # noqa: F401  (registers TVM's gradients)
 from tvm import ir, relax
-from tvm.relax.op import add, ones, zeros
+from tvm.relax.op import add, astype, ones, zeros
 
 from ...errors import ModelError
 from ...ir import tensor_type
@@ -64,6 +64,8 @@ class Backward(Protocol):
 class Reverse:
     """Writes the gradients of one block.
 
+    A gradient may be wider than its value where that is none of the block's own, a parameter.
+
     Parameters
     ----------
     builder : BlockBuilder
@@ -93,10 +95,12 @@ class Reverse:
     ) -> None:
         self.builder, self.live, self.place, self.reread = builder, live, place, reread
         self.calls = calls or {}
+        self._own: set[Any] = set()
         self.sums: dict[Any, Any] = {}
 
     def run(self, bindings: Sequence[Any]) -> None:
         """Hand gradients on through bindings, the last first."""
+        self._own = {binding.var for binding in bindings}
         for binding in reversed(bindings):
             self.back(binding.var, binding.value)
 
@@ -105,6 +109,13 @@ class Reverse:
         gradient = self.of(var)
         return self._zeros(var.ty) if gradient is None else gradient
 
+    def rounded(self, var: Any) -> Any:
+        """Gradient of a variable in its type; zeros where nothing that counts depends on it."""
+        found, tensor = self.total(var), tensor_type(var.ty)
+        if tensor is None or str(found.ty.dtype) == str(tensor.dtype):
+            return found
+        return self.builder.emit(astype(found, str(tensor.dtype)))
+
     def _zeros(self, ty: Any) -> Any:
         if isinstance(ty, relax.TupleType):
             return self.builder.emit(relax.Tuple([self._zeros(field) for field in ty.fields]))
@@ -112,10 +123,23 @@ class Reverse:
 
     def _accumulate(self, key: Any, gradient: Any, name: str) -> None:
         known = self.sums.get(key)
-        total = gradient if known is None else add(known, gradient)
+        total = gradient if known is None else self._sum(known, gradient)
         if not isinstance(total, ir.Var):
             total = self.builder.emit(total, name + GRAD_SUFFIX)
         self.sums[key] = total
+
+    def _sum(self, one: Any, other: Any) -> Any:
+        """The sum of two gradients, in the wider of their types."""
+        terms = [self.builder.normalize(term) for term in (one, other)]
+        kinds = {str(term.ty.dtype) for term in terms}
+        if len(kinds) > 1:
+            terms = [self.builder.normalize(self._in(term, "float32")) for term in terms]
+        return add(*terms)
+
+    def _in(self, gradient: Any, dtype: str) -> Any:
+        """A gradient in a type."""
+        gradient = self.builder.normalize(gradient)
+        return gradient if str(gradient.ty.dtype) == dtype else astype(gradient, dtype)
 
     def give(self, target: Any, gradient: Any) -> None:
         """Add a gradient to those of an operand."""
@@ -129,6 +153,9 @@ class Reverse:
                 self.give(target.tuple_value.fields[int(target.index)], gradient)
             elif target.tuple_value in self.live:
                 key = (target.tuple_value, int(target.index))
+                field = tensor_type(target.tuple_value.ty.fields[key[1]])
+                if field is not None:
+                    gradient = self._in(gradient, str(field.dtype))
                 self._accumulate(key, gradient, str(target.tuple_value.name))
         elif target in self.live:
             if isinstance(target.ty, relax.TupleType):
@@ -136,6 +163,8 @@ class Reverse:
                     if is_differentiable(field):
                         self._accumulate((target, i), _item(gradient, i), str(target.name))
             else:
+                if target in self._own:
+                    gradient = self._in(gradient, str(target.ty.dtype))
                 self._accumulate(target, gradient, str(target.name))
 
     def of(self, var: Any) -> Any:
@@ -241,4 +270,4 @@ def reverse(
     if loss in work.live:
         work.give(loss, ones((), str(loss.ty.dtype)) if seed is None else seed)
     work.run(bindings)
-    return [work.total(var) for var in wanted]
+    return [work.rounded(var) for var in wanted]
