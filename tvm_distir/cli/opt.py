@@ -135,13 +135,18 @@ _PIECE = re.compile(r"(?:[^\\]|\\.){1,1000}")
 """A part of a line that cuts no escape."""
 
 
+_NO_MODE = re.compile(r'(R\.grad\.take_backward\([^\n]*?), mode=""\)')
+
+
 def script(mod: Any) -> str:
     """The module as TVMScript that parses back, ending with a newline.
 
     Constants stand in its metadata, a text that TVM writes with one line for all bytes of each:
-    such a line is continued, by backslashes that Python leaves out when it reads the text.
+    such a line is continued, by backslashes that Python leaves out when it reads the text. TVM also
+    writes an attribute of ``take_backward`` that its parser does not take; it is always empty.
     """
     text = str(mod.script(show_meta=True)).rstrip("\n") + "\n"
+    text = _NO_MODE.sub(r"\1)", text)
     start = text.find(_METADATA)
     if start < 0:
         return text

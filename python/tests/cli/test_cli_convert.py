@@ -64,6 +64,10 @@ def test_training_steps_and_strategies(work):
     convert("mlp.onnx", "step.json", "--train", "--loss", "mse")
     mod = load_model("step.json").mod
     assert len(mod["main"].params) > 2
+    words = ["--train", "--strategy", "data_parallel", "--mesh", "dp=2", "--to", "3"]
+    convert("zoo:gpt?size=tiny,layers=1", "three.py", *words)
+    convert("zoo:gpt?size=tiny,layers=1", "three.json", *words)
+    assert same("three.py", "three.json")
     convert("mlp.onnx", "cut.py", "--strategy", "data_parallel", "--mesh", "dp=4", "--to", "2")
     assert level_of(load_model("cut.py").mod) == "annotated"
 
