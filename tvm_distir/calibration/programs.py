@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
 from dataclasses import astuple, replace
 from functools import cache
 from pathlib import Path
@@ -14,13 +13,12 @@ from typing import Any
 
 from ..frontend import load_model, zoo
 from ..program import Program, export
+from ..reading import CACHE, write_whole
 from ..strategy import make_plan
 from ..transform import distribute
 from ..transform.gradient import train_step
 from .rows import Row, StepRow
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvm-distir"
-"""Where programs are kept, by row and by the sources that make them."""
 DROPOUT = 0.1
 """Megatron's default."""
 _DOWNSTREAM = ("calibration", "cli", "program/kernels", "report", "simulation", "system")
@@ -34,7 +32,7 @@ def program_of(row: Row | StepRow, cached: bool = True) -> Program:
     ----------
     row : Row or StepRow
     cached : bool
-        Whether to keep it on disk, in :data:`CACHE`, until a source of the package changes.
+        Whether to keep it on disk, in :data:`CACHE`, by row and by the sources that make them.
     """
     if not cached:
         return _make(row)
@@ -44,9 +42,7 @@ def program_of(row: Row | StepRow, cached: bool = True) -> Program:
         return Program.from_json(gzip.decompress(path.read_bytes()).decode())
     program = _make(row)
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_bytes(gzip.compress(program.to_json().encode(), 4))
-    part.replace(path)
+    write_whole(path, gzip.compress(program.to_json().encode(), 4))
     return program
 
 

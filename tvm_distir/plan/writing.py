@@ -5,13 +5,12 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import PlanError
+from ..reading import write_whole
 from ..schedules import Schedule
 from .schema import SCHEMA_VERSION, MeshSpec, PlanRule, labels_text
 
@@ -88,18 +87,9 @@ def save_plan(data: Mapping[str, Any], path: str | Path) -> None:
     """
     target = Path(path)
     text = json.dumps(data, indent=2) + "\n"
-    temporary: str | None = None
     try:
-        handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            stream.write(text)
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(target)
+        write_whole(target, text)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         raise PlanError(
             "DIST0227",
             f"cannot write the plan: {error.strerror or error}",

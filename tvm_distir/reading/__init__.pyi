@@ -8,3 +8,5 @@ from .files import read_text as read_text
 from .values import LARGEST as LARGEST
 from .values import JsonValue as JsonValue
 from .values import Refuse as Refuse
+from .whole import CACHE as CACHE
+from .whole import write_whole as write_whole

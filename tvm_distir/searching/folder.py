@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
 from ..plan import Plan
+from ..reading import write_whole
 from .candidates import Candidate
 from .result import Row, SearchResult
 
@@ -109,10 +108,7 @@ class Folder:
     def _write(self, path: Path, text: str) -> None:
         """Write a file whole or not at all."""
         try:
-            handle, name = tempfile.mkstemp(dir=path.parent)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, path)
+            write_whole(path, text)
         except OSError as error:
             raise UsageError(
                 "DIST0153",

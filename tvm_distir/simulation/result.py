@@ -13,7 +13,7 @@ from ..program import Mesh
 from .devices import Devices
 from .lanes import Branch, CollectiveTotal, Event, Lane
 from .trace import write_trace
-from .traces import chakra_files, hta_pages, trace_form, write_perfetto, write_whole
+from .traces import chakra_files, hta_pages, trace_form, write_file, write_perfetto
 
 SCHEMA_VERSION = 1
 
@@ -147,7 +147,7 @@ class Result:
             DIST0153 when the file cannot be written.
         """
         if (form or trace_form(path)) == "pftrace":
-            write_whole(path, write_perfetto([lane.traced() for lane in self.lanes]))
+            write_file(path, write_perfetto([lane.traced() for lane in self.lanes]))
         else:
             write_trace(self.system, self.lanes, len(self.devices), path)
 
@@ -160,7 +160,7 @@ class Result:
             DIST0153 when a file cannot be written.
         """
         for name, content in self.trace_files("hta"):
-            write_whole(Path(folder) / name, content)
+            write_file(Path(folder) / name, content)
 
     def to_chakra(self, folder: str | Path) -> None:
         """Write execution traces of Chakra into a folder that exists, a file per rank.
@@ -171,7 +171,7 @@ class Result:
             DIST0153 when a file cannot be written.
         """
         for name, content in self.trace_files("chakra"):
-            write_whole(Path(folder) / name, content)
+            write_file(Path(folder) / name, content)
 
     def trace_files(self, form: str) -> Iterator[tuple[str, bytes]]:
         """Names and contents of the files of a trace in a form that has several.

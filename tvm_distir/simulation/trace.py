@@ -11,7 +11,7 @@ from typing import Any
 
 from .costs import RECV, STREAMS
 from .lanes import Event, Lane
-from .traces import write_whole
+from .traces import write_file
 
 
 def write_trace(system: str, lanes: Sequence[Lane], device_count: int, path: str | Path) -> None:
@@ -31,7 +31,7 @@ def write_trace(system: str, lanes: Sequence[Lane], device_count: int, path: str
     UsageError
         DIST0153 when the file cannot be written.
     """
-    write_whole(
+    write_file(
         path,
         lambda file: file.writelines(
             piece.encode() for piece in _pieces(system, lanes, device_count)

@@ -7,13 +7,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..reading import write_whole
 
 SETTINGS = ".sweep.json"
 """How the file beside the rows ends that says what they depend on."""
@@ -114,9 +113,6 @@ class Sheet:
     def _write(self, path: Path, text: str) -> None:
         """Write a file whole or not at all."""
         try:
-            handle, name = tempfile.mkstemp(dir=path.parent)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(name, path)
+            write_whole(path, text)
         except OSError as error:
             raise self._fault(path, error) from error

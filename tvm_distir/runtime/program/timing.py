@@ -22,13 +22,12 @@ from tvm import ir, relax, tirx
 from ...errors import EngineError
 from ...ir import known_shape
 from ...program import Program, export
+from ...reading import CACHE, write_whole
 from .kernels import order_loops
 from .launched import launched
 from .layout import np_dtype
 from .targets import target_in_scope
 
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvm-distir"
-"""Where times are kept, by machine and kernel."""
 _LEAST_S = 0.01
 """How long a kernel is run to be timed, at least."""
 _REPEATS = 3
@@ -100,9 +99,7 @@ def _times(kernels: ir.IRModule, cached: bool) -> dict[str, float]:
         known.update({keys[name]: took for name, took in found.items()})
         if cached:
             path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(f".{os.getpid()}")
-            part.write_text(json.dumps(known), encoding="utf-8")
-            part.replace(path)
+            write_whole(path, json.dumps(known))
     return {name: known[key] for name, key in keys.items()}
 
 

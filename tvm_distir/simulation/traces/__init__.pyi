@@ -3,7 +3,7 @@
 
 from .chakra import chakra_files as chakra_files
 from .files import trace_form as trace_form
-from .files import write_whole as write_whole
+from .files import write_file as write_file
 from .hta import hta_pages as hta_pages
 from .perfetto import write_perfetto as write_perfetto
 from .sheets import Kind as Kind

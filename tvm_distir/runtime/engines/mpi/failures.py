@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ....errors import EngineError
 from ..forked import die_with_parent, end_text
-from .job import LOG, Job, end_file, failure_file, process_file, result_file, write_whole
+from .job import LOG, Job, end_file, failure_file, process_file, result_file, write_value
 
 _PROCESS = re.compile(r"@\d+,(\d+)\]")
 _SIGNAL = re.compile(r"(?:exited on signal|\(signal|KILLED BY SIGNAL:)\s*(\d+)", re.IGNORECASE)
@@ -44,7 +44,7 @@ def fork_worker(folder: Path) -> int | None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     code = os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
     if code:
-        write_whole(end_file(folder, worker), (time.time(), code))
+        write_value(end_file(folder, worker), (time.time(), code))
     if code < 0:
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)

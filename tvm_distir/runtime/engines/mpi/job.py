@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....reading import write_whole
 from ...program import (
     AxisTable,
     Bounds,
@@ -101,11 +101,9 @@ def process_file(folder: Path, rank: int) -> Path:
     return folder / f"process-{rank}.txt"
 
 
-def write_whole(path: Path, value: Any) -> None:
+def write_value(path: Path, value: Any) -> None:
     """Write a file that is either whole or not there."""
-    part = path.with_suffix(f".{os.getpid()}")
-    part.write_bytes(pickle.dumps(value))
-    part.rename(path)
+    write_whole(path, pickle.dumps(value))
 
 
 def write_job(

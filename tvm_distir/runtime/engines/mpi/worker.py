@@ -17,7 +17,7 @@ from ....errors import DependencyError, DistIRError
 from ...program import AxisTable, EntryFunction, load_saved
 from .fabric import worker_failed
 from .failures import fork_worker
-from .job import COUNTS, JOB, Job, failure_file, process_file, result_file, write_whole
+from .job import COUNTS, JOB, Job, failure_file, process_file, result_file, write_value
 from .launch import START_S
 from .library import load_mpi
 from .world import world
@@ -54,9 +54,9 @@ def _run(job: Job, rank: int, folder: Path) -> None:
     engine = MpiEngine(job.timeout_s)
     outputs = engine.join(_Saved(job), [], "sharded")
     entry = next(e for e in job.entries if rank in e.ranks)
-    write_whole(result_file(folder, rank), [outputs[p.index].parts[rank] for p in entry.outputs])
+    write_value(result_file(folder, rank), [outputs[p.index].parts[rank] for p in entry.outputs])
     if rank == job.ranks[0]:
-        write_whole(folder / COUNTS, engine.collectives)
+        write_value(folder / COUNTS, engine.collectives)
 
 
 def main(folder: Path) -> int:
@@ -86,7 +86,7 @@ def main(folder: Path) -> int:
         _run(job, rank, folder)
     except BaseException as err:
         told = err if isinstance(err, DistIRError) else worker_failed(err, rank, "engine mpi")
-        write_whole(failure_file(folder, rank), (time.time(), told))
+        write_value(failure_file(folder, rank), (time.time(), told))
         mpi.COMM_WORLD.Abort(told.exit_code)
     return 0
 

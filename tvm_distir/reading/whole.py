@@ -1,0 +1,47 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Files that are written whole or not at all, and the folder of what is kept between runs."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvm-distir"
+"""Where programs and times are kept that take long to make."""
+
+
+def write_whole(path: str | Path, content: str | bytes | Callable[[BinaryIO], object]) -> None:
+    """Write a new file beside a path and move it there, with the mode of an ordinary new file.
+
+    Parameters
+    ----------
+    path : str or Path
+    content : str, bytes or callable
+        Text (UTF-8), or what writes it into the open file.
+
+    Raises
+    ------
+    OSError
+        Where it cannot be written; nothing is left then, and what was there is as it was.
+    """
+    target = Path(path)
+    handle, temporary = tempfile.mkstemp(
+        prefix=f".{target.name}.", suffix=".part", dir=target.parent
+    )
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            if callable(content):
+                content(stream)
+            else:
+                stream.write(content.encode("utf-8") if isinstance(content, str) else content)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, target)
+    except BaseException:
+        os.unlink(temporary)
+        raise
