@@ -5,7 +5,8 @@
 
 ``scripts/verify_models.py`` runs all; ``--set tensor|megatron|mesh|onnx`` some, ``--only WORD``
 the rows whose model holds the word, ``--no-run`` plans and counts without running. Every row is
-one model distributed by one plan, run on the engine ``virtual`` and compared with a single device.
+one model distributed by one plan, run on the engine ``virtual`` and compared with a single device;
+``--engine xla`` runs it by XLA:CPU instead (``--jax-python`` names where jax is).
 
 "Of the bounds": weights a device holds and FLOPs it does, where tensor parallelism promises at most
 1.1/n of the weights that have a dim for n devices and of the FLOPs that the rules can shard,
@@ -32,6 +33,8 @@ import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.ops.dims import size_bytes
 from tvm_distir.plan import data_positions
+from tvm_distir.runtime import Engine
+from tvm_distir.runtime.engines.xla import XlaEngine
 from tvm_distir.simulation.result import Result
 from tvm_distir.strategy.tensor_parallelism import bounds_of
 
@@ -154,7 +157,7 @@ def simulated(mod: ir.IRModule, text: str, mesh: dict[str, int]) -> Result:
     return result
 
 
-def row(case: Case, run: bool) -> tuple[list[str], bool]:
+def row(case: Case, run: bool, engine: Engine | str) -> tuple[list[str], bool]:
     """Cells of a row, and whether it holds."""
     model = td.load_model(case.model, batch=case.batch)
     start = time.perf_counter()
@@ -166,7 +169,7 @@ def row(case: Case, run: bool) -> tuple[list[str], bool]:
     result = td.simulate(td.export(lowered), td.System.load(SYSTEM))
     good, verdict, bound = not result.unmodelled_ops, "not run", "-"
     if run:
-        report = td.verify(model.mod, plan, engine="virtual", dist=lowered)
+        report = td.verify(model.mod, plan, engine=engine, dist=lowered)
         good = good and bool(report.equal)
         verdict = f"equal ({report.max_rel_diff:.0e})" if report.equal else "DIFFERENT"
     if list(case.mesh) in (["tp"], ["dp", "tp"]):
@@ -191,7 +194,10 @@ def main() -> int:
     )
     parser.add_argument("--only", default="", help="rows whose model holds this word")
     parser.add_argument("--no-run", action="store_true", help="plan and count, without running")
+    parser.add_argument("--engine", choices=("virtual", "xla"), default="virtual")
+    parser.add_argument("--jax-python", default=sys.executable, help="of the engine xla")
     args = parser.parse_args()
+    engine = XlaEngine(args.jax_python) if args.engine == "xla" else args.engine
     heads = ("model", "strategy", "mesh", "result", "of the bounds", "bytes sent", "collectives")
     print(f"| {' | '.join(heads)} | s |")
     print("|" + "---|" * (len(heads) + 1))
@@ -201,7 +207,7 @@ def main() -> int:
             continue
         count += 1
         try:
-            cells, good = row(case, case.run and not args.no_run)
+            cells, good = row(case, case.run and not args.no_run, engine)
         except td.errors.DistIRError as error:
             cells, good = [case.model, case.strategy, str(case.mesh), f"ERROR {error}"], False
         print(f"| {' | '.join(cells)} |", flush=True)

@@ -48,6 +48,10 @@ def _einsum(step: Step) -> Ssa:
     text = str(step.attrs.subscripts).replace(" ", "")
     sides, _, result = text.partition("->")
     words, values = sides.split(","), list(step[0])
+    if "->" not in text:
+        raise refuse(step, f"of the form {text}")
+    if len(words) == 1 and len(set(words[0])) == len(words[0]):
+        return _rearranged(step.body, values[0], words[0], result)
     if len(words) != 2 or any(len(set(word)) != len(word) for word in words):
         raise refuse(step, f"of the form {text}")
     for side in (0, 1):
@@ -63,6 +67,18 @@ def _einsum(step: Step) -> Ssa:
     found = dot(step.body, values[0], values[1], (left, right), (first, second), step.dtype)
     have = batch + [c for w in words for c in w if c not in batch + inner]
     return step.body.transpose(found, [have.index(c) for c in result])
+
+
+def _rearranged(body: Body, value: Ssa, word: str, result: str) -> Ssa:
+    """A sum over the letters that the result has not, and its dims in their order."""
+    gone = [i for i, letter in enumerate(word) if letter not in result]
+    kept = [letter for letter in word if letter in result]
+    return body.transpose(body.reduce("sum", value, gone), [kept.index(c) for c in result])
+
+
+def _outer(step: Step) -> Ssa:
+    body, (a, b) = step.body, (step[0], step[1])
+    return body.binary("multiply", body.reshape(a, (*a.shape, 1)), b)
 
 
 def _attention(step: Step) -> Ssa:
@@ -150,6 +166,7 @@ WRITERS: dict[str, Write] = {
     "matmul": _matmul,
     "linear": _linear,
     "einsum": _einsum,
+    "outer": _outer,
     "nn.attention": _attention,
     "nn.attention_bias": _attention,
     **{f"nn.conv{n}d": _conv for n in (1, 2, 3)},

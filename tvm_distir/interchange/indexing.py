@@ -8,6 +8,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from .body import Body, Ssa
 from .step import Step, Windows, Write, clipped, refuse, scatter, slide, take
 from .text import integers
@@ -58,6 +60,35 @@ def _gather_elements(step: Step) -> Ssa:
     notes = f"dimension_numbers = #stablehlo.gather<{numbers}, index_vector_dim = {rank}>"
     notes += f", indices_are_sorted = false, slice_sizes = {integers([1] * rank)}"
     return step.body.op("gather", [x, index], step.shape, x.dtype, notes)
+
+
+def _gather_nd(step: Step) -> Ssa:
+    """Windows behind the dims that the last dim of the indices names."""
+    x, index, front = step[0], step[1], int(step.attrs.batch_dims)
+    last = len(index.shape) - 1
+    batch = list(range(front))
+    named = list(range(front, front + index.shape[-1]))
+    windows = list(range(last, len(step.shape)))
+    numbers = f"offset_dims = {windows}, collapsed_slice_dims = {named}"
+    numbers += f", operand_batching_dims = {batch}, start_indices_batching_dims = {batch}"
+    notes = f"dimension_numbers = #stablehlo.gather<{numbers}, start_index_map = {named}"
+    sizes = [1 if i in batch + named else n for i, n in enumerate(x.shape)]
+    notes += f", index_vector_dim = {last}>, indices_are_sorted = false"
+    notes += f", slice_sizes = {integers(sizes)}"
+    return step.body.op("gather", [x, index], step.shape, x.dtype, notes)
+
+
+def _slice_scatter(step: Step) -> Ssa:
+    """Rows of a slice replaced: a look-up in the new rows, taken where one stands."""
+    x, new, body = step[0], step[1], step.body
+    axis = step.axis(len(x.shape))
+    size = x.shape[axis]
+    written = range(size)[slice(*(int(step[i]) for i in (2, 3, 4)))]
+    places, held = np.zeros(size, "int64"), np.zeros(size, bool)
+    places[list(written)], held[list(written)] = np.arange(len(written)), True
+    rows = take(body, new, body.constant(places, "int64"), axis)
+    sizes = [size if i == axis else 1 for i in range(len(x.shape))]
+    return body.select(body.constant(held.reshape(sizes), "bool"), rows, x)
 
 
 def _scatter_elements(step: Step) -> Ssa:
@@ -209,6 +240,8 @@ def _max_pool_backward(step: Step) -> Ssa:
 WRITERS: dict[str, Write] = {
     "take": _take,
     "gather_elements": _gather_elements,
+    "gather_nd": _gather_nd,
+    "slice_scatter": _slice_scatter,
     "scatter_elements": _scatter_elements,
     "grad.take_backward": _take_backward,
     "one_hot": _one_hot,

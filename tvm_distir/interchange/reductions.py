@@ -62,7 +62,11 @@ def _cumulative(kind: str) -> Write:
         sizes = [n if i == axis else 1 for i, n in enumerate(x.shape)]
         low[axis] = x.shape[axis] - 1
         found = slide(body, kind, x, Windows(sizes, ones, ones, low, [0] * rank))
-        return body.binary("subtract", found, x) if step.attrs.exclusive else found
+        if not step.attrs.exclusive:
+            return found
+        if kind == "prod":
+            raise refuse(step, "without the element itself")
+        return body.binary("subtract", found, x)
 
     return write
 
@@ -213,6 +217,7 @@ WRITERS: dict[str, Write] = {
     "collapse_sum_to": _collapse,
     "collapse_sum_like": _collapse,
     "cumsum": _cumulative("sum"),
+    "cumprod": _cumulative("prod"),
     "topk": _top,
     "sort": _sort,
     "argsort": _argsort,

@@ -198,7 +198,7 @@ class Windows:
 
 def slide(body: Body, kind: str, value: Ssa, windows: Windows) -> Ssa:
     """A reduction over windows."""
-    names = {"sum": "add", "max": "maximum", "min": "minimum"}
+    names = {"sum": "add", "prod": "multiply", "max": "maximum", "min": "minimum"}
     rows = zip(value.shape, windows.low, windows.high, windows.sizes, windows.steps, windows.gaps)
     shape = [(n + a + b - (d * (w - 1) + 1)) // t + 1 for n, a, b, w, t, d in rows]
     notes = f"{windows.notes}, window_dilations = {integers(windows.gaps)}"
