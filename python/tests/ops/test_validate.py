@@ -16,7 +16,7 @@ from tvm import relax
 
 import tvm_distir
 from tvm_distir.ops import registry
-from tvm_distir.ops.validate import Case, missing, var
+from tvm_distir.ops.validate import Case, missing, prove, var
 from tvm_distir.ops.validate.__main__ import main
 from tvm_distir.ops.validate.collectives import meaning
 
@@ -143,3 +143,14 @@ def test_collectives_mean_what_the_architecture_says():
     assert lists("collective_permute", shift=1) == [[0, 0], [1, 2], [3, 4]]
     assert lists("collective_permute", shift=-2) == [[5, 6], [0, 0], [0, 0]]
     assert lists("axis_index") == [0, 1, 2]
+
+
+def test_a_rule_that_forgets_linear_is_told_what_to_declare():
+    cases = [Case(name, op.add(var(4, 6), var(4, 6))) for name in ("one", "other")]
+    rules = [dataclasses.replace(c.rule(), linear=()) for c in cases]
+    assert prove(cases, rules).hints() == []
+    (hint,) = prove(cases, rules, hints=True).hints()
+    assert hint.startswith(
+        "relax.add is linear in the operands (0, 1), which its rule does not say"
+    )
+    assert hint.endswith("Declare draft.linear((0, 1)).")

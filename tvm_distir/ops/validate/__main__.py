@@ -45,13 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     left = {op: why for op, why in unproved.items() if everything or op in options.op}
     total = Proof()
     for at in range(0, len(chosen), CHUNK):
-        total.add(prove(chosen[at : at + CHUNK]))
+        total.add(prove(chosen[at : at + CHUNK], hints=bool(options.op)))
         if sys.stderr.isatty():
             print(f"{at + CHUNK} of {len(chosen)}", end="\r", file=sys.stderr)
     for name, found in total.wrong.items():
         print(name, *found, sep="\n  ")
     for op, why in left.items():
         print(f"not proved: {op}: {why}")
+    for hint in total.hints():
+        print(f"hint: {hint}")
     if options.missing:
         for one in missing(chosen):
             print(f"missing: {one}")

@@ -38,6 +38,9 @@ class Proof:
         Those of the placements that needed padding.
     ops : list of str
         Of which ops, sorted.
+    undeclared : dict of str to dict
+        By op: groups of operands that no rule declares linear, and whether all cases show that
+        they are. Empty unless they were looked for.
     """
 
     failures: dict[str, list[str]] = field(default_factory=dict)
@@ -45,6 +48,26 @@ class Proof:
     linear: int = 0
     uneven: int = 0
     ops: list[str] = field(default_factory=list)
+    undeclared: dict[str, dict[tuple[int, ...], bool]] = field(default_factory=dict)
+
+    def note(self, op: str, group: tuple[int, ...], holds: bool) -> None:
+        """Note whether a case shows that an op is linear in a group that its rule leaves out."""
+        known = self.undeclared.setdefault(op, {})
+        known[group] = known.get(group, True) and holds
+
+    def hints(self) -> list[str]:
+        """What to declare, an op a line."""
+        found = {
+            op: [group for group, holds in groups.items() if holds]
+            for op, groups in sorted(self.undeclared.items())
+        }
+        return [
+            f"{op} is linear in the operands {' and '.join(map(str, groups))}, which its rule does "
+            f"not say: sums over devices are completed before it. Declare "
+            f"draft.linear({', '.join(map(str, groups))})."
+            for op, groups in found.items()
+            if groups
+        ]
 
     def add(self, other: Proof) -> None:
         """Count another proof in."""
@@ -53,6 +76,9 @@ class Proof:
         self.linear += other.linear
         self.uneven += other.uneven
         self.ops = sorted({*self.ops, *other.ops})
+        for op, groups in other.undeclared.items():
+            for group, holds in groups.items():
+                self.note(op, group, holds)
 
     @property
     def wrong(self) -> dict[str, list[str]]:
@@ -91,7 +117,7 @@ def last_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
 
 
-def prove(cases: Sequence[Case], rules: Sequence[Rule] | None = None) -> Proof:
+def prove(cases: Sequence[Case], rules: Sequence[Rule] | None = None, hints: bool = False) -> Proof:
     """Run every factor and linear group of every case.
 
     Parameters
@@ -100,6 +126,8 @@ def prove(cases: Sequence[Case], rules: Sequence[Rule] | None = None) -> Proof:
         Of distinct names.
     rules : sequence of Rule, optional
         To be proved in the place of those looked up.
+    hints : bool
+        Look for linear groups that rules do not declare, too.
     """
     rules = [c.rule() for c in cases] if rules is None else rules
     proof = Proof({c.name: [] for c in cases}, ops=sorted({c.op for c in cases}))
@@ -119,6 +147,8 @@ def prove(cases: Sequence[Case], rules: Sequence[Rule] | None = None) -> Proof:
         for group in rule.linear:
             if (found := not_linear(machine, case, group)) is not None:
                 proof.failures[case.name].append(f"linear {group}: {found}")
+        for group in _left_out(case, rule) if hints else ():
+            proof.note(case.op, group, not_linear(machine, case, group) is None)
     proof.placements = len(placements)
     proof.uneven = sum(one.factor.size % one.count != 0 for one in placements)
     proof.linear = sum(len(rule.linear) for rule in rules)
@@ -214,6 +244,13 @@ def _differs(machine: Machine, one: _Placement, whole: Sequence[np.ndarray]) -> 
         if not close(got, expected, case.tolerance):
             return f"result {j} differs"
     return None
+
+
+def _left_out(case: Case, rule: Rule) -> list[tuple[int, ...]]:
+    """Floats among the operands, each alone and all together, that are in no linear group."""
+    said = {i for group in rule.linear for i in group}
+    floats = [i for i, x in enumerate(case.inputs(0)) if x.dtype.kind == "f" and i not in said]
+    return [*((i,) for i in floats), *([tuple(floats)] if len(floats) > 1 else [])]
 
 
 def not_linear(machine: Machine, case: Case, group: Sequence[int]) -> str | None:
