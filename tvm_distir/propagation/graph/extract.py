@@ -68,6 +68,8 @@ class _Function:
         self.g.bound = self.survey.handles[len(self.params) :]
         kinds = zip(self.survey.handles, self.survey.first)
         self.g.tensors = {key for key, first in kinds if first >= 0}
+        self._like, self._classes = self.survey.like, self.survey.classes
+        self._bound_names = self.survey.names[len(self.params) :]
         self.of_calls: dict[int, _Known] = {}
         self.learnt: dict[int, tuple[Rule, str]] = learned("rules")  # of ops, and their titles
         self.of_pins: dict[int, Annotation] = {}
@@ -142,13 +144,13 @@ class _Function:
             self.g.node_of[key] = self.g.add_node(node)
 
     def _binding(self, number: int) -> None:
-        like, name = self.survey.like[number], self._name(number)
-        known = self.of_calls.get(like)
+        name = self._bound_names[number]
+        known = self.of_calls.get(self._like[number])
         if known is not None:
             results = self.leaves.copied(name, known.results)
             self._emit(number, name, known, self.leaves.operands(number), results)
             return
-        learnt = self.learnt.get(self.survey.classes[number])
+        learnt = self.learnt.get(self._classes[number])
         binding = self.bindings[number]
         if learnt is not None:
             self._learnt_call(number, name, learnt, binding)
@@ -168,21 +170,17 @@ class _Function:
         else:
             self._call(number, binding.var, expr)
 
-    def _name(self, number: int) -> str:
-        """Name of the variable of a binding."""
-        return self.survey.names[len(self.params) + number]
-
     def _learnt_call(self, number: int, name: str, learnt: tuple[Rule, str], binding: Any) -> None:
         """A call of an op that is like none before it in the function, but like one elsewhere."""
         place = len(self.params) + number
         results = self.leaves.like_others(place) or self.leaves.of(place, binding.var)
         known = _Known(*learnt, [self.g.values[v] for v in results])
-        self.of_calls[self.survey.like[number]] = known
+        self.of_calls[self._like[number]] = known
         self._emit(number, name, known, self.leaves.operands(number), results)
 
     def _call(self, number: int, var: Any, expr: ir.Call) -> None:
         """A call that is like none before it."""
-        g, label, op = self.g, self._name(number), expr.op
+        g, label, op = self.g, self._bound_names[number], expr.op
         operands = tuple([v for a in expr.args[:] for v in self.leaves.flat(a, label)])
         if isinstance(op, relax.ExternFunc) or handle(op) in PACKED_HANDLES:
             self._packed(number, var, expr, operands)
@@ -209,10 +207,10 @@ class _Function:
                 "Give the sizes as constants, or fold the op that computes them.",
             )
         known = _Known(rule, title, [g.values[v] for v in results])
-        if self.survey.like[number] >= 0:
-            self.of_calls[self.survey.like[number]] = known
-        if rule is not None and self.survey.classes[number] >= 0:
-            self.learnt[self.survey.classes[number]] = rule, title
+        if self._like[number] >= 0:
+            self.of_calls[self._like[number]] = known
+        if rule is not None and self._classes[number] >= 0:
+            self.learnt[self._classes[number]] = rule, title
         self._emit(number, label, known, operands, results)
 
     def _rule(self, var: Any, call: ir.Call, operands: Sequence[int]) -> Rule:
@@ -235,12 +233,12 @@ class _Function:
         results: tuple[int, ...],
     ) -> None:
         """Add the node of a call."""
-        rule, title, mesh = known.rule, known.title, self.facts.only_mesh
+        (rule, title, _), mesh = known, self.facts.only_mesh
         if rule is None:
-            node = Node("call", operands, results, None, mesh, callee=title, label=name)
+            node = Node("call", operands, results, None, mesh, None, False, title, name)
         else:
             label = f"{name} ({title})"
-            node = Node("op", operands, results, rule, mesh, label=label)
+            node = Node("op", operands, results, rule, mesh, None, False, "", label)
         self._bind(number, results, node)
 
     def _packed(self, number: int, var: Any, call: ir.Call, operands: tuple[int, ...]) -> None:
@@ -273,7 +271,7 @@ class _Function:
         return pin
 
     def _annotation(self, number: int, var: Any, call: ir.Call) -> None:
-        name = self._name(number)
+        name = self._bound_names[number]
         source = self.leaves.flat(argument(call, 0), name)
         if len(source) != 1:
             raise self.g.error("DIST0407", name, "an annotation of a tuple", "Annotate its fields.")

@@ -34,31 +34,33 @@ class Leaves:
     """
 
     def __init__(self, facts: ModuleTypes, g: Graph, survey: Survey) -> None:
-        self._facts, self.g, self._survey = facts, g, survey
+        self._facts, self.g = facts, g
+        self._names, self._handles, self._first = survey.names, survey.handles, survey.first
+        self._types, self._begin, self._operands = survey.types, survey.begin, survey.operands
         self.read: set[int] = set()
         self._of_class: dict[int, FlatValue] = {}
 
     def of(self, number: int, var: Any) -> tuple[int, ...]:
         """Values of a variable, which is the ``number``-th of the survey."""
-        name, first = self._survey.names[number], self._survey.first[number]
+        name, first = self._names[number], self._first[number]
         if first < 0:
             return tuple([self.make(name, ty) for ty in leaf_types(var.ty)])
         known = self.like_others(number)
         if known:
             return known
         values, ty = self.g.values, var.ty
-        shape, item, size = self._facts.like(self._survey.types[number], ty)
+        shape, item, size = self._facts.like(self._types[number], ty)
         self._of_class[first] = FlatValue(name, shape or (), item, size, self._facts.only_mesh, ty)
         values.append(self._of_class[first])
         return (len(values) - 1,)
 
     def like_others(self, number: int) -> tuple[int, ...]:
         """As :meth:`of`, of a tensor of a type met before; nothing for any other variable."""
-        known, values = self._of_class.get(self._survey.first[number]), self.g.values
+        known, values = self._of_class.get(self._first[number]), self.g.values
         if known is None:
             return ()
         _, shape, item, size, mesh, ty = known
-        values.append(FlatValue(self._survey.names[number], shape, item, size, mesh, ty))
+        values.append(FlatValue(self._names[number], shape, item, size, mesh, ty))
         return (len(values) - 1,)
 
     def copied(self, name: str, like: Sequence[FlatValue]) -> tuple[int, ...]:
@@ -121,12 +123,12 @@ class Leaves:
 
     def operands(self, number: int) -> tuple[int, ...]:
         """Flat operands of a call that the survey could tell."""
-        survey, env, found = self._survey, self.g.env, list[int]()
-        for variable in survey.operands[survey.begin[number] : survey.begin[number + 1]]:
+        env, handles, read, found = self.g.env, self._handles, self.read, list[int]()
+        for variable in self._operands[self._begin[number] : self._begin[number + 1]]:
             if variable < 0:
                 found.append(CONST)
                 continue
-            key = survey.handles[variable]
-            self.read.add(key)
+            key = handles[variable]
+            read.add(key)
             found += env[key]
         return tuple(found)
