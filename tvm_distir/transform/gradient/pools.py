@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from tvm import ir, relax
-from tvm.relax.op import multiply, reshape, strided_slice, zeros
+from tvm.relax.op import astype, multiply, reshape, strided_slice, zeros
 from tvm.relax.op.grad import avg_pool2d_backward, max_pool2d_backward
 
 from .constants import array_like
@@ -73,8 +73,12 @@ def _rows_before_after(value: Any, dims: Any, pads: Any, fill: float) -> Any:
 def _maximum(grad: Any, x: Any, w: _Windows, builder: relax.BlockBuilder) -> Any:
     """TVM's op, which needs as many windows as overlap an element along either dim.
 
-    With fewer it reads windows of the next row: windows without a gradient are put behind.
+    With fewer it reads windows of the next row: windows without a gradient are put behind. Its
+    kernel does not compile in bfloat16, and works in float32 then.
     """
+    if str(x.ty.dtype) == "bfloat16":
+        one, data = (builder.emit(astype(value, "float32")) for value in (grad, x))
+        return astype(builder.emit(_maximum(one, data, w, builder)), "bfloat16")
     counts = [int(shape_of(grad)[d]) for d in w.dims]
     spare = [max(0, -(-k // s) - n) for k, s, n in zip(w.kernel, w.strides, counts, strict=True)]
     if not any(spare):
