@@ -3,10 +3,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hold search against enumeration and an integer program.
 
-Usage: scripts/prove_search.py [--nets N] [--cuts N] [--seeds N]
+Usage: scripts/prove_search.py [--nets N] [--cuts N] [--seeds N] [--plans N]
 Random labelling problems against enumeration, at every sweep and at the end; problems of models
 against HiGHS; whole spaces of plans against every plan in them; even cuts of layers against all
-cuts; the digest of what is found, over seeds of Python's hashes.
+cuts; the digest of what is found, over seeds of Python's hashes; plans run against one device.
 Exits with 1 where anything differs.
 """
 
@@ -53,6 +53,16 @@ SPACES = (
     ("llama", 6, 12, Constraints(("dp", "tp", "cp"), fixed={"cp": 1})),
     ("gpt", 6, 12, Constraints(("pp", "dp"), micro_batches=(1, 2, 3), chunks=(1, 2))),
 )
+
+RUNS = (
+    ("gpt", 4, 8, ("dp", "tp")),
+    ("moe", 4, 8, ("dp", "ep")),
+    ("llama", 8, 8, ("dp", "tp", "cp")),
+    ("gpt", 4, 8, ("pp", "dp", "tp")),
+    ("llama", 4, 8, ("pp", "dp", "tp")),
+    ("moe", 8, 8, ("dp", "ep", "tp")),
+)
+"""Size "tiny", devices, batch, axes."""
 
 
 def quick() -> td.System:
@@ -175,6 +185,32 @@ def cuts(count: int) -> int:
     return wrong
 
 
+def executed(count: int) -> int:
+    """Plans found, run on threads against one device; those in which nothing is sent count not."""
+    done, sent, wrong = 0, 0, 0
+    for name, devices, batch, axes in RUNS:
+
+        def make(size: int, name: str = name) -> object:
+            return getattr(td.zoo, name)(size="tiny", batch=size)
+
+        rules = Constraints(axes, micro_batches=(1, 2))
+        given = {"batch": batch, "train": ADAM, "constraints": rules}
+        for found in search(make, devices, quick(), top=99, margin=99.0, **given).plans:
+            if done == count:
+                break
+            schedule = found.plan.schedule
+            model = make(batch // (schedule.micro_batches if schedule else 1))
+            step = td.train_step(model, schedule=schedule, **ADAM)
+            plan = td.strategy.with_updates(step, found.plan)
+            report = td.verify(step, plan, engine="threads")
+            number = sum(one.count for one in report.collectives)
+            done, sent, wrong = done + bool(number), sent + number, wrong + (not report.equal)
+            said = f"{'equal' if report.equal else 'DIFFERENT'}, {number} collectives"
+            print(f"  {name} {found.row.candidate.key}: {said}", flush=True)
+    print(f"{done} plans run on threads, {sent} collectives: {wrong} not equal to one device")
+    return wrong + (done < count)
+
+
 def digest() -> str:
     """Of what a search finds."""
     name, devices, batch, rules = SPACES[1]
@@ -206,12 +242,14 @@ def main() -> int:
     parser.add_argument("--nets", type=int, default=400)
     parser.add_argument("--cuts", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--plans", type=int, default=20, help="that are run")
     parser.add_argument("--digest", action="store_true", help="print one digest, and no more")
     options = parser.parse_args()
     if options.digest:
         print(digest())
         return 0
-    wrong = nets(options.nets) + cuts(options.cuts) + models() + spaces() + seeds(options.seeds)
+    wrong = nets(options.nets) + cuts(options.cuts) + models() + spaces()
+    wrong += seeds(options.seeds) + executed(options.plans)
     print(f"{wrong} differences, {time.process_time():.0f} s of CPU without the seeds' processes")
     return 1 if wrong else 0
 
