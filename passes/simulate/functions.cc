@@ -172,6 +172,20 @@ void Functions::Classify() {
   classified_ = true;
 }
 
+void Functions::Retime(const Ints& columns, const int64_t* table, int64_t stride) {
+  size_t at = 0;
+  for (Function& f : functions_) {
+    for (Op& op : f.ops) {
+      const int64_t column = columns.at(at++);
+      if (column >= 0) op.duration = table[column * stride];
+    }
+    f.summarised = false;
+    f.ports = kStreams;
+    f.starts.clear();
+    f.row_at.clear();
+  }
+}
+
 const Function& Functions::Summarised(int64_t id) {
   CheckRange(id, 0, size(), "a function");
   if (!classified_) Classify();

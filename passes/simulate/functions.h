@@ -98,6 +98,10 @@ class Functions {
   // What parameters of a function that is run from outside are.
   void Open(int64_t id, const Ints& classes);
 
+  // Gives all ops other durations, those of column columns[o] at of the rows of a table that are
+  // stride apart; calls have none, -1. Maps are to be made anew.
+  void Retime(const Ints& columns, const int64_t* table, int64_t stride);
+
   // The function with its map.
   const Function& Summarised(int64_t id);
 

@@ -9,6 +9,7 @@
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/function.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <utility>
@@ -106,17 +107,8 @@ class Session {
   Shape Run(const TensorView& kind_function, const TensorView& kind_places, const TensorView& steps,
             const TensorView& template_begin, const TensorView& program_begin,
             const TensorView& programs, const TensorView& edges, int64_t cells, int64_t micros) {
-    Units units{Listed(kind_function, "kind_function"),
-                Listed(kind_places, "kind_places"),
-                Listed(steps, "steps"),
-                Listed(template_begin, "template_begin"),
-                Listed(program_begin, "program_begin"),
-                Listed(programs, "programs"),
-                Listed(edges, "edges"),
-                cells,
-                micros};
-    CheckBounds(units.template_begin, units.steps.size() / kStepColumns, "template_begin");
-    CheckBounds(units.program_begin, units.programs.size() / 2, "program_begin");
+    const Units units = Read(kind_function, kind_places, steps, template_begin, program_begin,
+                             programs, edges, cells, micros);
     ran_ = RunUnits(&functions_, units);
     Ints sizes;
     for (const Ints* one : {&ran_.times, &ran_.finish, &ran_.sent, &ran_.position}) {
@@ -142,7 +134,48 @@ class Session {
     return Shape({found.compute, found.comm, found.both});
   }
 
+  // When each of many steps ends, -1 of one that does not fit or never does: those of the units,
+  // with ops and messages of other durations, (columns, rows) and (messages, rows).
+  void Sweep(const TensorView& columns, const TensorView& spent_in, const TensorView& sent_in,
+             const TensorView& kind_function, const TensorView& kind_places,
+             const TensorView& steps, const TensorView& template_begin,
+             const TensorView& program_begin, const TensorView& programs, const TensorView& edges,
+             int64_t cells, int64_t micros, const TensorView& out_in) {
+    Units units = Read(kind_function, kind_places, steps, template_begin, program_begin, programs,
+                       edges, cells, micros);
+    const Ints known = Listed(columns, "columns");
+    const Int64View spent(spent_in, "spent"), sent(sent_in, "sent"), out(out_in, "out");
+    const int64_t rows = out.size(), messages = static_cast<int64_t>(units.edges.size()) / 2;
+    int64_t used = 0;
+    for (const int64_t column : known) used = std::max(used, column + 1);
+    if (spent.size() < used * rows) TVM_FFI_THROW(ValueError) << "durations are too few";
+    sent.CheckSize(messages * rows, "sent");
+    for (int64_t row = 0; row < rows; ++row) {
+      functions_.Retime(known, &spent[row], rows);
+      for (int64_t e = 0; e < messages; ++e) units.edges[2 * e + 1] = sent[e * rows + row];
+      out[row] = EndOf(&functions_, units);
+    }
+  }
+
  private:
+  static Units Read(const TensorView& kind_function, const TensorView& kind_places,
+                    const TensorView& steps, const TensorView& template_begin,
+                    const TensorView& program_begin, const TensorView& programs,
+                    const TensorView& edges, int64_t cells, int64_t micros) {
+    Units units{Listed(kind_function, "kind_function"),
+                Listed(kind_places, "kind_places"),
+                Listed(steps, "steps"),
+                Listed(template_begin, "template_begin"),
+                Listed(program_begin, "program_begin"),
+                Listed(programs, "programs"),
+                Listed(edges, "edges"),
+                cells,
+                micros};
+    CheckBounds(units.template_begin, units.steps.size() / kStepColumns, "template_begin");
+    CheckBounds(units.program_begin, units.programs.size() / 2, "program_begin");
+    return units;
+  }
+
   void Check(int64_t id) const {
     if (id < 0 || id >= functions_.size()) {
       TVM_FFI_THROW(IndexError) << "there is no function " << id;
@@ -192,6 +225,14 @@ Array<tvm::ffi::Function> Simulation(TensorView functions, TensorView ops, Tenso
           F::FromTyped([session](TensorView runs, TensorView times, TensorView computing,
                                  TensorView talking) {
             return session->Busy(runs, times, computing, talking);
+          }),
+          F::FromTyped([session](TensorView columns, TensorView spent, TensorView sent,
+                                 TensorView kind_function, TensorView kind_places,
+                                 TensorView steps, TensorView template_begin,
+                                 TensorView program_begin, TensorView programs, TensorView edges,
+                                 int64_t cells, int64_t micros, TensorView out) {
+            session->Sweep(columns, spent, sent, kind_function, kind_places, steps, template_begin,
+                           program_begin, programs, edges, cells, micros, out);
           })};
 }
 

@@ -5,6 +5,7 @@
 
 #include <tvm/ffi/error.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace tvm_distir {
@@ -199,6 +200,19 @@ class Run {
 }  // namespace
 
 Ran RunUnits(Functions* functions, const Units& units) { return Run(functions, units).Go(); }
+
+int64_t EndOf(Functions* functions, const Units& units) {
+  try {
+    const Ran ran = RunUnits(functions, units);
+    for (size_t r = 0; r < ran.position.size(); ++r) {
+      if (ran.position[r] < units.program_begin[r + 1] - units.program_begin[r]) return -1;
+    }
+    return ran.finish.empty() ? 0 : *std::max_element(ran.finish.begin(), ran.finish.end());
+  } catch (const tvm::ffi::Error& error) {
+    if (error.kind() != "OverflowError") throw;
+    return -1;
+  }
+}
 
 }  // namespace simulate
 }  // namespace tvm_distir

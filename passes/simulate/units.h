@@ -53,6 +53,9 @@ struct Ran {
 // Runs all ranks as early as possible.
 Ran RunUnits(Functions* functions, const Units& units);
 
+// When the last rank is done; -1 where some never are, or a time is too long.
+int64_t EndOf(Functions* functions, const Units& units);
+
 }  // namespace simulate
 }  // namespace tvm_distir
 

@@ -4,25 +4,19 @@
 
 from __future__ import annotations
 
-import gzip
-import hashlib
 from dataclasses import astuple, replace
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 from ..frontend import load_model, zoo
 from ..program import Program, export
-from ..reading import CACHE, write_whole
 from ..strategy import make_plan
+from ..sweeping import kept_program
 from ..transform import distribute
 from ..transform.gradient import train_step
 from .rows import Row, StepRow
 
 DROPOUT = 0.1
 """Megatron's default."""
-_DOWNSTREAM = ("calibration", "cli", "program/kernels", "report", "simulation", "system")
-"""Rooms that do not change what is exported."""
 
 
 def program_of(row: Row | StepRow, cached: bool = True) -> Program:
@@ -32,29 +26,11 @@ def program_of(row: Row | StepRow, cached: bool = True) -> Program:
     ----------
     row : Row or StepRow
     cached : bool
-        Whether to keep it on disk, in :data:`CACHE`, by row and by the sources that make them.
+        Whether to keep it on disk, as :func:`tvm_distir.sweeping.kept_program` does.
     """
     if not cached:
         return _make(row)
-    key = hashlib.sha256(repr((_sources(), astuple(replace(row, time_s=0.0, weight=1.0)))).encode())
-    path = CACHE / "programs" / f"{key.hexdigest()[:32]}.json.gz"
-    if path.exists():
-        return Program.from_json(gzip.decompress(path.read_bytes()).decode())
-    program = _make(row)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, gzip.compress(program.to_json().encode(), 4))
-    return program
-
-
-@cache
-def _sources() -> str:
-    """Digest of the sources that decide what is exported."""
-    root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root).as_posix()
-        if not name.startswith(_DOWNSTREAM):
-            digest.update(name.encode() + path.read_bytes())
-    return digest.hexdigest()
+    return kept_program(astuple(replace(row, time_s=0.0, weight=1.0)), lambda: _make(row))
 
 
 def _make(row: Row | StepRow) -> Program:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,20 @@ def add_parser(commands: Any) -> None:
         default="layers",
         help="layers: stages of equally many layers (the default); work: of equal work",
     )
+    parser.add_argument(
+        "--decide",
+        metavar="D",
+        default="bytes",
+        help="what decides what strategies leave open: bytes (the default), or times of the system",
+    )
+    parser.add_argument(
+        "--row-by-row",
+        action="store_true",
+        help="take every row through the whole pipeline, also where many are alike",
+    )
+    parser.add_argument(
+        "--cache", metavar="DIR", help="folder in which programs of samples are kept"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the rows in -o FILE")
     parser.add_argument("-o", dest="output", metavar="FILE.csv", help="write the rows, as found")
     parser.set_defaults(run=run)
@@ -91,7 +107,9 @@ def settings_of(arguments: argparse.Namespace, system: Any) -> dict[str, Any]:
     from ..frontend import model_file
 
     names = ("model", "dim", "train", *(name for name in TRAINING if name != "recompute"))
-    found: dict[str, Any] = {name: getattr(arguments, name) for name in (*names, "tensor", "cuts")}
+    found: dict[str, Any] = {
+        name: getattr(arguments, name) for name in (*names, "tensor", "cuts", "decide")
+    }
     found |= {"version": __version__, "system": hashlib.sha256(repr(system).encode()).hexdigest()}
     path = model_file(arguments.model)
     if path:
@@ -132,7 +150,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.tensor:
         with asked_by("--tensor", "DIST0230", "DIST0231", "DIST0235"):
             parse(arguments.tensor)
-    with asked_by("--grid", *(["DIST0750"] if grid else [])), asked_by("--cuts", "DIST0152"):
+    with asked_by("--grid", *(["DIST0750"] if grid else [])), _named_by_options():
         result = sweep(
             arguments.model,
             grid or arguments.rows,
@@ -140,12 +158,17 @@ def run(arguments: argparse.Namespace) -> int:
             train=training_keywords(arguments) if arguments.train else None,
             tensor=arguments.tensor,
             cuts=arguments.cuts,
+            decide=arguments.decide,
             dims=dims,
             output=path,
             resume=arguments.resume,
             settings=settings_of(arguments, system),
+            structures=not arguments.row_by_row,
+            cache=arguments.cache,
             on_progress=_progress,
         )
+    if result.checked:
+        say(_checks(result.checked))
     if path is None:
         put(result.to_csv())
     else:
@@ -155,7 +178,29 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+@contextmanager
+def _named_by_options() -> Iterator[None]:
+    """Say options where an error names what they are in Python."""
+    try:
+        yield
+    except UsageError as error:
+        if error.place not in ("cuts", "decide"):
+            raise
+        raise error.placed(lambda place: f"--{place}") from error
+
+
 def _progress(progress: Any) -> None:
     """Say how far the sweep has come."""
     impossible = f", {progress.impossible:,} impossible" if progress.impossible else ""
-    say(f"{progress.done:,} of {progress.rows:,} rows{impossible}")
+    found = f"; {progress.structures:,} structures" if progress.structures else ""
+    say(f"{progress.done:,} of {progress.rows:,} rows{impossible}{found}")
+    while progress.notes:
+        say(progress.notes.pop(0))
+
+
+def _checks(found: Any) -> str:
+    """What came of the rows that were taken through the whole pipeline too."""
+    equal = sum(one.equal for one in found)
+    most = [max(abs(one.shares[k]) for one in found) for k in range(2)]
+    differ = f"; at most {most[0]:.2%} in time and {most[1]:.2%} in memory" * (equal < len(found))
+    return f"checked {len(found):,} rows against the whole pipeline: {equal:,} equal{differ}"

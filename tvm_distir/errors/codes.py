@@ -159,6 +159,8 @@ CODES: dict[str, str] = {
     "DIST0740": "a result to compare cannot be read, or is none",
     "DIST0750": "rows of a sweep cannot be read",
     "DIST0751": "a row of a sweep is no configuration of the model",
+    "DIST0752": "a number of a program is no sum of monomials in the sizes",
+    "DIST0753": "a prediction by a structure is not that of the whole pipeline",
     # 08xx: infeasible
     "DIST0801": "no placement found keeps little enough on each device",
     "DIST0802": "a training step does not fit, whatever is made again",

@@ -119,6 +119,24 @@ class Maps(Protocol):
     def run(self, units: Units) -> Ran:
         """Run units on ranks as early as possible."""
 
+    def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: Units) -> Ints:
+        """Ends of many runs of units, with other durations.
+
+        Parameters
+        ----------
+        columns : int64 array
+            By op of the table its row in ``spent``; -1 of a call.
+        spent : int64 array (durations, rows)
+        sent : int64 array (messages, rows)
+            Durations of messages.
+        units : Units
+
+        Returns
+        -------
+        int64 array (rows,)
+            -1 where ranks wait for each other, or a time does not fit.
+        """
+
     def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
         """Time in which a rank computes, communicates, and does both.
 

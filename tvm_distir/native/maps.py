@@ -58,6 +58,7 @@ class NativeMaps:
             self._run,
             self._outcome,
             self._busy,
+            self._sweep,
         ) = load_library()["simulation"](*table.arrays())
         _know_overflows()
         self._results = table.functions[3::4]
@@ -108,22 +109,24 @@ class NativeMaps:
     def run(self, units: Units) -> Ran:
         """See :class:`.functions.Maps`."""
         with representable():
-            sizes = self._run(
-                units.kind_function,
-                units.kind_places,
-                np.ascontiguousarray(units.steps).ravel(),
-                units.template_begin,
-                units.program_begin,
-                np.ascontiguousarray(units.programs).ravel(),
-                np.ascontiguousarray(units.edges).ravel(),
-                units.cells,
-                units.micros,
-            )
+            sizes = self._run(*units.arrays())
         times, finish, sent, position = (np.empty(size, np.int64) for size in sizes)
         self._outcome(times, finish, sent, position)
         return Ran(
             times, finish.reshape(-1, RANK_STREAMS), sent.reshape(-1, units.micros), position
         )
+
+    def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: Units) -> Ints:
+        """See :class:`.functions.Maps`."""
+        found = np.empty(spent.shape[1], np.int64)
+        self._sweep(
+            columns,
+            np.ascontiguousarray(spent).ravel(),
+            np.ascontiguousarray(sent).ravel(),
+            *units.arrays(),
+            found,
+        )
+        return found
 
     def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
         """See :class:`.functions.Maps`."""

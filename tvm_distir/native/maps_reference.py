@@ -7,8 +7,10 @@ Every parameter is a port here, so that the choice of ports is checked as well.
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -73,6 +75,10 @@ def _read(table: FunctionTable) -> list[_Function]:
 def _plus(row: Ints, by: int) -> Ints:
     found: Ints = np.where(row > NEVER, row + min(by, LATEST + 1), NEVER)
     return checked(found)
+
+
+def _retimed(op: _Op, column: int, spent: Ints) -> _Op:
+    return op if column < 0 else replace(op, duration=int(spent[column]))
 
 
 class ReferenceMaps:
@@ -171,6 +177,24 @@ class ReferenceMaps:
         """See :class:`.functions.Maps`."""
         with representable():
             return run_units(self, units)
+
+    def sweep(self, columns: Ints, spent: Ints, sent: Ints, units: Units) -> Ints:
+        """See :class:`.functions.Maps`."""
+        found = np.full(spent.shape[1], -1, np.int64)
+        for row in range(found.size):
+            column = iter(columns.tolist())
+            one = copy.copy(self)
+            one._known = {}
+            one._functions = [
+                replace(fn, ops=[_retimed(op, next(column), spent[:, row]) for op in fn.ops])
+                for fn in self._functions
+            ]
+            edges = np.stack((units.edges[:, 0], sent[:, row]), axis=1)
+            with contextlib.suppress(OverflowError):
+                ran = run_units(one, replace(units, edges=edges))
+                if (ran.position == np.diff(units.program_begin)).all():
+                    found[row] = ran.finish.max(initial=0)
+        return found
 
     def busy(self, runs: Ints, times: Ints, computing: Ints, talking: Ints) -> tuple[int, int, int]:
         """See :class:`.functions.Maps`."""

@@ -65,6 +65,20 @@ class Units:
     cells: int
     micros: int
 
+    def arrays(self) -> tuple[Ints | int, ...]:
+        """The fields in order, each array in one dim."""
+        return (
+            self.kind_function,
+            self.kind_places,
+            np.ascontiguousarray(self.steps).ravel(),
+            self.template_begin,
+            self.program_begin,
+            np.ascontiguousarray(self.programs).ravel(),
+            np.ascontiguousarray(self.edges).ravel(),
+            self.cells,
+            self.micros,
+        )
+
     def runs(self) -> tuple[Ints, Ints, Ints]:
         """All runs, those of each rank in turn.
 

@@ -3,6 +3,9 @@
 
 from .checks import call_order as call_order
 from .exporter import export as export
+from .numbers import Numbers as Numbers
+from .numbers import edges_of as edges_of
+from .numbers import numbers_of as numbers_of
 from .parts import SCHEMA_VERSION as SCHEMA_VERSION
 from .parts import STAGED_VERSION as STAGED_VERSION
 from .parts import Entry as Entry

@@ -1,6 +1,7 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .batch import Batch as Batch
 from .costs import HOST as HOST
 from .costs import HOSTS as HOSTS
 from .critical import PathPart as PathPart
@@ -14,6 +15,7 @@ from .lanes import Lane as Lane
 from .lanes import OpTime as OpTime
 from .memory import Holder as Holder
 from .memory import MemoryAccount as MemoryAccount
+from .memory import Peaks as Peaks
 from .memory import Verdict as Verdict
 from .memory import place_number as place_number
 from .memory import verdict as verdict

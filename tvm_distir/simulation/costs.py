@@ -65,7 +65,7 @@ class OpCosts:
         place = f"{function}/{op.name} ({op.op})"
         if op.kind == "collective":
             wire = wire_bytes(op.collective, op.payload_bytes, op.group_size)
-            layout = self._layout(op)
+            layout = self.layout(op.mesh, op.mesh_axes)
             slowest = self.clock.collective_ps(
                 op.collective, op.payload_bytes, layout, place, op.kernel_class == GRADIENTS
             )
@@ -104,7 +104,7 @@ class OpCosts:
 
     def group_durations_ps(self, op: Op, place: str) -> tuple[int, ...]:
         """Duration of a collective in each of the groups of its mesh, all running at once."""
-        layout = self._layout(op)
+        layout = self.layout(op.mesh, op.mesh_axes)
         return self.clock.group_durations_ps(op.collective, op.payload_bytes, layout, place)
 
     def edge_ps(self, edge: Edge, here: int, there: int) -> tuple[int, int]:
@@ -130,10 +130,11 @@ class OpCosts:
         """Duration of a copy between a device and the memory of its host."""
         return picoseconds(self.clock.system.host_copy_time_s(size_bytes), place)
 
-    def _layout(self, op: Op) -> GroupLayout:
-        key = (op.mesh, op.mesh_axes)
+    def layout(self, mesh: int, axes: tuple[int, ...]) -> GroupLayout:
+        """How the groups along axes of a mesh lie on the nodes."""
+        key = (mesh, axes)
         if key not in self._layouts:
-            groups = self.program.meshes[op.mesh].group_table(op.mesh_axes)
+            groups = self.program.meshes[mesh].group_table(axes)
             self._layouts[key] = self.clock.system.layout(groups)
         return self._layouts[key]
 

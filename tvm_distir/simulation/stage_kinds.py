@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 
 from ..native import AT_HAND, FREE, IS_FREE, SETTLED, Maps, maps_of
-from ..program import Program, Staged, once_slots
+from ..program import Mesh, Program, Staged, once_slots
 from ..system import System
 from .costs import OpCosts
 from .function_reader import read_functions
@@ -58,6 +58,24 @@ class Alike:
     timed: dict[int, list[int]]
 
 
+def axes_used(program: Program) -> set[tuple[int, ...]]:
+    """Mesh axes along which collectives of a program work."""
+    return {op.mesh_axes for fn in program.functions.values() for op in fn.ops if op.mesh_axes}
+
+
+def lying(
+    axes: Collection[tuple[int, ...]], meshes: Sequence[Mesh], system: System
+) -> list[Hashable]:
+    """How the groups of meshes along axes lie on the nodes: equal ones are equally fast."""
+    found: list[Hashable] = []
+    for mesh in meshes:
+        fitting = sorted(a for a in axes if all(n < len(mesh.shape) for n in a))
+        layouts = [system.layout(mesh.group_table(a)) for a in fitting]
+        lie = tuple((layout.kinds, layout.sharing) for layout in layouts)
+        found.append((mesh.axes, mesh.shape, lie))
+    return found
+
+
 class Kinds:
     """Units of all ranks.
 
@@ -80,13 +98,7 @@ class Kinds:
         self, program: Program, staged: Staged, system: System, blocking: bool, engine: str
     ) -> None:
         self.staged, self.lowering = staged, Lowering(blocking)
-        axes = {op.mesh_axes for fn in program.functions.values() for op in fn.ops if op.mesh_axes}
-        keys: list[Hashable] = []
-        for mesh in program.meshes:
-            fitting = sorted(a for a in axes if all(n < len(mesh.shape) for n in a))
-            layouts = [system.layout(mesh.groups(a)) for a in fitting]
-            lie = tuple((layout.kinds, layout.sharing) for layout in layouts)
-            keys.append((mesh.axes, mesh.shape, lie))
+        keys = lying(axes_used(program), program.meshes, system)
         roles: dict[Hashable, set[int]] = {}
         for stage, rank in zip(staged.stages, staged.schedule.rank_of, strict=True):
             roles.setdefault(keys[rank], set()).add(stage.role)

@@ -4,72 +4,37 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ..errors import UsageError, nearest
 from ..ir.rewrite import collector_paused
 from ..system import System
 from .configuration import Configuration
 from .outcome import COLUMNS, OK, Outcome, through_pipeline
-from .pipeline import CUTS, Pipeline, check_model_given
-from .sheet import Sheet, csv_text
+from .pipeline import CUTS, DECIDE, Pipeline, check_model_given
+from .result import Progress, SweepResult
+from .sheet import Sheet
+from .structures import Difference, Refusals, StructureSweep
 from .table import Table, grid_table, read_table
 
 Rows = str | Path | Mapping[str, Sequence[Any]]
 
-OnProgress = Callable[["Progress"], None]
+OnProgress = Callable[[Progress], None]
+Ints = npt.NDArray[np.int64]
+
+LEAST_ROWS = 24
+"""Fewer rows go through the pipeline one by one."""
+CHECKED = 1000
+"""One in so many predictions by structures is checked."""
 _FLUSH_S = 1.0
 """How often finished rows are written."""
-
-
-@dataclass
-class Progress:
-    """How far a sweep is.
-
-    Attributes
-    ----------
-    rows, done, impossible : int
-        All rows; those that are finished; those of them without a prediction.
-    """
-
-    rows: int
-    done: int = 0
-    impossible: int = 0
-
-
-@dataclass
-class SweepResult:
-    """Predictions of the rows of a table.
-
-    Attributes
-    ----------
-    header : tuple of str
-        Names of columns: the configuration, what else stood in the rows, and
-        :data:`.outcome.COLUMNS`.
-    rows : list of tuple
-        Finished rows, in the order of the table; cells that do not apply are empty texts.
-    complete : bool
-        Whether all rows are there.
-    interrupted : bool
-        Whether Ctrl-C ended it.
-    """
-
-    header: tuple[str, ...]
-    rows: list[tuple[Any, ...]] = field(default_factory=list)
-    complete: bool = True
-    interrupted: bool = False
-
-    def to_dicts(self) -> list[dict[str, Any]]:
-        """Rows by the names of their columns."""
-        return [dict(zip(self.header, row, strict=True)) for row in self.rows]
-
-    def to_csv(self) -> str:
-        """Header and rows as CSV."""
-        return csv_text([self.header, *self.rows])
 
 
 def sweep(
@@ -80,10 +45,13 @@ def sweep(
     train: Mapping[str, Any] | None = None,
     tensor: str = "",
     cuts: str = "layers",
+    decide: str = "bytes",
     dims: Mapping[str, int] | None = None,
     output: str | Path | None = None,
     resume: bool = False,
     settings: Mapping[str, Any] | None = None,
+    structures: bool = True,
+    cache: str | Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> SweepResult:
     """Predict the step of a model in many configurations.
@@ -106,6 +74,9 @@ def sweep(
     cuts : str
         ``layers``: stages of equally many layers, where the model has repeated ones; ``work``: as
         ``td.train_step`` cuts.
+    decide : str
+        What decides what strategies leave open: ``bytes`` and operations, by fixed weights; or
+        ``times`` of the system, which change more often between rows.
     dims : mapping of str to int, optional
         Sizes of symbolic dims for all rows.
     output : path, optional
@@ -114,24 +85,31 @@ def sweep(
         Go on with what stands there.
     settings : mapping, optional
         What else predictions depend on, for ``resume`` to compare.
+    structures : bool
+        Predict training steps from structures, where there are enough rows alike; False: take
+        every row through the whole pipeline.
+    cache : path, optional
+        Folder in which programs of samples are kept; that of the user by default.
     on_progress : callable, optional
         Told now and then how far the sweep is.
 
     Raises
     ------
     SimulationError
-        DIST0750 for rows that cannot be read.
+        DIST0750 for rows that cannot be read; DIST0753 for a prediction that is not that of the
+        whole pipeline.
     UsageError
         DIST0151 for a model whose batch stands in it, an ``output`` with other rows; DIST0152 for
-        ``cuts`` that are none; DIST0153.
+        ``cuts`` or ``decide`` that are none; DIST0153.
     """
-    if cuts not in CUTS:
-        raise UsageError("DIST0152", f'"{cuts}" cuts nothing', place="cuts",
-                         remedy=nearest(cuts, CUTS))  # fmt: skip
+    for option, word, words in (("cuts", cuts, CUTS), ("decide", decide, DECIDE)):
+        if word not in words:
+            what = f'"{word}" is none of {", ".join(words)}'
+            raise UsageError("DIST0152", what, place=option, remedy=nearest(word, words))
     known = System.known(system)
     assert known is not None
     check_model_given(model)
-    pipeline = Pipeline(model, known, train, tensor, cuts, dims=dims or {})
+    pipeline = Pipeline(model, known, train, tensor, cuts, decide, dims or {})
     if isinstance(rows, Mapping):
         axes = {name: [str(value) for value in values] for name, values in rows.items()}
         table = grid_table(axes, pipeline.keys)
@@ -139,7 +117,10 @@ def sweep(
         table = read_table(rows, pipeline.keys)
     table.show(pipeline.usual)
     with collector_paused():
-        return _Sweep(pipeline, table, output, resume, settings or {}, on_progress).run()
+        work = _Sweep(
+            pipeline, table, output, resume, settings or {}, structures, cache, on_progress
+        )
+        return work.run()
 
 
 class _Sweep:
@@ -152,6 +133,8 @@ class _Sweep:
         output: str | Path | None,
         resume: bool,
         settings: Mapping[str, Any],
+        structures: bool,
+        cache: str | Path | None,
         on_progress: OnProgress | None,
     ) -> None:
         self.pipeline, self.table, self.on_progress = pipeline, table, on_progress
@@ -161,7 +144,9 @@ class _Sweep:
         self.given = list(zip(*columns.values(), strict=True))
         self.found: list[tuple[Any, ...] | None] = [None] * table.size
         self.progress = Progress(table.size)
+        self.structures, self.cache = structures, None if cache is None else Path(cache)
         self._known: dict[Configuration, Outcome] = {}
+        self._refused: Refusals | None = None
         self._unwritten: list[int] = []
         self._written_s = time.monotonic()
         self.sheet = None
@@ -169,12 +154,14 @@ class _Sweep:
             self.sheet = Sheet(Path(output), settings, self.header, self.keys, resume=resume)
 
     def run(self) -> SweepResult:
-        interrupted = False
+        interrupted, differences = False, list[Difference]()
         try:
             self._again()
-            for row in range(self.table.size):
-                if self.found[row] is None:
-                    self._done(row, self._outcome(row))
+            self._refuse()
+            if self.structures and self.pipeline.train is not None:
+                differences = self._by_structures()
+            for row in self._open().tolist():
+                self._done(row, self._outcome(row))
         except KeyboardInterrupt:
             interrupted = True
         self._write()
@@ -185,7 +172,53 @@ class _Sweep:
         ]
         if self.sheet is not None:
             self.sheet.finish(rows)
-        return SweepResult(self.header, rows, len(rows) == self.table.size, interrupted)
+        complete = len(rows) == self.table.size
+        return SweepResult(self.header, rows, complete, interrupted, tuple(differences))
+
+    def _open(self) -> Ints:
+        """Rows that are not finished."""
+        return np.array([n for n, one in enumerate(self.found) if one is None], np.int64)
+
+    def _refuse(self) -> None:
+        """Finish rows that the table itself refuses."""
+        for row, why in self.table.faults.items():
+            if self.found[row] is None:
+                self._done(row, Outcome(f"DIST0751 {why}"))
+
+    def _by_structures(self) -> list[Difference]:
+        """Predict rows from structures; check some of them against the whole pipeline."""
+        rows = self._open()
+        if rows.size < LEAST_ROWS:
+            return []
+        work = StructureSweep(self.pipeline, self.table, self.cache)
+        predicted: list[int] = []
+        capacity = self.pipeline.system.memory_capacity_bytes
+        for found in work.run(rows):
+            for row, cells in zip(found.rows.tolist(), found.cells(capacity), strict=True):
+                self.found[row] = cells
+                self._unwritten.append(row)
+            predicted += found.rows.tolist()
+            self.progress.done += found.rows.size
+            self.progress.structures = work.structures
+            self._write()
+        self._refused = work.refused
+        self.progress.notes = work.notes
+        return self._checked(predicted)
+
+    def _checked(self, rows: list[int]) -> list[Difference]:
+        """Take one row in :data:`CHECKED`, and at least one, through the whole pipeline."""
+        found = []
+        count = -(-len(rows) // CHECKED)
+        for row in random.Random(len(rows)).sample(rows, count):
+            cells = self.found[row]
+            assert cells is not None
+            whole = through_pipeline(self.pipeline, self.table.row(row))
+            one = Difference(row, float(cells[0]), int(cells[1]), whole)
+            found.append(one)
+            self.progress.checked = len(found)
+            if not one.within:
+                raise one.error()
+        return found
 
     def _again(self) -> None:
         """Take rows from a sweep before."""
@@ -199,12 +232,16 @@ class _Sweep:
                 self.progress.impossible += cells[-1] != OK
 
     def _outcome(self, row: int) -> Outcome:
-        if row in self.table.faults:
-            return Outcome(f"DIST0751 {self.table.faults[row]}")
+        why = None if self._refused is None else self._refused.known(row)
+        if why is not None:
+            return Outcome(why)
         configuration = self.table.row(row)
         if configuration not in self._known:
             self._known[configuration] = through_pipeline(self.pipeline, configuration)
-        return self._known[configuration]
+        found = self._known[configuration]
+        if self._refused is not None and found.status != OK:
+            self._refused.learn(row, found.status)
+        return found
 
     def _done(self, row: int, outcome: Outcome) -> None:
         self.found[row] = outcome.cells(self.pipeline.system.memory_capacity_bytes)

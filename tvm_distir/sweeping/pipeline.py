@@ -4,15 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from tvm import ir
 
 from ..errors import UsageError, parse_int
-from ..frontend import load_model, model_keys, zoo
+from ..frontend import load_model, model_file, model_keys, zoo
 from ..ir.rewrite import all_bindings
 from ..program import Program, export
 from ..strategy import make_plan
@@ -23,6 +25,8 @@ from .configuration import DIM, Configuration, refused
 
 TRANSFORMERS = ("gpt", "llama", "bert", "vit", "moe")
 """Models of the zoo whose weights Megatron's strategy knows."""
+DECIDE = ("bytes", "times")
+"""What decides what strategies leave open."""
 CUTS = ("layers", "work")
 """How models are cut into stages."""
 SHOWN = ("layers", "hidden", "heads", "seq", "vocab")
@@ -46,8 +50,10 @@ class Pipeline:
         ``tensor_parallel``.
     cuts : str
         ``layers``: stages have equally many layers; ``work``: equal work.
-    bucket_bytes, ahead_bytes : int
-        As ``distribute`` takes them.
+    decide : str
+        What decides what strategies leave open: ``bytes``, or ``times`` of the system.
+    dims : mapping of str to int
+        Sizes of symbolic dims for all rows.
     """
 
     model: str
@@ -55,8 +61,7 @@ class Pipeline:
     train: Mapping[str, Any] | None = None
     tensor: str = ""
     cuts: str = "layers"
-    bucket_bytes: int = 0
-    ahead_bytes: int = 0
+    decide: str = "bytes"
     dims: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
@@ -65,12 +70,39 @@ class Pipeline:
         return model_keys(self.model)
 
     @cached_property
+    def identity(self) -> tuple[object, ...]:
+        """All that programs depend on beside their rows."""
+        path = model_file(self.model)
+        content = hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else ""
+        train = None if self.train is None else sorted(self.train.items())
+        dims = sorted(self.dims.items())
+        own = (self.strategy, self.cuts, self.decide, repr(self.system))
+        return self.model, content, train, dims, *own
+
+    @cached_property
     def keys(self) -> tuple[str, ...]:
         """Keys of the model that rows may give."""
         if self.zoo is None:
             return ()
         config = zoo.config(*self.zoo)
         return ("size", *(key for key in vars(config) if key != "batch"))
+
+    @cached_property
+    def counted(self) -> dict[str, int]:
+        """Sizes of the zoo's model that are not numbers of things built one by one, nor flags."""
+        if self.zoo is None:
+            return {}
+        config = zoo.config(*self.zoo)
+        return {
+            key: value
+            for key, value in vars(config).items()
+            if type(value) is int and key != "batch"
+            and key not in config.FLAGS and key not in config.LIMITS
+        }  # fmt: skip
+
+    def given(self, key: str, sizes: Collection[str]) -> bool:
+        """Whether MODEL or a column says a key of the zoo's model."""
+        return key in sizes or (self.zoo is not None and key in self.zoo[1])
 
     @cached_property
     def usual(self) -> dict[str, str]:
@@ -130,8 +162,8 @@ class Pipeline:
             model, schedule=schedule, recompute=row.recompute, system=self.system, **self.train
         )
 
-    def distributed(self, row: Configuration) -> ir.IRModule:
-        """The step of a row at level 5.
+    def program(self, row: Configuration) -> Program:
+        """The program of a row.
 
         Raises
         ------
@@ -141,16 +173,11 @@ class Pipeline:
         training = self.train is not None
         row.check(training)
         step = self.step(row)
-        plan = make_plan(step, row.strategy(self.strategy, training), row.mesh(training),
-                         self.system)  # fmt: skip
-        return distribute(
-            step, plan, system=self.system, bucket_bytes=self.bucket_bytes,
-            ahead_bytes=self.ahead_bytes,
-        )  # fmt: skip
-
-    def program(self, row: Configuration) -> Program:
-        """The program of a row; errors as :meth:`distributed`."""
-        return export(self.distributed(row))
+        text = row.strategy(self.strategy, training)
+        plan = make_plan(step, text, row.mesh(training), self.system)
+        system = self.system if self.decide == "times" else None
+        local = distribute(step, plan, system=system, bucket_bytes=0, ahead_bytes=0)
+        return export(local)
 
 
 def layer_ends(model: ir.IRModule) -> list[str]:

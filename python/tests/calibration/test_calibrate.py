@@ -11,11 +11,11 @@ import pytest
 
 import tvm_distir as td
 from tvm_distir.calibration import ProductRow, Row, StepRow, calibrate, program_of, read_rows
-from tvm_distir.calibration import programs as kept
 from tvm_distir.calibration.fitting import fit
 from tvm_distir.calibration.prices import with_constants
 from tvm_distir.calibration.steps import Model
 from tvm_distir.errors import SimulationError
+from tvm_distir.sweeping import kept
 from tvm_distir.system import MEANINGS, MOST, system_names, to_data
 
 BASE = Row(8, 1, 256, 4, 4, 128, 1, 1, 1, vocab=512)

@@ -28,17 +28,22 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_row_is_the_step_written_out() -> None:
+@pytest.mark.parametrize(
+    ("decide", "options"),
+    [("bytes", {}), ("times", {"system": SYSTEM, "bucket_bytes": 0, "ahead_bytes": 0})],
+)
+def test_row_is_the_step_written_out(decide: str, options: Any) -> None:
     """A row is what the functions of the pipeline give for the same configuration."""
     grid = {"tp": [2], "pp": [2], "dp": [2], "micro_batches": [2], "layers": [4], "zero": [1]}
-    (row,) = td.sweep(MODEL, grid, SYSTEM, train={"optimizer": "adam"}).to_dicts()
+    train = {"optimizer": "adam"}
+    (row,) = td.sweep(MODEL, grid, SYSTEM, train=train, decide=decide).to_dicts()
     schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2, "cuts": ["layer_output1"]}
     keys = {"hidden": 32, "heads": 4, "vocab": 64, "seq": 8, "positions": 8, "layers": 4}
     model = td.zoo.gpt(size="tiny", batch=2, **keys)
     step = td.train_step(model, optimizer="adam", schedule=schedule)
     text = "pipeline:micro_batches=2+zero:stage=1+megatron"
     plan = make_plan(step, text, {"pp": 2, "dp": 2, "tp": 2})
-    local = td.distribute(step, plan, system=SYSTEM, bucket_bytes=0, ahead_bytes=0)
+    local = td.distribute(step, plan, **options)
     result = td.simulate(td.export(local), SYSTEM)
     assert row["status"] == "ok"
     assert row["time_s"] == result.time_s
@@ -101,6 +106,7 @@ def test_malformed_csv(tmp_path: Path, text: str, words: str) -> None:
         (["--rows", "x.csv"], 2, "DIST0151.*both"),
         (["--resume"], 2, "DIST0151 --resume"),
         (["--cuts", "layer"], 2, "DIST0152 --cuts"),
+        (["--decide", "time"], 2, "DIST0152 --decide"),
         (["--tensor", "megatronn"], 2, "DIST0230 .*megatronn"),
         (["--optimizer", "adam"], 2, "DIST0151.*needs --train"),
         (["-o", "/no/such/folder/x.csv"], 2, "DIST0153"),

@@ -8,6 +8,7 @@ from .curve import curve as curve
 from .entries import EntryMemory as EntryMemory
 from .entries import entry_memory as entry_memory
 from .framework import Framework as Framework
+from .peaks import Peaks as Peaks
 from .planned import ALLOCATORS as ALLOCATORS
 from .planned import place_number as place_number
 from .planned import planned_account as planned_account

@@ -8,7 +8,7 @@ above what is there when it is entered, and what it leaves, are all that a calle
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -108,9 +108,17 @@ class Framework:
     ----------
     program : Program
     block_bytes : int
+    level : callable giving Level
+        Makes a level to which nothing has been added.
     """
 
-    def __init__(self, program: Program, block_bytes: int = BLOCK_BYTES) -> None:
+    def __init__(
+        self,
+        program: Program,
+        block_bytes: int = BLOCK_BYTES,
+        level: Callable[[], Level] = Level,
+    ) -> None:
+        self.new = level
         self.lives = AllLives(program, block_bytes)
         self.values = {name: fn.values for name, fn in program.functions.items()}
         self._known: dict[Use, Level] = {}
@@ -123,7 +131,7 @@ class Framework:
         return found
 
     def _walk(self, use: Use) -> Level:
-        lives, level = self.lives[use.function], Level()
+        lives, level = self.lives[use.function], self.new()
         shape = self.shape(use)
         for param in shape.owned & lives.unread:
             level.add(shape.roles[param], -shape.sizes[param])

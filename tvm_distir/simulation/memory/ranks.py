@@ -67,9 +67,9 @@ class RankMemories:
     def of(self, rank: int, steps: Sequence[Step]) -> RankMemory:
         """Measure a rank that takes these steps."""
         walk = RankEvents(self.staged, self.stages, rank, steps)
-        resident = self._resident(walk)
+        resident = self.resident(walk)
         base = sum(one.bytes for one in resident)
-        deaths = _deaths(walk)
+        deaths = deaths_of(walk)
         found = [self._level(walk, number, death) for number, death in enumerate(deaths)]
         kinds: dict[int, int] = {}
         table = [(kinds.setdefault(id(level), len(kinds)), level, top) for level, top in found]
@@ -114,7 +114,7 @@ class RankMemories:
             changes[one.fetched + 1] -= sizes[one.stage, one.micro]
         return int(np.cumsum(changes).max())
 
-    def _resident(self, walk: RankEvents) -> list[Held]:
+    def resident(self, walk: RankEvents) -> list[Held]:
         """Inputs of the step, and constants of what the rank runs."""
         given = self.staged.inputs(walk.rank)
         roots = {p.function for k in walk.own for p in self.staged.role_of(k).phases}
@@ -183,7 +183,7 @@ class RankMemories:
         return f"{word}: {self.levels.moment(event.unit, deaths[at])}"
 
 
-def _deaths(walk: RankEvents) -> list[Death]:
+def deaths_of(walk: RankEvents) -> list[Death]:
     """By event which buffers die in it."""
     roles = np.array(walk.roles, np.int64)
     known: dict[Any, Death] = {}

@@ -162,7 +162,7 @@ class UnitLevels:
         if key not in self._known:
             self._units.append(unit)  # no other takes its identity
             level, top = Level(), 0
-            for number, use, rest in self._uses(unit, death):
+            for number, use, rest in self.uses(unit, death):
                 top = max(top, level.live + self.arenas.whole(use))
                 level.over(self.framework.level(use), number)
                 for buffer in rest:
@@ -178,7 +178,7 @@ class UnitLevels:
         first = len(unit.inputs)
         made = -1
         named = dict(labels)
-        for number, use, _ in self._uses(unit, death):
+        for number, use, _ in self.uses(unit, death):
             if number > max(at, 0):
                 break
             part = unit.parts[number]
@@ -209,13 +209,13 @@ class UnitLevels:
     def moment(self, unit: Unit, death: Death) -> str:
         """Where the peak of a unit is."""
         at = max(self.level(unit, death)[0].at, 0)
-        use = next(use for number, use, _ in self._uses(unit, death) if number == at)
+        use = next(use for number, use, _ in self.uses(unit, death) if number == at)
         return self.framework.moment(use)
 
     def _last(self, unit: Unit, death: Death, buffer: int) -> int:
         return max(last for one, last in zip(death.same, unit.last, strict=True) if one == buffer)
 
-    def _uses(self, unit: Unit, death: Death) -> Iterator[tuple[int, Use, list[int]]]:
+    def uses(self, unit: Unit, death: Death) -> Iterator[tuple[int, Use, list[int]]]:
         """Number of each part, how it runs, and what is freed behind it."""
         dying: dict[int, list[int]] = {}
         for buffer in death.buffers:

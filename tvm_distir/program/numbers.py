@@ -1,0 +1,105 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The numbers of a step in stages apart from what it does: programs alike differ in these only."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from .parts import Function, Value
+from .program import Program
+from .staged import Edge, Staged
+
+OP_NUMBERS = 4
+"""Of an op: FLOPs, bytes moved, payload, size of the group."""
+EDGE_NUMBERS = 5
+"""Of an edge: bytes and bytes on the wire at either end, parts that it is sent in."""
+
+
+@dataclass
+class Numbers:
+    """All numbers of a program in stages, in an order that follows from the rest.
+
+    Attributes
+    ----------
+    skeleton : str
+        Digest of the rest. Not part of it: numbers of micro-batches, meshes' sizes and devices.
+    values : list of int
+    op_at : dict of str to list of int
+        By function and op, where its :data:`OP_NUMBERS` begin.
+    value_at : dict of str to list of int
+        By function and value, where its bytes are.
+    slot_at : list of list of int
+        By role and slot, where its bytes are.
+    edge_at : list of int
+        Of the edges, then those of sums, where their :data:`EDGE_NUMBERS` begin.
+    dims_from : int
+        From here on there are dims of tensors.
+    """
+
+    skeleton: str = ""
+    values: list[int] = field(default_factory=list)
+    op_at: dict[str, list[int]] = field(default_factory=dict)
+    value_at: dict[str, list[int]] = field(default_factory=dict)
+    slot_at: list[list[int]] = field(default_factory=list)
+    edge_at: list[int] = field(default_factory=list)
+    dims_from: int = 0
+
+
+def edges_of(staged: Staged) -> list[Edge]:
+    """Edges between stages, then those of sums over stages."""
+    return [*staged.edges, *(edge for one in staged.sums for edge in one.edges)]
+
+
+def numbers_of(program: Program) -> Numbers:
+    """Take the numbers out of a program in stages."""
+    staged = program.staged
+    if staged is None:
+        raise TypeError("a program without stages")
+    found, digest = Numbers(), hashlib.sha256()
+    dims: list[int] = []
+    for name, fn in program.functions.items():
+        digest.update(repr((name, fn.mesh, fn.params, fn.results)).encode())
+        found.value_at[name] = list(_values(found, dims, digest, fn.values))
+        found.op_at[name] = list(_ops(found, digest, fn))
+    for role in staged.roles:
+        rest = (role.name, role.params, role.results, role.sums, role.updates, role.phases)
+        digest.update(repr(rest).encode())
+        found.slot_at.append(list(_values(found, dims, digest, role.slots)))
+    schedule = staged.schedule
+    order = (schedule.kind, schedule.stages, schedule.chunks, schedule.rank_of, schedule.stash)
+    sums = [(one.name, one.stages, len(one.edges)) for one in staged.sums]
+    digest.update(repr((order, staged.stages, sums)).encode())
+    for edge in edges_of(staged):
+        digest.update(repr((edge.source, edge.target, edge.direction)).encode())
+        found.edge_at.append(len(found.values))
+        found.values += [*edge.bytes, *edge.wire_bytes, edge.split]
+    digest.update(repr([mesh.axes for mesh in program.meshes]).encode())
+    found.dims_from = len(found.values)
+    found.values += dims
+    found.skeleton = digest.hexdigest()
+    return found
+
+
+def _values(found: Numbers, dims: list[int], digest: Any, values: Iterable[Value]) -> Iterator[int]:
+    for value in values:
+        digest.update(f"{value.dtype} {value.role} {len(value.shape)};".encode())
+        dims += value.shape
+        found.values.append(value.bytes)
+        yield len(found.values) - 1
+
+
+def _ops(found: Numbers, digest: Any, fn: Function) -> Iterator[int]:
+    for op in fn.ops:
+        rest = (
+            op.kind, op.op, op.inputs, op.outputs, op.modelled, op.kernel_class, op.dtype,
+            op.callee, op.otherwise, op.collective, op.mesh, op.mesh_axes, op.tag, op.peer_mesh,
+        )  # fmt: skip
+        digest.update(repr(rest).encode())
+        found.values += [
+            op.flops, op.bytes_read + op.bytes_written, op.payload_bytes, op.group_size,
+        ]  # fmt: skip
+        yield len(found.values) - OP_NUMBERS

@@ -1,0 +1,177 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What ops of many programs alike take, each for all programs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ..program import Edge, Mesh, Numbers, Op, Program, edges_of
+from ..system import PICOSECONDS, VIEW, System
+from .costs import HOST, HOSTS, OpCosts
+
+Ints = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int8]
+
+BOUNDS = ("compute", "memory", "launch", "host", "network")
+"""What an op may be bound by; codes are places here."""
+_COMPUTE, _MEMORY, _LAUNCH, _HOST_BOUND, _NETWORK = range(5)
+_GRADIENTS = "gradients"
+_LATEST = float(1 << 60)
+
+
+class BatchPrices:
+    """Durations of the ops of a program in stages, for many sets of its numbers.
+
+    Parameters
+    ----------
+    program : Program
+        Grouped into kernels; ops are called by their places in their functions.
+    system : System
+    numbers : Numbers
+        Of the program.
+    which : int64 array
+        By number of the program, its quantity.
+    quantities : int64 array (quantities, rows)
+    shapes : sequence of sequence of Mesh
+        Meshes of the ranks: those that rows have.
+    shape : int64 array (rows,)
+        Which of them each row has.
+
+    Attributes
+    ----------
+    fits : bool array (rows,)
+        Where all times fit.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        system: System,
+        numbers: Numbers,
+        which: Ints,
+        quantities: Ints,
+        shapes: Sequence[Sequence[Mesh]],
+        shape: Ints,
+    ) -> None:
+        self.program, self.system, self.numbers = program, system, numbers
+        self.which, self.quantities, self.shape = which, quantities, shape
+        self.rows = quantities.shape[1]
+        self.fits = np.ones(self.rows, bool)
+        self._of_shape = [
+            (np.flatnonzero(shape == number), OpCosts(_on(program, meshes), system))
+            for number, meshes in enumerate(shapes)
+        ]
+        self._known: dict[Hashable, tuple[Ints, Codes]] = {}
+        self._edges = {id(e): at for e, at in zip(_edges(program), numbers.edge_at, strict=True)}
+
+    def key(self, function: str, number: int, op: Op) -> Hashable:
+        """Ops of one key take equally long."""
+        at = self.numbers.op_at[function][number]
+        flops, moved, payload, _ = self.which[at : at + 4].tolist()
+        if op.kind == "collective":
+            return "collective", op.collective, payload, op.mesh, op.mesh_axes, op.kernel_class
+        if op.kernel_class == HOST:
+            return HOST, function, flops
+        if op.kernel_class in HOSTS:
+            return "mark", op.kernel_class, flops
+        return "kernel", flops, moved, op.kernel_class, op.dtype
+
+    def of(self, key: Hashable, op: Op, function: str) -> tuple[Ints, Codes]:
+        """Durations in picoseconds and codes of what they are bound by, (rows,) each."""
+        if key not in self._known:
+            self._known[key] = self._price(op, function, key)
+        return self._known[key]
+
+    def _price(self, op: Op, function: str, key: Hashable) -> tuple[Ints, Codes]:
+        assert isinstance(key, tuple)
+        if op.kind == "collective":
+            return self._collective(op, self.quantities[key[2]]), self._codes(_NETWORK)
+        if key[0] == "kernel":
+            flops, moved = self.quantities[key[1]], self.quantities[key[2]]
+            return self._kernel(flops, moved, op.kernel_class, op.dtype)
+        constant = self.system.constant(HOSTS[op.kernel_class])
+        launches = self.quantities[key[2]].astype(np.float64)
+        issued = self._picoseconds(launches * constant * 1e-6)
+        if key[0] == HOST:
+            issued = np.maximum(issued - self._busy(function), 0)
+        return issued, self._codes(_HOST_BOUND)
+
+    def _busy(self, function: str) -> Ints:
+        """Time of a function's own kernels."""
+        total = np.zeros(self.rows, np.int64)
+        for number, op in enumerate(self.program.functions[function].ops):
+            if op.kind == "compute" and op.kernel_class not in HOSTS:
+                total += self.of(self.key(function, number, op), op, function)[0]
+        return total
+
+    def _kernel(self, flops: Ints, moved: Ints, kind: str, dtype: str) -> tuple[Ints, Codes]:
+        """As :meth:`tvm_distir.system.System.roofline`."""
+        if kind == VIEW:
+            return np.zeros(self.rows, np.int64), self._codes(_COMPUTE)
+        rate = self.system.rate(kind, dtype)
+        compute, memory = flops / rate.flops_per_s, moved / rate.bytes_per_s
+        busy = np.maximum(compute, memory) if rate.overlaps else compute + memory
+        time = np.maximum(busy + rate.gap_s, rate.floor_s)
+        codes = np.where(compute >= memory, _COMPUTE, _MEMORY)
+        codes[(busy < rate.floor_s) | (busy < rate.gap_s)] = _LAUNCH
+        return self._picoseconds(time), codes.astype(np.int8)
+
+    def _collective(self, op: Op, payload: Ints) -> Ints:
+        found = np.zeros(self.rows, np.int64)
+        for rows, costs in self._of_shape:
+            if not rows.size:
+                continue
+            axes = op.mesh_axes
+            layout = costs.layout(op.mesh, axes)
+            sizes, inverse = np.unique(payload[rows], return_inverse=True)
+            own = [
+                costs.clock.collective_ps(
+                    op.collective, size, layout, op.op, op.kernel_class == _GRADIENTS
+                )
+                for size in sizes.tolist()
+            ]
+            found[rows] = np.array(own, np.int64)[inverse.ravel()]
+        return found
+
+    def edge(self, edge: Edge, here: int, there: int) -> Ints:
+        """Durations of a message between ranks."""
+        at = self._edges[id(edge)]
+        table = self.quantities[self.which[at : at + 5]]
+        found = np.zeros(self.rows, np.int64)
+        for rows, costs in self._of_shape:
+            if not rows.size:
+                continue
+            sizes, inverse = np.unique(table[:, rows], axis=1, return_inverse=True)
+            own = []
+            for sent, taken, out, into, split in sizes.T.tolist():
+                one = Edge(
+                    edge.source, edge.target, edge.direction, (sent, taken), (out, into),
+                    edge.placements, split,
+                )  # fmt: skip
+                own.append(max(costs.edge_ps(one, here, there)))
+            found[rows] = np.array(own, np.int64)[inverse.ravel()]
+        return found
+
+    def _picoseconds(self, time_s: npt.NDArray[np.float64]) -> Ints:
+        """As :func:`tvm_distir.system.picoseconds`."""
+        time = np.rint(time_s * PICOSECONDS)
+        bad = ~(time < _LATEST)
+        self.fits &= ~bad
+        return np.where(bad, 0.0, time).astype(np.int64)
+
+    def _codes(self, code: int) -> Codes:
+        return np.full(self.rows, code, np.int8)
+
+
+def _edges(program: Program) -> list[Edge]:
+    assert program.staged is not None
+    return edges_of(program.staged)
+
+
+def _on(program: Program, meshes: Sequence[Mesh]) -> Program:
+    """A program whose ranks have other meshes."""
+    return Program(tuple(meshes), program.functions, program.entries, staged=program.staged)

@@ -1,0 +1,196 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The peak of a step in stages as the most of a few sums of its tensors' sizes.
+
+Which tensors are there at each moment does not depend on their sizes. So the peak is the maximum,
+over all moments, of a sum of sizes with whole coefficients; a moment at which no size counts more
+than at another one is left out. What remains is few, and exact for all sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ...program import Numbers, Program, Staged, Value
+from ...schedules import FETCH, RECV, programs
+from .framework import BLOCK_BYTES, Framework, Level
+from .rank_events import RankEvents
+from .ranks import RankMemories, deaths_of
+from .units import Death, Unit
+
+Ints = npt.NDArray[np.int64]
+
+
+class Forms(Level):
+    """A level whose bytes are counts by kind of size: tensors are ``BLOCK_BYTES (kind + 1)``.
+
+    Parameters
+    ----------
+    kinds : int
+    """
+
+    def __init__(self, kinds: int) -> None:
+        super().__init__()
+        self.held = np.zeros(kinds, np.int64)
+        self._most: list[Ints] = [np.zeros((1, kinds), np.int64)]
+
+    def add(self, role: int, size: int) -> None:
+        """Allocate, or free."""
+        if size:
+            self.held[abs(size) // BLOCK_BYTES - 1] += 1 if size > 0 else -1
+
+    def over(self, inner: Level, at: int) -> None:
+        """Run something: its peak counts above what is live, then what it leaves."""
+        assert isinstance(inner, Forms)
+        self._most.append(self.held + inner.most_held)
+        self.held += inner.held
+
+    def reach(self, at: int) -> None:
+        """Note that this is live at a step."""
+        self._most.append(self.held[None].copy())
+
+    @property
+    def most_held(self) -> Ints:
+        """Moments of which none is below another one, (moments, kinds)."""
+        if len(self._most) > 1:
+            self._most = [highest(np.concatenate(self._most))]
+        return self._most[0]
+
+
+def highest(moments: Ints) -> Ints:
+    """Rows that no other row reaches in all columns."""
+    moments = np.unique(moments, axis=0)
+    order = np.argsort(-moments.sum(axis=1), kind="stable")
+    kept = np.zeros((0, moments.shape[1]), np.int64)
+    for row in moments[order]:
+        if not (kept >= row).all(axis=1).any():
+            kept = np.concatenate((kept, row[None]))
+    return kept
+
+
+class Peaks:
+    """Peaks of steps alike.
+
+    Parameters
+    ----------
+    program : Program
+        One of them, grouped into kernels; without branches.
+    numbers : Numbers
+        Of the program.
+    which : int64 array
+        By number of the program, its quantity.
+
+    Attributes
+    ----------
+    quantities : list of int
+        Those that are sizes.
+    moments : int64 array (moments, quantities)
+        How many tensors of each size are there.
+    """
+
+    def __init__(self, program: Program, numbers: Numbers, which: Ints) -> None:
+        found: dict[int, int] = {}
+
+        def marked(values: Sequence[Value], at: Sequence[int]) -> tuple[Value, ...]:
+            kinds = [found.setdefault(int(which[k]), len(found)) for k in at]
+            return tuple(
+                value._replace(bytes=(kind + 1) * BLOCK_BYTES if value.bytes else 0)
+                for value, kind in zip(values, kinds, strict=True)
+            )
+
+        functions = {
+            name: dataclasses.replace(fn, values=marked(fn.values, numbers.value_at[name]))
+            for name, fn in program.functions.items()
+        }
+        assert program.staged is not None
+        roles = tuple(
+            dataclasses.replace(role, slots=marked(role.slots, at))
+            for role, at in zip(program.staged.roles, numbers.slot_at, strict=True)
+        )
+        staged = dataclasses.replace(program.staged, roles=roles)
+        self.quantities = list(found)
+        self.kinds = len(found)
+        program = dataclasses.replace(program, functions=functions, staged=staged)
+        self.moments = self._all(program, staged)
+
+    def of(self, quantities: Ints) -> Ints:
+        """Bytes of the fullest rank of steps, (rows,), from (quantities, rows)."""
+        blocks = -(-quantities[self.quantities] // BLOCK_BYTES) * BLOCK_BYTES
+        peak = np.zeros(quantities.shape[1], np.int64)
+        for moment in self.moments:
+            used = np.flatnonzero(moment)
+            np.maximum(peak, moment[used] @ blocks[used], out=peak)
+        return peak
+
+    def _all(self, program: Program, staged: Staged) -> Ints:
+        framework = Framework(program, level=lambda: Forms(self.kinds))
+        memories = RankMemories(program, staged, framework)
+        levels: dict[tuple[int, Death], Forms] = {}
+        found = []
+        for rank, steps in enumerate(programs(staged.schedule)):
+            walk = RankEvents(staged, memories.stages, rank, steps)
+            found.append(self._rank(memories, walk, levels))
+        return highest(np.concatenate(found))
+
+    def _rank(
+        self, memories: RankMemories, walk: RankEvents, levels: dict[tuple[int, Death], Forms]
+    ) -> Ints:
+        """Moments of a rank."""
+        base = Forms(self.kinds)
+        for one in memories.resident(walk):
+            base.add(one.role, one.bytes)
+        known: list[Forms] = []
+        number: dict[int, int] = {}
+        order = []
+        for place, death in enumerate(deaths_of(walk)):
+            level = self._level(memories, walk, place, death, levels)
+            if id(level) not in number:
+                number[id(level)] = len(known)
+                known.append(level)
+            order.append(number[id(level)])
+        kind = np.array(order, np.int64)
+        left = np.array([one.held for one in known], np.int64).reshape(-1, self.kinds)[kind]
+        before = base.held + np.cumsum(left, axis=0) - left
+        found = [base.held[None]]
+        for place, level in enumerate(known):
+            own = highest(before[kind == place])
+            found.append((own[:, None] + level.most_held[None]).reshape(-1, self.kinds))
+        return highest(np.concatenate(found))
+
+    def _level(
+        self,
+        memories: RankMemories,
+        walk: RankEvents,
+        place: int,
+        death: Death,
+        levels: dict[tuple[int, Death], Forms],
+    ) -> Forms:
+        """Level of an event."""
+        event = walk.events[place]
+        if event.unit is None:
+            return self._message(walk, place, death)
+        key = id(event.unit), death
+        if key not in levels:
+            levels[key] = self._unit(memories, event.unit, death)
+        return levels[key]
+
+    def _unit(self, memories: RankMemories, unit: Unit, death: Death) -> Forms:
+        level = Forms(self.kinds)
+        for number, use, rest in memories.levels.uses(unit, death):
+            level.over(memories.framework.level(use), number)
+            for buffer in rest:
+                level.add(death.roles[buffer], -unit.sizes[buffer])
+        return level
+
+    def _message(self, walk: RankEvents, place: int, death: Death) -> Forms:
+        level, instance = Forms(self.kinds), int(walk.events[place].ids[0])
+        if walk.events[place].name in (RECV, FETCH):
+            level.add(0, walk.sizes[instance])
+            level.reach(0)
+        if death.buffers:
+            level.add(0, -walk.sizes[instance])
+        return level

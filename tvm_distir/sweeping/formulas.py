@@ -1,0 +1,222 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Formulas of the numbers of programs alike: sums of a few monomials in sizes, exactly.
+
+A number is known of some samples. It is a monomial where its logarithm is linear in those of the
+sizes, with whole exponents. What is none is a sum of monomials that occur beside it (what a kernel
+moves is the sum of its operands), with rational coefficients that all samples confirm, at least one
+more than there are terms.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Exponents = tuple[int, ...]
+
+MOST_TERMS = 4
+_LARGEST = float(1 << 62)
+_CLOSE = 1e-9
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Sum of monomials.
+
+    Attributes
+    ----------
+    terms : tuple of (Fraction, tuple of int)
+        Coefficient, and exponent of each size.
+    least : tuple of Formula
+        The least of these is added: a look-up reads its table once at most.
+    """
+
+    terms: tuple[tuple[Fraction, Exponents], ...] = ()
+    least: tuple[Formula, ...] = ()
+
+
+def power(sizes: Sequence[int], exponents: Exponents) -> Fraction:
+    """A monomial without its coefficient."""
+    found = Fraction(1)
+    for size, exponent in zip(sizes, exponents, strict=True):
+        found *= Fraction(size) ** exponent
+    return found
+
+
+class Fit:
+    """Finds formulas from samples.
+
+    Parameters
+    ----------
+    sizes : sequence of sequence of int
+        Of each sample.
+    """
+
+    def __init__(self, sizes: Sequence[Sequence[int]]) -> None:
+        self.sizes = [tuple(own) for own in sizes]
+        logs = np.log(np.array(sizes, np.float64)).reshape(len(sizes), -1)
+        self.used = independent(logs[1:] - logs[0])
+        self._solve = np.linalg.pinv((logs[1:] - logs[0])[:, self.used])
+        self._powers: dict[Exponents, list[Fraction]] = {}
+
+    def monomial(self, values: Sequence[int]) -> Formula | None:
+        """The monomial that a number is; None where it is none."""
+        if not any(values):
+            return Formula()
+        if not all(values):
+            return None
+        logs = np.log(np.array(values, np.float64))
+        found = self._solve @ (logs[1:] - logs[0]) if self.used else np.zeros(0)
+        whole = np.rint(found)
+        if np.abs(found - whole).max(initial=0.0) > 1e-6:
+            return None
+        exponents = [0] * len(self.sizes[0])
+        for place, exponent in zip(self.used, whole.tolist(), strict=True):
+            exponents[place] = int(exponent)
+        powers = self.powers(tuple(exponents))
+        factor = Fraction(values[0]) / powers[0]
+        if any(factor * p != v for p, v in zip(powers, values, strict=True)):
+            return None
+        return Formula(((factor, tuple(exponents)),))
+
+    def powers(self, exponents: Exponents) -> list[Fraction]:
+        """A monomial without its coefficient at all samples."""
+        if exponents not in self._powers:
+            self._powers[exponents] = [power(own, exponents) for own in self.sizes]
+        return self._powers[exponents]
+
+    def total(self, values: Sequence[int], basis: Iterable[Exponents]) -> Formula | None:
+        """The sum of few monomials of a basis that a number is; None where it is none."""
+        known = list(dict.fromkeys(basis))
+        if not known:
+            return None
+        table = np.array([[float(p) for p in self.powers(e)] for e in known]).T
+        scaled = table / np.array(values, np.float64)[:, None]
+        for count in range(2, min(MOST_TERMS, len(self.sizes) - 2, len(known)) + 1):
+            for chosen in _fitting(scaled, count):
+                found = self._exact(values, [known[k] for k in chosen])
+                if found is not None:
+                    return found
+        return None
+
+    def _exact(self, values: Sequence[int], chosen: Sequence[Exponents]) -> Formula | None:
+        """Coefficients of monomials that give a number at all samples."""
+        rows = [
+            [*(self.powers(e)[s] for e in chosen), Fraction(value)]
+            for s, value in enumerate(values)
+        ]
+        found = _solved(rows, len(chosen))
+        return None if found is None else Formula(tuple(zip(found, chosen, strict=True)))
+
+
+def independent(table: Floats) -> list[int]:
+    """Columns that do not follow from those before them."""
+    found: list[int] = []
+    for column in range(table.shape[1]):
+        if np.linalg.matrix_rank(table[:, [*found, column]], 1e-9) > len(found):
+            found.append(column)
+    return found
+
+
+def _fitting(scaled: Floats, count: int) -> list[tuple[int, ...]]:
+    """Subsets of so many columns that sum to 1 in all rows."""
+    subsets = np.array(list(itertools.combinations(range(scaled.shape[1]), count)))
+    found: list[tuple[int, ...]] = []
+    for part in np.array_split(subsets, len(subsets) // 4096 + 1):
+        tables = scaled[:, part].transpose(1, 0, 2)
+        solved = np.linalg.pinv(tables) @ np.ones((scaled.shape[0], 1))
+        error = np.abs(tables @ solved - 1.0).max(axis=(1, 2))
+        found += [tuple(one) for one in part[error < _CLOSE].tolist()]
+    return found
+
+
+def _solved(rows: list[list[Fraction]], unknown: int) -> list[Fraction] | None:
+    """Solution of linear equations, more of them than unknown numbers; None without one."""
+    rows = [list(row) for row in rows]
+    for column in range(unknown):
+        pivot = next((r for r in range(column, len(rows)) if rows[r][column]), None)
+        if pivot is None:
+            return None
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        head = rows[column]
+        for row in range(len(rows)):
+            if row != column and rows[row][column]:
+                by = rows[row][column] / head[column]
+                rows[row] = [a - by * b for a, b in zip(rows[row], head, strict=True)]
+    if any(row[-1] for row in rows[unknown:]):
+        return None
+    return [rows[k][-1] / rows[k][k] for k in range(unknown)]
+
+
+def evaluate(formulas: Sequence[Formula], sizes: Ints) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """Formulas for many rows.
+
+    Parameters
+    ----------
+    formulas : sequence of Formula
+    sizes : int64 array (sizes, rows)
+
+    Returns
+    -------
+    values : int64 array (formulas, rows)
+    whole : bool array (rows,)
+        Where all of them are whole numbers, and fit.
+    """
+    known: dict[tuple[int, ...], tuple[Ints, Floats]] = {}
+    values = np.zeros((len(formulas), sizes.shape[1]), np.int64)
+    whole = np.ones(sizes.shape[1], bool)
+    for number, formula in enumerate(formulas):
+        values[number], fits = _terms(formula, sizes, known)
+        whole &= fits
+        if formula.least:
+            parts = [_terms(one, sizes, known) for one in formula.least]
+            values[number] += np.min([own for own, _ in parts], axis=0)
+            for _, fits in parts:
+                whole &= fits
+    return values, whole
+
+
+def _terms(
+    formula: Formula, sizes: Ints, known: dict[tuple[int, ...], tuple[Ints, Floats]]
+) -> tuple[Ints, npt.NDArray[np.bool_]]:
+    """The sum of a formula's terms, and where it is whole and fits."""
+    rows = sizes.shape[1]
+    common = math.lcm(*(factor.denominator for factor, _ in formula.terms))
+    total, size = np.zeros(rows, np.int64), np.zeros(rows)
+    whole = np.ones(rows, bool)
+    for factor, exponents in formula.terms:
+        above, large = _product(sizes, tuple(max(e, 0) for e in exponents), known)
+        below, _ = _product(sizes, tuple(max(-e, 0) for e in exponents), known)
+        scale = int(factor * common)
+        size += large * abs(float(scale))
+        if len(formula.terms) == 1:
+            below = below * common
+        part, rest = np.divmod(above * scale, below)
+        whole &= rest == 0
+        total += part
+    if len(formula.terms) > 1:
+        whole &= total % common == 0
+        total //= common
+    return total, whole & (size < _LARGEST)
+
+
+def _product(
+    sizes: Ints, exponents: Exponents, known: dict[tuple[int, ...], tuple[Ints, Floats]]
+) -> tuple[Ints, Floats]:
+    """Product of powers of sizes, as integers and roughly."""
+    if exponents not in known:
+        found, large = np.ones(sizes.shape[1], np.int64), np.ones(sizes.shape[1])
+        for own, exponent in zip(sizes, exponents, strict=True):
+            for _ in range(exponent):
+                found, large = found * own, large * own
+        known[exponents] = found, large
+    return known[exponents]

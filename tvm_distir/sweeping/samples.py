@@ -1,0 +1,116 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Which rows are taken through the pipeline to know the others: chosen so that they say all."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+HELD_OUT = 4
+"""Samples beyond those that determine exponents: they confirm, and find terms of sums."""
+_CLOSE = 1e-6
+
+
+def spanning(symbols: Ints, known: Sequence[int]) -> list[int] | None:
+    """Columns that determine monomials at all columns, and :data:`HELD_OUT` more.
+
+    Exponents follow where the logarithms of the chosen span, with the first of them as origin,
+    those of all. The others lie far from each other.
+
+    Parameters
+    ----------
+    symbols : int64 array (symbols, rows)
+    known : sequence of int
+        Columns that are taken anyway.
+
+    Returns
+    -------
+    list of int or None
+        The known ones first; None where so many do not differ.
+    """
+    if not symbols.shape[0]:
+        return None
+    _, first = np.unique(symbols, axis=1, return_index=True)
+    first = np.unique(np.concatenate((first, np.array(known, np.int64))))
+    logs = np.log(symbols[:, first].astype(np.float64)).T
+    place = {int(column): number for number, column in enumerate(first)}
+    chosen = [place[column] for column in known]
+    if not chosen:
+        chosen = [int(np.argmin(np.linalg.norm(logs - np.median(logs, axis=0), axis=1)))]
+    rest = logs - logs[chosen[0]]
+    for one in chosen[1:]:
+        rest = _without(rest, rest[one])
+    rank = 0
+    while True:
+        far = np.linalg.norm(rest, axis=1)
+        one = int(np.argmax(far))
+        if far[one] < _CLOSE:
+            break
+        chosen.append(one)
+        rest = _without(rest, rest[one])
+        rank += 1
+    least = np.linalg.matrix_rank(logs[chosen] - logs[chosen[0]], _CLOSE) + 1 + HELD_OUT
+    apart = np.min([np.linalg.norm(logs - logs[one], axis=1) for one in chosen], axis=0)
+    while len(chosen) < least:
+        one = int(np.argmax(apart))
+        if apart[one] < _CLOSE:
+            return None
+        chosen.append(one)
+        apart = np.minimum(apart, np.linalg.norm(logs - logs[one], axis=1))
+    return [int(first[one]) for one in chosen]
+
+
+def _without(rest: Floats, direction: Floats) -> Floats:
+    size = float(np.linalg.norm(direction))
+    if size < _CLOSE:
+        return rest
+    unit = direction / size
+    return np.asarray(rest - np.outer(rest @ unit, unit), np.float64)
+
+
+def best_split(
+    features: Floats, samples: Sequence[int], kinds: Sequence[object]
+) -> npt.NDArray[np.bool_] | None:
+    """Part rows by one feature so that kinds of samples are apart as far as can be.
+
+    Parameters
+    ----------
+    features : float array (features, rows)
+    samples : sequence of int
+        Rows whose kinds are known.
+    kinds : sequence
+
+    Returns
+    -------
+    bool array (rows,) or None
+        None where no feature tells kinds apart.
+    """
+    number = {kind: k for k, kind in enumerate(dict.fromkeys(kinds))}
+    own = np.array([number[kind] for kind in kinds])
+    best, found = _mixed(own), None
+    for feature in features:
+        values = feature[list(samples)]
+        for low, high in _gaps(np.unique(values)):
+            below = values <= low
+            parts = [own[below], own[~below]]
+            mixed = sum(_mixed(part) * part.size for part in parts) / own.size
+            if mixed < best - _CLOSE:
+                best, found = mixed, feature <= (low + high) / 2
+    return found
+
+
+def _gaps(values: Floats) -> list[tuple[float, float]]:
+    return list(zip(values[:-1].tolist(), values[1:].tolist(), strict=True))
+
+
+def _mixed(kinds: Collection[int] | npt.NDArray[np.int64]) -> float:
+    """Chance that two of some differ."""
+    counts = np.bincount(np.asarray(kinds, np.int64))
+    share = counts / max(counts.sum(), 1)
+    return float(1.0 - (share**2).sum())
