@@ -21,6 +21,7 @@ from tvm import relax
 
 import tvm_distir as td
 from tvm_distir.errors import DistIRError
+from tvm_distir.ir import flat_types
 from tvm_distir.ir.rewrite import leaves_of
 from tvm_distir.ops.validate.draws import small
 from tvm_distir.ops.validate.table import TABLE
@@ -70,6 +71,11 @@ def gap(found: Any, wanted: Any) -> float:
     return worst
 
 
+def known_type(ty: Any) -> str:
+    """Name of the type of a tensor's elements."""
+    return str(getattr(ty.dtype, "dtype", ty.dtype))
+
+
 def outcome(case: Any, worker: XlaProcess) -> tuple[str, str]:
     """What became of a case, and why."""
     mod = module_of(case)
@@ -82,6 +88,9 @@ def outcome(case: Any, worker: XlaProcess) -> tuple[str, str]:
         wanted = Reference(mod).run(inputs)
     except DistIRError:
         return "no kernel of TVM", case.name
+    declared = [known_type(ty) for ty in flat_types(mod["main"].ret_ty)]
+    if [str(array.dtype) for array in wanted] != declared:
+        return "TVM gives another type", case.name
     try:
         found, _ = worker.run(text, inputs, 1, True)
     except DistIRError as error:

@@ -66,6 +66,10 @@ REFUSED = {
         "DIST0372", "complex<f32>",
     ),
     "a value of nothing": (function(f"    return %y : {_T}"), "DIST0372", "%y is not defined"),
+    "a value of two operations": (
+        function(2 * f"    %0 = stablehlo.tanh %x : {_T}\n" + _RETURN),
+        "DIST0372", "%0 is defined twice",
+    ),
     "a wrong type of an operand": (
         function("    %0 = stablehlo.add %x, %x : tensor<5xf32>\n    return %0 : tensor<5xf32>"),
         "DIST0372", "float32[4], tensor<5xf32> is written",

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import importlib.util
+import random
 
 import numpy as np
 import pytest
@@ -144,6 +145,35 @@ def test_refusals(case):
         td.from_stablehlo(text)
     assert caught.value.code == code
     assert words in str(caught.value)
+
+
+def damaged(text, rng):
+    """The text cut short, or with one letter, line or number changed."""
+    at = rng.randrange(1, len(text))
+    lines = text.splitlines()
+    row = rng.randrange(len(lines))
+    line = lines[row]
+    numbers = [i for i, letter in enumerate(line) if letter.isdigit()] or [0]
+    digit = rng.choice(numbers)
+    kind = rng.choice(("cut", "letter", "drop", "twice", "number"))
+    if kind == "cut":
+        return text[:at] + "\n"
+    if kind == "letter":
+        return text[:at] + rng.choice('<>[]{}(),:%@#"x0 ') + text[at + 1 :]
+    more = {"drop": [], "twice": [line, line], "number": [f"{line[:digit]}9{line[digit + 1 :]}"]}
+    return "\n".join([*lines[:row], *more[kind], *lines[row + 1 :], ""])
+
+
+def test_damaged_texts_are_refused_in_one_way():
+    text = (DATA / "recurrent_gradient.mlir").read_text(encoding="utf-8")
+    rng, refused = random.Random(0), 0
+    for _ in range(60):
+        try:
+            td.from_stablehlo(damaged(text, rng))
+        except ModelError as error:
+            assert error.code in ("DIST0370", "DIST0371", "DIST0372")
+            refused += 1
+    assert refused > 40
 
 
 def test_command_line(tmp_path, capfd):

@@ -127,7 +127,9 @@ class Attributes:
         if number:
             self._drop_type(typed)
             text = number.group()
-            return int(text, 0) if re.fullmatch(r"[+-]?(0x[0-9A-Fa-f]+|\d+)", text) else float(text)
+            if "0x" in text:
+                return int(text, 16)
+            return int(text) if text.lstrip("+-").isdecimal() else float(text)
         if scan.peek("(") or scan.peek("tensor<") or scan.peek("!"):
             return self.type()
         return self._of_word(scan.word(NAME, "an attribute"), typed)

@@ -193,6 +193,9 @@ class _Body:
                 operands = [self._value(operation, name) for name in operation.operands]
                 if operation.name in RETURNS:
                     return operands
+                for name in operation.results:
+                    if name in own:
+                        raise self._functions.fault(operation, f"{name} is defined twice")
                 own.update(zip(operation.results, self._operation(operation, operands)))
         finally:
             self._scopes = before
