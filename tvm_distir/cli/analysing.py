@@ -13,6 +13,9 @@ from .options import TRAINING
 from .stages import StagedModel, Stopwatch, load_work, run_passes
 from .terminal import say
 
+LEAST_WAITING = 0.25
+"""Share of a step that waits for communication from which one device is looked at too."""
+
 
 class Analysed(NamedTuple):
     """A step that was analysed: the model with its modules, and what came of it."""
@@ -50,6 +53,12 @@ def analyse(
         from ..simulation import simulate
 
         result = simulate(program, work.system, allocator=arguments.allocator)
+        planned = arguments.plan is not None or arguments.strategy is not None
+        forward = planned and not (arguments.train or arguments.measure)
+        alone = one_device(work, result) if forward else ""
+    if alone:
+        say(f"warning: {alone}")
+        warned += (alone,)
     from ..report import analysis_of, batch_of
 
     analysis = analysis_of(
@@ -65,6 +74,36 @@ def analyse(
         timings_s=watch.timings_s,
     )
     return Analysed(work, program, result, analysis)
+
+
+def one_device(work: StagedModel, result: Any) -> str:
+    """What to say where one device takes no longer than all, a step waiting for communication.
+
+    Parameters
+    ----------
+    work : StagedModel
+        The model, no training step, and the system.
+    result : Result
+        Of the step on all devices.
+    """
+    waits_s = max((d.exposed_comm_s for d in result.devices), default=0.0)
+    if len(result.devices) < 2 or waits_s < LEAST_WAITING * result.time_s:
+        return ""
+    from ..plan import Plan
+    from ..program import export
+    from ..simulation import simulate
+    from ..transform import distribute
+
+    plan = Plan.from_dict({"schema_version": 1, "mesh": {"one": 1}, "rules": []})
+    alone = simulate(export(distribute(work.model.mod, plan)), work.system)
+    fits = alone.devices[0].peak_memory_bytes <= work.system.memory_capacity_bytes
+    if not fits or alone.time_s > result.time_s:
+        return ""
+    return (
+        f"one device is as fast as these {len(result.devices)}: it takes "
+        f"{alone.time_s * 1e3:.3g} ms, they take {result.time_s * 1e3:.3g} ms, "
+        f"{waits_s / result.time_s:.0%} of it waiting for communication"
+    )
 
 
 def command_line(arguments: argparse.Namespace) -> str:
