@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tvm import ir, relax
@@ -53,6 +53,9 @@ _OF_FUNCTION = {
     ACCUMULATE_PHASE: When.ACCUMULATE,
     EACH_PHASE: When.ACCUMULATE,
 }
+PASSED = (ACTIVATION, GRADIENT)
+"""Kinds that are parameters and results of a stage without being updated by it."""
+
 _OF_PARAMETER = {
     ACTIVATION: When.FORWARD,
     STREAM: When.FORWARD,
@@ -65,7 +68,8 @@ class StageBody:
     """The bindings of a stage, with variables of its own.
 
     A binding is run when the last of what it reads is there: once before all micro-batches, in one
-    of the phases of each, or once behind all.
+    of the phases of each, or once behind all. What could be run before and is read behind all only,
+    as a share of an old moment, is run there, so that nothing holds it meanwhile.
 
     Parameters
     ----------
@@ -116,13 +120,25 @@ class StageBody:
             if when == When.ACCUMULATE and self._phase(mod, binding.value) == EACH_PHASE:
                 self.each.add(binding.var)
             self.when[binding.var] = when
-            self.bindings[when].append(binding)
+        self._put_off(found)
+        for binding in found:
+            self.bindings[self.when[binding.var]].append(binding)
         later = (When.BACKWARD, When.WEIGHT, When.ACCUMULATE)
         read = (v for when in later for b in self.bindings[when] for v in variables(b.value))
         handed = {self.params[what] for what in self.carried}
         self.stash = [
             v for v in dict.fromkeys(read) if self.when.get(v) == When.FORWARD and v not in handed
         ]
+
+    def _put_off(self, found: Sequence[Any]) -> None:
+        """Run behind all micro-batches what is there before them and is read there only."""
+        sent = [r for what, r in self.results.items() if what.partition(":")[0] in PASSED]
+        early = {v for result in sent for v in variables(result)}
+        for binding in reversed(found):
+            if self.when[binding.var] == When.BEGIN and binding.var not in early:
+                self.when[binding.var] = When.END
+            if self.when[binding.var] != When.END:
+                early.update(variables(binding.value))
 
     def _when(self, mod: ir.IRModule, value: Any) -> When:
         read = [self.when[v] for v in variables(value) if v in self.when]

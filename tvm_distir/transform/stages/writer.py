@@ -13,10 +13,7 @@ from tvm.relax.op import add, reshape, strided_slice
 
 from ...ir.rewrite import make_call, substitute, typed, variables
 from ...schedules import ACTIVATION, BACKWARD, FORWARD, GRADIENT, STREAM, Unit, first_stream
-from .body import OF_UNIT, StageBody, When
-
-PASSED = (ACTIVATION, GRADIENT)
-"""Kinds that are parameters and results of a stage without being updated by it."""
+from .body import OF_UNIT, PASSED, StageBody, When
 
 
 @dataclass
