@@ -215,11 +215,11 @@ class _Search:
         InfeasibleError
             DIST0801.
         """
-        closest = min(self.rows, key=lambda row: (row.state != MEMORY, row.peak_bytes or 1 << 62))
+        least = min(self.rows, key=lambda row: row.needs_bytes or row.peak_bytes or 1 << 62)
         raise InfeasibleError(
             "DIST0801",
-            f"none of {len(self.rows)} candidates gives a plan that fits; the closest: "
-            f"{closest.candidate.key}: {closest.why}",
+            f"none of {len(self.rows)} candidates gives a plan that fits; the one that needs "
+            f"least: {least.candidate.key}: {least.why}",
             place="search",
             remedy="Use more devices, a smaller batch, or --recompute none,selective,full.",
         )

@@ -79,7 +79,17 @@ class Folder:
         data = self._known.get(candidate.key)
         if data is None:
             return None
-        fields = ("state", "least_s", "price_s", "gap", "time_s", "peak_bytes", "why", "likely_s")
+        fields = (
+            "state",
+            "least_s",
+            "price_s",
+            "gap",
+            "time_s",
+            "peak_bytes",
+            "why",
+            "likely_s",
+            "needs_bytes",
+        )
         row = Row(candidate, **{key: data[key] for key in fields if key in data})
         plan = self._plan(candidate)
         return row, Plan.load(plan) if plan.exists() else None

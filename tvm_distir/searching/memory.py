@@ -28,6 +28,12 @@ UNLIMITED = 1 << 62
 Solve = Callable[[Problem, int], Solution]
 
 
+class TooLargeError(InfeasibleError):
+    """Nothing fits; ``least_bytes`` are needed at least, 0 where no more is proved."""
+
+    least_bytes: int = 0
+
+
 @dataclass(frozen=True)
 class Bounded:
     """A labelling within a limit.
@@ -257,13 +263,15 @@ class _Search:
         least = constant + total - found.gap
         known = f"at least {_gib(least)} are needed at one moment"
         if least <= self.limit:
-            known = "no labelling that was found fits"
-        raise InfeasibleError(
+            known, least = "no labelling that was found fits", 0
+        error = TooLargeError(
             "DIST0801",
             f"{known}, and {_gib(self.limit)} are allowed",
             place=self.place,
             remedy="Use more devices, a smaller batch, or recomputation.",
         )
+        error.least_bytes = least
+        raise error
 
 
 def _gib(size_bytes: int) -> str:

@@ -43,6 +43,9 @@ class Row:
         Why there is no plan.
     likely_s : float, optional
         What was expected of its layers, before it was labelled.
+    needs_bytes : int, optional
+        What a device must keep at least where it does not fit, as is proved of its labels; or
+        likely, by its layers.
     """
 
     candidate: Candidate
@@ -54,6 +57,7 @@ class Row:
     peak_bytes: int | None = None
     why: str = ""
     likely_s: float | None = None
+    needs_bytes: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Give the fields by name, the candidate by its parts."""

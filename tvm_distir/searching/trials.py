@@ -18,6 +18,7 @@ from ..system import PICOSECONDS, System
 from ..transform import distribute
 from .candidates import Candidate, Constraints, kept_rules
 from .labelling import label, labeller_of
+from .memory import TooLargeError
 from .result import ESTIMATE, MEMORY, REFUSED, SOLVED, Found, Row
 from .second import Second, second_choices
 from .sources import Source
@@ -85,7 +86,10 @@ class Trials:
             if error.code not in (*TOO_LARGE, *NOT_SO):
                 raise
             state = MEMORY if error.code in TOO_LARGE else REFUSED
-            row = Row(candidate, state, least_s, why=str(error), likely_s=likely_s)
+            needs = error.least_bytes if isinstance(error, TooLargeError) else None
+            row = Row(
+                candidate, state, least_s, why=str(error), likely_s=likely_s, needs_bytes=needs
+            )
             return row, None, None
 
     def _solved(

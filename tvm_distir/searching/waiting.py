@@ -114,7 +114,14 @@ class Queue:
             return None
         self.with_more_recomputed(one.candidate, one.least_s)
         kept = f"its layers keep about {expected.peak_bytes / 2**30:.2f} GiB"
-        return Row(one.candidate, ESTIMATE, one.least_s, why=kept, likely_s=one.likely_s)
+        return Row(
+            one.candidate,
+            ESTIMATE,
+            one.least_s,
+            why=kept,
+            likely_s=one.likely_s,
+            needs_bytes=expected.peak_bytes,
+        )
 
     def _push(self, candidate: Candidate, least_s: float) -> None:
         outlook = None if self._outlooks is None else self._outlooks.of(candidate)

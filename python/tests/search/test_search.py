@@ -262,6 +262,16 @@ def test_numbers_that_are_no_powers_of_two(devices):
     assert dict(found.plans[0].row.candidate.axes) == {"dp": devices // 3, "tp": 3}
 
 
+def test_the_least_that_is_needed_is_said():
+    """Of all meshes that which needs least; with that it fits, or nearly."""
+    mod = td.zoo.gpt(size="tiny", vocab=1 << 18, batch=8)
+    with pytest.raises(InfeasibleError, match=r"DIST0801 .* needs least: \S+: ") as caught:
+        search(mod, 4, QUICK, memory_bytes=1000)
+    needed = float(caught.value.what.split("at least ")[1].split(" GiB")[0]) * 2**30
+    assert needed > 2**25
+    assert search(mod, 4, QUICK, memory_bytes=int(2 * needed)).plans
+
+
 def test_a_module_has_its_own_batch():
     found = search(td.zoo.vit(size="tiny", batch=8), 4, QUICK)
     assert found.plans and found.plans[0].row.candidate.schedule is None
