@@ -13,7 +13,7 @@ from ...ir import dist_op_name
 from ...ir.rewrite import VARIABLES, make_binding, make_var
 from ...native import ALIAS, Reading
 from ...ops import registration_of
-from .templates import Key, State, Template
+from .template import Key, State, Template
 from .values import LocalValues
 
 

@@ -24,7 +24,7 @@ from ...native import Reading, make_variables, pruned_bindings
 from ...ops import attribute_axes, axes_of, sums
 from .alike import LikeBindings
 from .bindings import Bindings
-from .templates import State
+from .template import State
 from .values import LocalValues
 
 

@@ -17,7 +17,8 @@ from ...ir.rewrite import VARIABLES, BlockWriter, handle, place_of, substitute, 
 from ...ops import CallForm, Terms, learned
 from ...ops.local import BlockMemo, Shard, expected_mismatch, shard
 from .collectives import sliced
-from .templates import State, Templates
+from .template import State
+from .templates import Templates
 
 
 @dataclass
