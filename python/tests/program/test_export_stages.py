@@ -37,7 +37,7 @@ def test_each_kind_of_stage_stands_once() -> None:
     assert [role.name for role in staged.roles] == ["stage0", "stage1", "stage3"]
     assert [stage.role for stage in staged.stages] == [0, 1, 1, 2]
     assert [phase.name for phase in staged.roles[1].phases] == [
-        "begin", "forward", "backward", "accumulate", "accumulate_next", "end"
+        "forward", "backward", "accumulate", "accumulate_next", "end"
     ]  # fmt: skip
     assert staged.roles[0].phase("rows") is not None
     assert [(e.source[0], e.target[0]) for e in staged.edges] == [
