@@ -68,8 +68,8 @@ class Steps:
         self._collectives = [c for c in collectives if isinstance(c, Collective)]
         found = [k for k in kernels if isinstance(k, Kernel)]
         kinds = _Table()
-        self._kind = np.array([kinds.number((k.kernel_class, k.dtype)) for k in found], int)
-        self._kinds = list(kinds)
+        kind = np.array([kinds.number((k.kernel_class, k.dtype)) for k in found], int)
+        self._of_kind = [(name, np.flatnonzero(kind == n)) for name, n in kinds.items()]
         self._flops = np.array([k.flops for k in found], float)
         self._bytes = np.array([k.bytes for k in found], float)
         self._marks = {
@@ -83,18 +83,10 @@ class Steps:
 
     def times_s(self, system: System) -> Floats:
         """Seconds of each step on a system, if its longest way is still the one given."""
-        rates = [system.rate(*kind) for kind in self._kinds]  # type: ignore[misc]
-        columns = np.array(
-            [
-                (1 / r.flops_per_s, 1 / r.bytes_per_s, r.gap_s, r.overlaps, r.floor_s,
-                 1 / r.peak_flops_per_s, r.saved_s)
-                for r in rates
-            ]
-        ).reshape(-1, 7)[self._kind]  # fmt: skip
-        compute, memory = self._flops * columns[:, 0], self._bytes * columns[:, 1]
-        compute = np.maximum(self._flops * columns[:, 5], compute - columns[:, 6])
-        busy = np.where(columns[:, 3] > 0, np.maximum(compute, memory), compute + memory)
-        kernel = np.maximum(busy + columns[:, 2], columns[:, 4])
+        kernel = np.zeros(self._flops.size)
+        for kind, own in self._of_kind:
+            rate = system.rate(*kind)  # type: ignore[misc]
+            kernel[own] = rate.spent_s(self._flops[own], self._bytes[own]).whole
         body, one, count = self._own
         device = np.bincount(body, kernel[one] * count, len(self._launches))
         host = self._launches * system.constant(HOSTS[HOST]) * 1e-6

@@ -113,12 +113,10 @@ class BatchPrices:
         if kind == VIEW:
             return np.zeros(self.rows, np.int64), self._codes(_COMPUTE)
         rate = self.system.rate(kind, dtype)
-        compute, memory = flops / rate.flops_per_s, moved / rate.bytes_per_s
-        busy = np.maximum(compute, memory) if rate.overlaps else compute + memory
-        time = np.maximum(busy + rate.gap_s, rate.floor_s)
-        codes = np.where(compute >= memory, _COMPUTE, _MEMORY)
-        codes[(busy < rate.floor_s) | (busy < rate.gap_s)] = _LAUNCH
-        return self._picoseconds(time), codes.astype(np.int8)
+        spent = rate.spent_s(flops.astype(np.float64), moved.astype(np.float64))
+        codes = np.where(spent.compute >= spent.memory, _COMPUTE, _MEMORY)
+        codes[(spent.busy < rate.floor_s) | (spent.busy < rate.gap_s)] = _LAUNCH
+        return self._picoseconds(spent.whole), codes.astype(np.int8)
 
     def _collective(self, op: Op, payload: Ints) -> Ints:
         found = np.zeros(self.rows, np.int64)

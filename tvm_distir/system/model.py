@@ -153,12 +153,11 @@ class System:
         if kernel_class == VIEW:
             return Roofline(0.0, VIEW)
         found = self.rate(kernel_class, dtype)
-        compute_s, memory_s = found.compute_s(flops), moved_bytes / found.bytes_per_s
-        busy_s = max(compute_s, memory_s) if found.overlaps else compute_s + memory_s
-        time_s = max(busy_s + found.gap_s, found.floor_s)
-        if busy_s < found.floor_s or busy_s < found.gap_s:
+        spent = found.spent_s(float(flops), float(moved_bytes))
+        time_s = float(spent.whole)
+        if spent.busy < found.floor_s or spent.busy < found.gap_s:
             return Roofline(time_s, "launch")
-        return Roofline(time_s, "compute" if compute_s >= memory_s else "memory")
+        return Roofline(time_s, "compute" if spent.compute >= spent.memory else "memory")
 
     def compute_time_s(self, work: WorkLike, dtype: str) -> float:
         """Seconds that one device needs for the work of a call.

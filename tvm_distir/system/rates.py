@@ -6,9 +6,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from .constants import FORMS, Constant, value_of
+
+Amount = TypeVar("Amount", float, npt.NDArray[np.float64])
+"""Of FLOPs, bytes or seconds: a number, or an array of them."""
+
+
+@dataclass(frozen=True)
+class Spent(Generic[Amount]):
+    """Seconds of kernels: arithmetic, traffic, both of them as they run, and the whole."""
+
+    compute: Amount
+    memory: Amount
+    busy: Amount
+    whole: Amount
 
 
 class Rate(NamedTuple):
@@ -37,9 +54,17 @@ class Rate(NamedTuple):
     floor_s: float
     overlaps: bool
 
-    def compute_s(self, flops: int) -> float:
-        """Seconds of arithmetic: at the peak until the burst is over, then at the rate."""
-        return max(flops / self.peak_flops_per_s, flops / self.flops_per_s - self.saved_s)
+    def spent_s(self, flops: Amount, moved_bytes: Amount) -> Spent[Amount]:
+        """Seconds of kernels, one or an array of them.
+
+        Arithmetic is at the peak until the burst is over, then at the rate.
+        """
+        compute: Any = flops / self.flops_per_s
+        if self.saved_s:
+            compute = np.maximum(flops / self.peak_flops_per_s, compute - self.saved_s)
+        memory: Any = moved_bytes / self.bytes_per_s
+        busy = np.maximum(compute, memory) if self.overlaps else compute + memory
+        return Spent(compute, memory, busy, np.maximum(busy + self.gap_s, self.floor_s))
 
 
 def rate(

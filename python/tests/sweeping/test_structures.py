@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,19 @@ def test_equal_to_the_whole_pipeline(swept: Any) -> None:
         grid = {name: [values[number]] for name, values in some.items()}
         (whole,) = td.sweep(MODEL, grid, SYSTEM, train=TRAIN, structures=False).to_dicts()
         assert {**whole, "way": "structure"} == row
+
+
+def test_bursts_of_products_count_in_structures(cache: Path) -> None:
+    """A system whose products run at the peak at first, without the host that hides them."""
+    known = td.System.load("dgx-b200-megatron")
+    quick = {"python_launch_us": 1e-3, "unit_overhead_us": 1.0}
+    constants = {
+        name: dataclasses.replace(one, value=quick.get(name, one.value))
+        for name, one in known.constants.items()
+    }
+    system = dataclasses.replace(known, constants=constants)
+    found = td.sweep(MODEL, GRID, system, train=TRAIN, cache=cache)
+    assert [one.equal for one in found.checked] == [True]
 
 
 def test_samples_are_kept_on_disk(swept: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
