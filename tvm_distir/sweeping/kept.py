@@ -13,7 +13,7 @@ from pathlib import Path
 from ..program import Program
 from ..reading import CACHE, write_whole
 
-_DOWNSTREAM = ("calibration", "cli", "program/kernels", "report", "simulation", "system")
+_DOWNSTREAM = ("calibration", "cli", "program/kernels", "report", "simulation")
 """Rooms that do not change what is exported."""
 
 
