@@ -34,6 +34,10 @@ from tvm_distir.searching import Constraints, search
 from tvm_distir.searching.labelling import Labeller
 from tvm_distir.searching.outlook import evenly
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python" / "tests" / "search"))
+
+from systems import QUICK
+
 SWEEPS = 12
 ADAM = {"optimizer": "adam"}
 
@@ -63,17 +67,6 @@ RUNS = (
     ("moe", 8, 8, ("dp", "ep", "tp")),
 )
 """Size "tiny", devices, batch, axes."""
-
-
-def quick() -> td.System:
-    """An A100 without latencies, on which it pays to distribute small models."""
-    path = Path(td.__file__).parent / "system" / "data" / "dgx-a100.json"
-    data = json.loads(path.read_text())
-    data["name"] = "quick"
-    data["device"]["launch_floor_us"] = 1e-6
-    for net in ("intra_node", "inter_node"):
-        data[net]["latency_us"] = data[net]["setup_us"] = 0.0
-    return td.System.from_dict(data)
 
 
 def random_problems(count: int) -> Iterator[tuple[Tables, Problem, int]]:
@@ -126,7 +119,7 @@ def models() -> int:
         mod = getattr(td.zoo, name)(size="tiny")
         if trained:
             mod = td.train_step(mod, **ADAM)
-        spec, system = MeshSpec("mesh0", mesh), quick()
+        spec, system = MeshSpec("mesh0", mesh), QUICK
         labeller = Labeller(td.transform.AnnotateSharding(Plan((spec,)))(mod), spec, system)
         net = labeller.net("main")
         tables, problem = labeller.tables, Problem(net.domains, net.factors)
@@ -149,7 +142,7 @@ def models() -> int:
 def spaces() -> int:
     """The best of whole spaces, against every plan in them."""
     wrong = 0
-    system = quick()
+    system = QUICK
     for name, devices, batch, rules in SPACES:
 
         def make(size: int, name: str = name) -> object:
@@ -195,7 +188,7 @@ def executed(count: int) -> int:
 
         rules = Constraints(axes, micro_batches=(1, 2))
         given = {"batch": batch, "train": ADAM, "constraints": rules}
-        for found in search(make, devices, quick(), top=99, margin=99.0, **given).plans:
+        for found in search(make, devices, QUICK, top=99, margin=99.0, **given).plans:
             if done == count:
                 break
             schedule = found.plan.schedule
@@ -214,7 +207,7 @@ def executed(count: int) -> int:
 def digest() -> str:
     """Of what a search finds."""
     name, devices, batch, rules = SPACES[1]
-    system = quick()
+    system = QUICK
 
     def make(size: int) -> object:
         return getattr(td.zoo, name)(size="tiny", batch=size)

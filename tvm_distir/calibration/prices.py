@@ -67,8 +67,10 @@ class Steps:
         self._launches = np.array([b.launches for b in bodies if isinstance(b, Body)], float)
         self._collectives = [c for c in collectives if isinstance(c, Collective)]
         found = [k for k in kernels if isinstance(k, Kernel)]
-        kinds = _Table()
-        kind = np.array([kinds.number((k.kernel_class, k.dtype)) for k in found], int)
+        kinds: dict[tuple[str, str], int] = {}
+        kind = np.array(
+            [kinds.setdefault((k.kernel_class, k.dtype), len(kinds)) for k in found], int
+        )
         self._of_kind = [(name, np.flatnonzero(kind == n)) for name, n in kinds.items()]
         self._flops = np.array([k.flops for k in found], float)
         self._bytes = np.array([k.bytes for k in found], float)
@@ -85,7 +87,7 @@ class Steps:
         """Seconds of each step on a system, if its longest way is still the one given."""
         kernel = np.zeros(self._flops.size)
         for kind, own in self._of_kind:
-            rate = system.rate(*kind)  # type: ignore[misc]
+            rate = system.rate(*kind)
             kernel[own] = rate.spent_s(self._flops[own], self._bytes[own]).whole
         body, one, count = self._own
         device = np.bincount(body, kernel[one] * count, len(self._launches))

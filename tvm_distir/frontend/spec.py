@@ -52,6 +52,26 @@ def check_file(path: str | Path) -> None:
         )
 
 
+def file_bytes(path: str | Path) -> bytes:
+    """Content of a file.
+
+    Raises
+    ------
+    ModelError
+        DIST0301 no file, or one that cannot be read.
+    """
+    check_file(path)
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ModelError(
+            "DIST0301",
+            f"cannot read the file: {error.strerror or error}",
+            place=str(path),
+            remedy="Check the path.",
+        ) from error
+
+
 def check_torch(place: str) -> None:
     """Refuse (DIST0304) to go on where torch is not installed."""
     if importlib.util.find_spec("torch") is None:

@@ -145,7 +145,7 @@ class _Plan:
                 spans.append(found[0])
                 codes.append(found[1])
             of_row[number] = keys[key]
-        rank_of = batch.program.staged.schedule.rank_of  # type: ignore[union-attr]
+        rank_of = self.steps.rank_of
         edges = [
             prices.edge(edge, rank_of[edge.source[0]], rank_of[edge.target[0]])
             for edge in self.steps.edges

@@ -134,9 +134,9 @@ def _sum(
             rest = both - Counter([one]) - absorbed
             if [a + b for a, b in zip(_total(rest, rows), least, strict=True)] != list(row):
                 continue
-            total, parts = _added(rest, found), (found[one], found[other])
-            if total is not None and None not in parts:
-                return Formula(total.terms, parts)  # type: ignore[arg-type]
+            total, first, second = _added(rest, found), found[one], found[other]
+            if total is not None and first is not None and second is not None:
+                return Formula(total.terms, (first, second))
     return None
 
 

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from onnx import TensorProto, external_data_helper, numpy_helper
 
 from ...errors import ModelError
-from ..spec import check_file
+from ..spec import file_bytes
 
 
 def read_model(path: str | Path) -> onnx.ModelProto:
@@ -24,16 +24,7 @@ def read_model(path: str | Path) -> onnx.ModelProto:
     ModelError
         DIST0301 no file, DIST0303 a broken one.
     """
-    check_file(path)
-    try:
-        data = Path(path).read_bytes()
-    except OSError as error:
-        raise ModelError(
-            "DIST0301",
-            f"cannot read the file: {error.strerror or error}",
-            place=str(path),
-            remedy="Check the path.",
-        ) from error
+    data = file_bytes(path)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)

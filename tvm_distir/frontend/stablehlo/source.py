@@ -4,12 +4,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from ...errors import ModelError
 from ..quiet import reason
-from ..spec import check_file, check_jax, is_bytecode
+from ..spec import check_jax, file_bytes, is_bytecode
 
 
 def read_source(source: Any) -> tuple[str, str]:
@@ -33,7 +32,7 @@ def read_source(source: Any) -> tuple[str, str]:
         return str(source.as_text(debug_info=True)), "module"
     if isinstance(source, str) and "\n" in source:
         return source, "text"
-    data, place = (source, "bytes") if isinstance(source, bytes) else (_bytes_of(source), source)
+    data, place = (source, "bytes") if isinstance(source, bytes) else (file_bytes(source), source)
     place = str(place)
     if is_bytecode(data):
         return _text_of(data, place), place
@@ -45,19 +44,6 @@ def read_source(source: Any) -> tuple[str, str]:
             "it is neither text nor bytecode of MLIR",
             place=place,
             remedy="Write it with jax.export, or with as_text().",
-        ) from error
-
-
-def _bytes_of(path: str | Path) -> bytes:
-    check_file(path)
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ModelError(
-            "DIST0301",
-            f"cannot read the file: {error.strerror or error}",
-            place=str(path),
-            remedy="Check the path.",
         ) from error
 
 
