@@ -26,8 +26,6 @@ FIXED = ("attention_efficiency", "hop_us", "step_overhead_us")
 """Constants that steps of Megatron's GPT say nothing of, or cannot tell from others."""
 UNDETERMINED = 0.7
 """Share of the prior's spread that is left of a constant which rows do not determine."""
-BEGIN_US = 10.0
-"""Where a fit of ``burst_us`` begins for a system that has none."""
 _CLOSE = 1e-3
 
 
@@ -168,7 +166,7 @@ class _Work:
             self.names.append("burst_us")
         self.names += [name for name in also if name not in self.names]
         means = [MEANINGS.get(name) or LINKS[name] for name in self.names]
-        center = [self._now(name) or BEGIN_US for name in self.names]
+        center = [self._now(n) or m.begin for n, m in zip(self.names, means, strict=True)]
         self.center = np.log(np.clip(center, [m.least for m in means], [m.most for m in means]))
         self.spread = np.array([one.spread for one in means])
         self.bounds = np.log([one.least for one in means]), np.log([one.most for one in means])

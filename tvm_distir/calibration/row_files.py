@@ -79,7 +79,7 @@ def _product(row: Mapping[str, str], place: str, measured: bool) -> ProductRow:
     for name in (dtype, out):
         if name not in BYTES:
             raise _wrong(place, f"the type {name!r}", f"Known: {', '.join(BYTES)}.")
-    accumulate = _integer(row, ("accumulate",), "0", place)
+    accumulate = _integer(row, ("accumulate",), "0", place, 0)
     return ProductRow(
         m, k, n, dtype, out, accumulate, _time(row, "time_us", place, measured) * 1e-6
     )
@@ -91,9 +91,9 @@ def _gpt(row: Mapping[str, str], place: str, measured: bool) -> Row:
         default = "1" if key == "dp" else None
         values[key] = _integer(row, names, default, place)
     for key, (names, value) in _OTHERS.items():
-        values[key] = _integer(row, names, str(value), place)
+        values[key] = _integer(row, names, str(value), place, min(value, 1))
     count = values["dp"] * values["micro_batch"]
-    if not count or values["global_batch"] % count:
+    if values["global_batch"] % count:
         raise _wrong(
             place, f"global_batch {values['global_batch']} is no multiple of {count}",
             "It counts the sequences of all replicas and micro-batches.",
@@ -119,15 +119,15 @@ def _time(row: Mapping[str, str], column: str, place: str, measured: bool) -> fl
 
 
 def _integer(
-    row: Mapping[str, str], names: tuple[str, ...], default: str | None, place: str
+    row: Mapping[str, str], names: tuple[str, ...], default: str | None, place: str, least: int = 1
 ) -> int:
     text = next((row[name] for name in names if row.get(name)), default)
     try:
         value = int(float(text or ""))
     except ValueError:
         raise _wrong(place, f"{names[0]} is {text!r}", "Give a whole number.") from None
-    if value < 0:
-        raise _wrong(place, f"{names[0]} is {value}", "Give a positive number.")
+    if value < least:
+        raise _wrong(place, f"{names[0]} is {value}", f"Give {least} or more.")
     return value
 
 

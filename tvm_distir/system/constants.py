@@ -20,6 +20,8 @@ class Meaning:
     spread : float
         How far, as a standard deviation of its logarithm, a fit may take it from where it begins
         at the price of one row that is off by the tolerance.
+    begin : float
+        Where a fit begins where a system has 0.
     """
 
     unit: str
@@ -27,6 +29,7 @@ class Meaning:
     least: float
     most: float
     spread: float
+    begin: float = 0.0
 
 
 MEANINGS: Mapping[str, Meaning] = {
@@ -37,7 +40,12 @@ MEANINGS: Mapping[str, Meaning] = {
         "fraction of the peak", "products that make or read logits", 0.2, 0.95, 0.3
     ),
     "burst_us": Meaning(
-        "us", "how long a product runs at the peak before its power is limited", 0.1, 200.0, 1.0
+        "us",
+        "how long a product runs at the peak before its power is limited",
+        0.1,
+        200.0,
+        1.0,
+        10.0,
     ),
     "attention_efficiency": Meaning(
         "fraction of the peak", "attention as one kernel", 0.2, 0.95, 0.3
@@ -79,7 +87,12 @@ LINKS: Mapping[str, Meaning] = {
     "intra_node.bandwidth_GBps": Meaning("GB/s", "what a ring reaches inside a node", 0.05, 5e3, 1),
     "intra_node.setup_us": Meaning("us", "start of a collective inside a node", 0.5, 1e4, 1),
     "intra_node.share": Meaning(
-        "1", "how much slower few ranks are: time per byte grows by this over ranks", 0.01, 1e3, 1
+        "1",
+        "how much slower few ranks are: time per byte grows by this over ranks",
+        0.01,
+        1e3,
+        1,
+        1.0,
     ),
 }
 """Numbers of links that a fit may change where it is told to."""

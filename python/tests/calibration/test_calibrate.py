@@ -110,7 +110,15 @@ def test_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["global_batch\n8\n", "global_batch,micro_batch\nx,1\n"], ids=["missing", "no number"]
+    "text",
+    [
+        "global_batch\n8\n",
+        "global_batch,micro_batch\nx,1\n",
+        "m,k,n,time_us\n0,64,64,3\n",
+        "m,k,n,time_us\n64,64,64,inf\n",
+        "model,dp,iteration_time_ms\nzoo:mlp,0,3\n",
+    ],
+    ids=["missing", "no number", "no rows of a matrix", "endless", "no devices"],
 )
 def test_wrong_rows(tmp_path, text):
     path = tmp_path / "rows.csv"
@@ -196,5 +204,9 @@ def test_links_are_fitted_where_asked_to(tmp_path, system, monkeypatch):
     ratio = found.system.intra_node.share / 12.0, found.system.intra_node.bandwidth_GBps / 8.0
     assert ratio == pytest.approx((1.0, 1.0), rel=0.3)
     assert found.system.sources["intra_node.share"] == "calibrated"
+    alone = dataclasses.replace(made, intra_node=dataclasses.replace(near, share=0.0))
+    again = calibrate(alone, rows[:1], fit_also=("intra_node.share",), folds=0)
+    assert again.values["intra_node.share"] == pytest.approx(1.0)  # where a fit begins
+    assert again.system.intra_node.share == 0.0  # one device says nothing of it
     with pytest.raises(SimulationError, match="colour"):
         calibrate(system, rows, fit_also=("colour",))
