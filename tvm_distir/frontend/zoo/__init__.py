@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import ir
 
@@ -225,30 +225,32 @@ def mlp(**keys: Any) -> ir.IRModule:
     ModelError
         DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
-    return mlp_model.build(configure("mlp", mlp_model.PRESETS, mlp_model.DEFAULT_SIZE, keys))
+    return mlp_model.build(config("mlp", keys))
 
 
-_MAKERS: dict[str, Callable[..., ir.IRModule]] = {
-    maker.__name__: maker for maker in (gpt, llama, bert, vit, moe, unet, resnet, mlp)
+class _Model(NamedTuple):
+    """What builds a model, its configurations by size, and the size where none is named."""
+
+    make: Callable[..., ir.IRModule]
+    presets: Mapping[str, Any]
+    usual: str
+
+
+_MODELS = {
+    make.__name__: _Model(make, presets, usual)
+    for make, presets, usual in (
+        (gpt, GPT_PRESETS, GPT_DEFAULT_SIZE),
+        (llama, LLAMA_PRESETS, LLAMA_DEFAULT_SIZE),
+        (bert, bert_model.PRESETS, bert_model.DEFAULT_SIZE),
+        (vit, vit_model.PRESETS, vit_model.DEFAULT_SIZE),
+        (moe, moe_model.PRESETS, moe_model.DEFAULT_SIZE),
+        (unet, unet_model.PRESETS, unet_model.DEFAULT_SIZE),
+        (resnet, resnet_model.PRESETS, resnet_model.DEFAULT_SIZE),
+        (mlp, mlp_model.PRESETS, mlp_model.DEFAULT_SIZE),
+    )
 }
 
-NAMES = tuple(_MAKERS)
-
-_SIZES: dict[str, tuple[Mapping[str, Any], str]] = {
-    "gpt": (GPT_PRESETS, GPT_DEFAULT_SIZE),
-    "llama": (LLAMA_PRESETS, LLAMA_DEFAULT_SIZE),
-    **{
-        name: (module.PRESETS, module.DEFAULT_SIZE)
-        for name, module in (
-            ("bert", bert_model),
-            ("vit", vit_model),
-            ("moe", moe_model),
-            ("unet", unet_model),
-            ("resnet", resnet_model),
-        )
-    },
-}
-"""Configurations of each model by size, and the size where none is named."""
+NAMES = tuple(_MODELS)
 
 
 def config(name: str, keys: Mapping[str, Any]) -> Any:
@@ -260,11 +262,12 @@ def config(name: str, keys: Mapping[str, Any]) -> Any:
         DIST0330 unknown name; DIST0331 unknown key or size, DIST0332 a value that makes no model.
     """
     _check_name(name)
-    return configure(name, *_SIZES[name], keys)
+    known = _MODELS[name]
+    return configure(name, known.presets, known.usual, keys)
 
 
 def _check_name(name: str) -> None:
-    if name not in _MAKERS:
+    if name not in _MODELS:
         raise ModelError(
             "DIST0330",
             f'the zoo has no model "{name}"',
@@ -282,4 +285,4 @@ def build(name: str, keys: Mapping[str, Any]) -> ir.IRModule:
         DIST0330 unknown name; and those of :func:`gpt` and the others.
     """
     _check_name(name)
-    return _MAKERS[name](**keys)
+    return _MODELS[name].make(**keys)
