@@ -22,7 +22,7 @@ from tvm import relax
 
 import tvm_distir as td
 from tvm_distir.runtime.collectives import ccl
-from tvm_distir.runtime.program import Lowered, np_dtype
+from tvm_distir.runtime.program import THREADS_VARIABLE, Lowered, np_dtype
 from tvm_distir.strategy import make_plan
 
 CASES = [
@@ -91,7 +91,7 @@ def main() -> None:
     """Print the table."""
     arguments = parser(__doc__).parse_args()
     del arguments
-    os.environ["TVM_NUM_THREADS"] = "1"
+    os.environ[THREADS_VARIABLE] = "1"
     print_setting()
     rows, errors = [], []
     for name, spec, strategy in CASES:

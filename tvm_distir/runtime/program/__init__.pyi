@@ -4,6 +4,8 @@
 from .compiled import KERNEL as KERNEL
 from .compiled import KernelCache as KernelCache
 from .compiled import LibraryCache as LibraryCache
+from .cores import THREADS_VARIABLE as THREADS_VARIABLE
+from .cores import one_thread as one_thread
 from .counts import CollectiveCount as CollectiveCount
 from .counts import CollectiveCounter as CollectiveCounter
 from .dist_io import entries as entries

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import time
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from ...errors import EngineError
 from ...ir import known_shape
 from ...program import Program, export
 from ...reading import CACHE, write_whole
+from .cores import one_thread
 from .kernels import order_loops
 from .launched import launched
 from .layout import np_dtype
@@ -31,7 +30,6 @@ from .targets import target_in_scope
 _LEAST_S = 0.01
 """How long a kernel is run to be timed, at least."""
 _REPEATS = 3
-_THREADS_VARIABLE = "TVM_NUM_THREADS"
 _PICOSECONDS = 1e12
 
 
@@ -135,7 +133,7 @@ def _run_all(kernels: ir.IRModule, calls: Mapping[str, relax.Call]) -> dict[str,
             place="measure",
             remedy="Compile the module with tvm.compile to see TVM's whole message.",
         ) from err
-    with _one_thread():
+    with one_thread():
         machine = relax.VirtualMachine(library, tvm.cpu())
         return {
             name: _timed(machine[f"timed_{name}"], _arguments(call)) for name, call in calls.items()
@@ -156,8 +154,8 @@ def _arguments(call: relax.Call) -> list[Any]:
     rng, out = np.random.default_rng(0), []
     for arg in call.args[1]:
         shape, dtype = known_shape(arg.ty), np_dtype(str(arg.ty.dtype))
-        floats = np.issubdtype(dtype, np.floating) or "float" in dtype.name
         sizes = tuple(shape or ())
+        floats = "float" in dtype.name
         value = rng.standard_normal(sizes, "float32") if floats else np.zeros(sizes)
         out.append(tvm.runtime.tensor(value.astype(dtype)))
     return out
@@ -178,19 +176,6 @@ def _timed(function: Any, arguments: list[Any]) -> float:
             count *= 2 if took_s > _LEAST_S / 4 else 8
         best_s = min(best_s, took_s / count)
     return best_s
-
-
-@contextmanager
-def _one_thread() -> Any:
-    before = os.environ.get(_THREADS_VARIABLE)
-    os.environ[_THREADS_VARIABLE] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_THREADS_VARIABLE]
-        else:
-            os.environ[_THREADS_VARIABLE] = before
 
 
 def _key(fn: tirx.PrimFunc) -> str:

@@ -25,7 +25,14 @@ from ....collectives import Transfer
 from ....errors import EngineError
 from ....native import Executed
 from ...collectives import NativeFabric
-from ...program import EntryFunction, LocalInputs, Runnable, count_executed, np_dtype
+from ...program import (
+    THREADS_VARIABLE,
+    EntryFunction,
+    LocalInputs,
+    Runnable,
+    count_executed,
+    np_dtype,
+)
 from ..base import Engine, LocalResults
 from ..ends import NOBODY, EndWatch, raise_failure
 from ..forked import run_turn, ticks_of
@@ -180,7 +187,7 @@ class ProcessesEngine(Engine):
             "job": job.number,
             "path": sys.path,
             "preload": self.preload,
-            "one_thread": len(job.ranks) >= cores and "TVM_NUM_THREADS" not in os.environ,
+            "one_thread": len(job.ranks) >= cores and THREADS_VARIABLE not in os.environ,
             "input_bytes": input_bytes,
             "output_bytes": job.output_bytes,
         }

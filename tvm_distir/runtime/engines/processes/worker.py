@@ -17,7 +17,7 @@ from tvm.runtime.vm import VirtualMachine
 
 from ....errors import EngineError
 from ...collectives import NativeFabric, ccl
-from ...program import flat_tensors, load_saved, to_array
+from ...program import THREADS_VARIABLE, flat_tensors, load_saved, to_array
 from .memory import Memory, Place
 from .wire import Closed, Message, close_all, receive, send
 
@@ -69,7 +69,7 @@ def _run(message: Message, files: list[int], rank: int) -> Message:
 
 def _compute(message: Message, files: list[int]) -> None:
     if message["one_thread"]:
-        os.environ["TVM_NUM_THREADS"] = "1"
+        os.environ[THREADS_VARIABLE] = "1"
     sys.path[:] = message["path"]
     for name in message["preload"]:
         importlib.import_module(name)

@@ -28,7 +28,16 @@ from tvm.runtime.vm import VirtualMachine
 from ...._disco import repair_disco
 from ....errors import EngineError, nearest
 from ...collectives import Aborted, Watched, ccl
-from ...program import LocalInputs, Runnable, count_executed, flat_tensors, to_array, to_tensor
+from ...program import (
+    THREADS_VARIABLE,
+    LocalInputs,
+    Runnable,
+    count_executed,
+    flat_tensors,
+    one_thread,
+    to_array,
+    to_tensor,
+)
 from ..base import Engine, LocalResults
 from ..ends import NOBODY, EndWatch, raise_failure
 from ..forked import run_turn
@@ -37,7 +46,6 @@ Array = npt.NDArray[Any]
 
 TIMEOUT_S = 300.0
 _INVOKE = "tvm_distir.runtime.invoke"
-_THREADS_VARIABLE = "TVM_NUM_THREADS"
 _LOOK_S = 0.05
 
 
@@ -86,14 +94,11 @@ def make_job(
 def one_thread_each(workers: int) -> Iterator[None]:
     """Keep TVM's kernels single-threaded while there are as many workers as cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    if _THREADS_VARIABLE in os.environ or workers < (cores or 1):
+    if THREADS_VARIABLE in os.environ or workers < (cores or 1):
         yield
         return
-    os.environ[_THREADS_VARIABLE] = "1"
-    try:
+    with one_thread():
         yield
-    finally:
-        os.environ.pop(_THREADS_VARIABLE, None)
 
 
 def _invoke(number: int) -> None:
