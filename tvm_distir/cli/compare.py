@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import UsageError
@@ -102,10 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
             operands.append(to_dict(analyse(task, mesh).analysis))
     results = arguments.operands[1 if tasks else 0 :]
     found = compare(*operands, *results)
-    names = [_name(task) for task in tasks]
-    found = compare(
-        *operands, *results, names=[*names, *(one.name for one in found.outcomes[len(names) :])]
-    )
+    first = [one.named(_name(task)) for one, task in zip(found.outcomes, tasks, strict=False)]
+    found = replace(found, outcomes=(*first, *found.outcomes[len(first) :]))
     put(to_json(found.to_dict()) if arguments.json else found.to_text())
     return 0
 

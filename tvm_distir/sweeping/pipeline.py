@@ -215,3 +215,9 @@ def check_model_given(model: str) -> None:
             "DIST0151", "the batch of a TVMScript module is written in it", place="sweep",
             remedy="Sweep an ONNX file, an archive of torch.export, or a model of the zoo.",
         )  # fmt: skip
+    found = model_keys(model)
+    if found is not None and "batch" in found[1]:
+        raise UsageError(
+            "DIST0151", "the batch follows from each row", place=model,
+            remedy="Leave batch= out; give the columns micro_batch and dp.",
+        )  # fmt: skip

@@ -13,7 +13,7 @@ import pytest
 
 import tvm_distir as td
 from tvm_distir.cli import main
-from tvm_distir.errors import SimulationError
+from tvm_distir.errors import SimulationError, UsageError
 from tvm_distir.strategy import make_plan
 from tvm_distir.sweeping import driver
 
@@ -117,6 +117,13 @@ def test_refusals(
 ) -> None:
     assert main([*SWEEP, *arguments]) == code
     assert re.search(words, capsys.readouterr().err)
+
+
+def test_a_batch_in_the_model_is_refused() -> None:
+    """Rows say it; it was passed over without a word."""
+    with pytest.raises(UsageError, match="batch follows from each row") as caught:
+        td.sweep(f"{MODEL},batch=8", {"dp": [1]}, "dgx-a100")
+    assert caught.value.code == "DIST0151"
 
 
 def test_goes_on_where_it_was_interrupted(
