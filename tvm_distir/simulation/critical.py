@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .lanes import Lane
+from .timeline import seconds
 from .traces import Sheet, Traced
 
 WAITING = "waiting"
@@ -80,7 +81,7 @@ def critical_path(lanes: Sequence[Lane]) -> tuple[PathPart, ...]:
         if at < now.start:
             note(WAITING, "", now.start - at)
         now = _before(ending[lane, at], now.stream) if place else None
-    parts = (PathPart(*key, count, spent / 1e12) for key, (count, spent) in found.items())
+    parts = (PathPart(*key, count, seconds(spent)) for key, (count, spent) in found.items())
     return tuple(sorted(parts, key=lambda one: (-one.time_s, one.name)))
 
 

@@ -21,6 +21,7 @@ from ...errors import EngineError
 from ...ir import known_shape
 from ...program import Program, export
 from ...reading import CACHE, write_whole
+from ...system import PICOSECONDS
 from .cores import one_thread
 from .kernels import order_loops
 from .launched import launched
@@ -30,7 +31,6 @@ from .targets import target_in_scope
 _LEAST_S = 0.01
 """How long a kernel is run to be timed, at least."""
 _REPEATS = 3
-_PICOSECONDS = 1e12
 
 
 def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Program:
@@ -69,7 +69,7 @@ def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Pro
         name: replace(
             fn,
             ops=tuple(
-                op._replace(measured_ps=max(1, round(times_s[op.op] * _PICOSECONDS)))
+                op._replace(measured_ps=max(1, round(times_s[op.op] * PICOSECONDS)))
                 if op.kind == "compute" and op.op in times_s
                 else op
                 for op in fn.ops

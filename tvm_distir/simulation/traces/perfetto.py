@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ...native import Ints
+from ...system import PICOSECONDS
 from .packets import (
     NS,
     SIZE_BYTES,
@@ -173,7 +174,7 @@ class _Writer:
         self._stream.write(
             descriptor(track, "live memory", parent=uuid, rank=MEMORY, unit=SIZE_BYTES)
         )
-        when = np.array([round(time_s * 1e12) // NS for time_s, _ in steps], np.int64)
+        when = np.array([round(time_s * PICOSECONDS) // NS for time_s, _ in steps], np.int64)
         sizes = np.array([size for _, size in steps], np.int64)
         self._stream.write(counters(track, when, sizes).tobytes())
 
