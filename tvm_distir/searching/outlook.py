@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tvm import ir
 
-from ..errors import DistIRError
+from ..errors import DistIRError, InternalError
 from ..ir import BACKWARD_PHASE, FORWARD_PHASE, PHASE_ATTR, WEIGHT_PHASE, static_shape, value_types
 from ..ir.rewrite import all_bindings
 from ..ops import size_bytes
@@ -156,6 +156,8 @@ class Outlooks:
         try:
             step = self.source.module(schedule, recompute)
             labelled = label(step, MeshSpec("mesh0", mesh), self.system, gap=ROUGH)
+        except InternalError:
+            raise
         except DistIRError:  # what cannot be cut so, or refuses these devices, has no table
             return None
         key = (micro_batches, recompute)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tvm import ir
 
-from ..errors import DistIRError
+from ..errors import DistIRError, InternalError
 from ..plan import Plan
 from ..program import export
 from ..simulation import Result, simulate
@@ -157,6 +157,8 @@ class Trials:
             try:
                 plan = make(module, mesh, self.system)
                 result = simulate(export(distribute(module, plan, system=self.system)), self.system)
+            except InternalError:
+                raise
             except DistIRError as error:
                 refusals.append(error)
                 continue

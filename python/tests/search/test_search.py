@@ -13,7 +13,7 @@ import pytest
 from systems import A100, QUICK
 
 import tvm_distir as td
-from tvm_distir.errors import InfeasibleError, UsageError
+from tvm_distir.errors import InfeasibleError, InternalError, UsageError
 from tvm_distir.plan import Plan
 from tvm_distir.searching import Constraints, Folder, outlook, search, trials
 from tvm_distir.searching.candidates import Enumeration, factorisations, kept_rules
@@ -124,6 +124,20 @@ class TestPlans:
         )  # fmt: skip
         assert compared.baseline is not None
         assert steps.plans[0].time_s <= compared.baseline.time_s
+
+    def test_a_bug_in_what_is_compared_with_is_no_refusal(self):
+        """Some meshes may be refused; an internal error is told, whatever other meshes give."""
+
+        def make(mod, mesh, known):
+            if mesh.get("tp", 1) == 1:
+                raise InternalError("DIST0901", "a bug", place="here", remedy="Report it.")
+            return td.strategy.make_plan(mod, "tensor_parallel", mesh, known)
+
+        with pytest.raises(InternalError):
+            search(
+                _gpt, 4, QUICK, batch=16, train=ADAM, top=1,
+                constraints=Constraints(("dp", "tp")), compare=("tensor_parallel", make),
+            )  # fmt: skip
 
     def test_a_strategy_that_is_better_is_given(self):
         """Where only one placement is searched, another one that is faster comes first."""
