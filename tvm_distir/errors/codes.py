@@ -132,6 +132,7 @@ CODES: dict[str, str] = {
     "DIST0614": "Disco, TVM's distributed runtime, is not available in this process",
     "DIST0615": "a worker process ended, or cannot be started",
     "DIST0616": "memory for the ranks cannot be had",
+    "DIST0617": "the process of an engine did not answer in time",
     "DIST0620": "verify: the reference holds NaN or Inf, which proves nothing",
     "DIST0621": "verify: an output does not depend on the inputs, which proves nothing",
     "DIST0631": "the processes of an MPI job do not run the same",

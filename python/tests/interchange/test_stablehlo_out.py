@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from tvm_distir.errors import DependencyError, EngineError, ModelError, UsageErr
 from tvm_distir.frontend.mlir import parse_module
 from tvm_distir.runtime import Reference
 from tvm_distir.runtime.engines.xla import XlaEngine
+from tvm_distir.runtime.engines.xla.process import XlaProcess
 from tvm_distir.verification import draw_inputs
 
 MESH = {"dp": 2, "tp": 2}
@@ -151,3 +154,41 @@ def test_engine_xla(gpt):
     engine = XlaEngine(sys.executable)
     assert td.verify(*gpt, engine=engine).equal
     assert engine.compiled["all-reduce"] > 0
+
+
+STUCK = """#!{python}
+import os, sys, time
+print('{{"version": "none"}}', flush=True)
+for line in sys.stdin:
+    if {dies}:
+        os._exit(3)
+    time.sleep(3600)
+"""
+
+
+@pytest.mark.parametrize(("dies", "code"), [(False, "DIST0617"), (True, "DIST0615")])
+def test_a_process_of_xla_that_does_not_answer_is_killed(tmp_path, monkeypatch, dies, code):
+    python = tmp_path / "python"
+    python.write_text(STUCK.format(python=sys.executable, dies=dies), encoding="utf-8")
+    python.chmod(0o700)
+    (tmp_path / "kept").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "kept"))
+    worker = XlaProcess(str(python), 1)
+    pid = worker._process.pid
+    with pytest.raises(EngineError) as caught:
+        worker.run("", [np.zeros(1)], 1, replicas=True, timeout_s=0.3)
+    assert caught.value.code == code
+    assert not worker.is_alive and list((tmp_path / "kept").iterdir()) == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    again = XlaProcess(str(python), 1)  # and another one can be asked
+    again.kill()
+    assert not again.is_alive
+
+
+def test_a_process_of_xla_that_does_not_start_is_killed(tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec sleep 3600\n", encoding="utf-8")
+    python.chmod(0o700)
+    with pytest.raises(EngineError, match=r"DIST0617 .*start within 0\.2 s"):
+        XlaProcess(str(python), 1, timeout_s=0.2)

@@ -12,7 +12,7 @@ from ....errors import EngineError
 from ....interchange import to_stablehlo
 from ...program import LocalInputs, Runnable
 from ..base import Engine, LocalResults
-from .process import missing, running
+from .process import TIMEOUT_S, missing, running
 
 
 class XlaEngine(Engine):
@@ -25,6 +25,8 @@ class XlaEngine(Engine):
     ----------
     python : str, optional
         An interpreter that can import ``jax``; by default this one.
+    timeout_s : float
+        How long its process may take to start, and to compile and run one program.
 
     Attributes
     ----------
@@ -35,8 +37,9 @@ class XlaEngine(Engine):
     name = "xla"
     counting = False
 
-    def __init__(self, python: str | None = None) -> None:
+    def __init__(self, python: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self._python = python or sys.executable
+        self.timeout_s = timeout_s
         self.compiled: dict[str, int] = {}
 
     def check_available(self) -> None:
@@ -53,7 +56,7 @@ class XlaEngine(Engine):
             DIST0111 without JAX.
         EngineError
             DIST0605 several meshes, or a program without IR; DIST0606 XLA refuses it, DIST0615 its
-            process ended.
+            process ended, DIST0617 it took too long and was killed.
         ModelError
             DIST0380 what has no form in StableHLO.
         """
@@ -70,8 +73,10 @@ class XlaEngine(Engine):
         entry = program.entries[0]
         ranks = sorted(entry.ranks)
         arrays = [array for rank in ranks for array in local.of(entry, rank)]
-        worker = running(self._python, len(ranks))
+        worker = running(self._python, len(ranks), self.timeout_s)
         text = to_stablehlo(mod, "replicas")
-        found, self.compiled = worker.run(text, arrays, len(ranks), replicas=True)
+        found, self.compiled = worker.run(
+            text, arrays, len(ranks), replicas=True, timeout_s=self.timeout_s
+        )
         width = len(found) // len(ranks)
         return {rank: found[i * width : (i + 1) * width] for i, rank in enumerate(ranks)}

@@ -8,8 +8,10 @@ import atexit
 import contextlib
 import json
 import os
+import select
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ from ....errors import DependencyError, EngineError
 Array = npt.NDArray[Any]
 _HIDDEN = ("PYTHONPATH", "PYTHONHOME")
 _LEAST_DEVICES = 8
+_PART = 1 << 16
+TIMEOUT_S = 600.0
+"""How long the process may take to start, and to compile and run one program."""
 _RUNNING: dict[tuple[str, int], XlaProcess] = {}
 
 
@@ -34,14 +39,18 @@ class XlaProcess:
     python : str
         An interpreter that can import JAX.
     devices : int
+    timeout_s : float
+        How long it may take until it can be asked.
 
     Raises
     ------
     DependencyError
         DIST0111 where it cannot.
+    EngineError
+        DIST0615 it ended, DIST0617 it takes longer.
     """
 
-    def __init__(self, python: str, devices: int) -> None:
+    def __init__(self, python: str, devices: int, timeout_s: float = TIMEOUT_S) -> None:
         flags = os.environ.get("XLA_FLAGS", "")
         flags += f" --xla_force_host_platform_device_count={devices}"
         kept = {key: value for key, value in os.environ.items() if key not in _HIDDEN}
@@ -50,10 +59,10 @@ class XlaProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            text=True,
             env={**kept, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags.strip()},
         )
-        if "version" not in self._read():
+        self._said = b""
+        if "version" not in self._asked(None, timeout_s):
             self.close()
             raise missing(python)
 
@@ -63,7 +72,12 @@ class XlaProcess:
         return self._process.poll() is None
 
     def run(
-        self, text: str, arrays: Sequence[Array], devices: int, replicas: bool
+        self,
+        text: str,
+        arrays: Sequence[Array],
+        devices: int,
+        replicas: bool,
+        timeout_s: float = TIMEOUT_S,
     ) -> tuple[list[Array], dict[str, int]]:
         """Compile and run a program.
 
@@ -76,6 +90,8 @@ class XlaProcess:
         devices : int
         replicas : bool
             Whether devices are replicas, or partitions of one program.
+        timeout_s : float
+            How long compiling and running may take; the process is killed then.
 
         Returns
         -------
@@ -87,25 +103,24 @@ class XlaProcess:
         Raises
         ------
         EngineError
-            DIST0606 XLA refuses the program, DIST0615 the process ended.
+            DIST0606 XLA refuses the program, DIST0615 the process ended, DIST0617 it takes longer.
         """
         with tempfile.TemporaryDirectory(prefix="tvm_distir_xla_") as folder:
-            paths = {
-                name: str(Path(folder) / name) for name in ("text", "inputs.npz", "outputs.npz")
-            }
+            names = ("text", "inputs.npz", "outputs.npz", "question.json")
+            paths = {name: str(Path(folder) / name) for name in names}
             Path(paths["text"]).write_text(text, encoding="utf-8")
             plain = {str(i): _plain(array) for i, array in enumerate(arrays)}
             np.savez(paths["inputs.npz"], **plain)  # type: ignore[arg-type,unused-ignore]
-            answer = self._ask(
-                {
-                    "text": paths["text"],
-                    "inputs": paths["inputs.npz"],
-                    "outputs": paths["outputs.npz"],
-                    "kinds": [str(array.dtype) for array in arrays],
-                    "devices": devices,
-                    "replicas": replicas,
-                }
-            )
+            question = {
+                "text": paths["text"],
+                "inputs": paths["inputs.npz"],
+                "outputs": paths["outputs.npz"],
+                "kinds": [str(array.dtype) for array in arrays],
+                "devices": devices,
+                "replicas": replicas,
+            }
+            Path(paths["question.json"]).write_text(json.dumps(question), encoding="utf-8")
+            answer = self._asked(paths["question.json"], timeout_s)
             if "error" in answer:
                 raise EngineError(
                     "DIST0606",
@@ -118,31 +133,61 @@ class XlaProcess:
         return found, {str(k): int(n) for k, n in answer["collectives"].items()}
 
     def close(self) -> int:
-        """End the process; its exit status."""
+        """End the process, which nobody asks any more; its exit status."""
         for pipe in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(BrokenPipeError):
                 if pipe is not None:
                     pipe.close()
         return self._process.wait()
 
-    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+    def kill(self) -> None:
+        """End the process whatever it does."""
+        self._process.kill()
+        self.close()
+
+    def _asked(self, question: str | None, timeout_s: float) -> dict[str, Any]:
+        """Its answer to the question in a file, or its greeting; killed where none comes."""
+        try:
+            return self._answer(question, timeout_s)
+        except BaseException:
+            self.kill()  # what it would still say answers nothing that is asked later
+            raise
+
+    def _answer(self, question: str | None, timeout_s: float) -> dict[str, Any]:
         pipe = self._process.stdin
         with contextlib.suppress(BrokenPipeError):  # that it ended is told when it is read
-            if pipe is not None:
-                pipe.write(json.dumps(question) + "\n")
+            if pipe is not None and question is not None:
+                pipe.write(f"{question}\n".encode())  # a path: a stopped process cannot hold it up
                 pipe.flush()
-        return self._read()
-
-    def _read(self) -> dict[str, Any]:
-        line = self._process.stdout.readline() if self._process.stdout else ""
-        if not line:
-            raise EngineError(
-                "DIST0615",
-                f"the process of XLA ended with {self.close()}",
-                place="xla",
-                remedy="Run it again; with less memory in use where it was killed.",
-            )
+        end = time.monotonic() + timeout_s
+        source = self._process.stdout.fileno() if self._process.stdout else -1
+        while b"\n" not in self._said:
+            if not select.select([source], [], [], max(end - time.monotonic(), 0))[0]:
+                raise self._late(question, timeout_s)
+            part = os.read(source, _PART)
+            if not part:
+                raise self._ended()
+            self._said += part
+        line, _, self._said = self._said.partition(b"\n")
         return dict(json.loads(line))
+
+    @staticmethod
+    def _late(question: str | None, timeout_s: float) -> EngineError:
+        what = "start" if question is None else "compile and run the program"
+        return EngineError(
+            "DIST0617",
+            f"the process of XLA did not {what} within {timeout_s:g} s and was killed",
+            place="xla",
+            remedy="Raise the engine's timeout_s if it is only slow.",
+        )
+
+    def _ended(self) -> EngineError:
+        return EngineError(
+            "DIST0615",
+            f"the process of XLA ended with {self.close()}",
+            place="xla",
+            remedy="Run it again; with less memory in use where it was killed.",
+        )
 
 
 def missing(python: str) -> DependencyError:
@@ -155,14 +200,14 @@ def missing(python: str) -> DependencyError:
     )
 
 
-def running(python: str, devices: int) -> XlaProcess:
+def running(python: str, devices: int, timeout_s: float = TIMEOUT_S) -> XlaProcess:
     """A process of an interpreter with at least so many devices, started where none is."""
     count = _LEAST_DEVICES
     while count < devices:
         count *= 2
     found = _RUNNING.get((python, count))
     if found is None or not found.is_alive:
-        found = _RUNNING[python, count] = XlaProcess(python, count)
+        found = _RUNNING[python, count] = XlaProcess(python, count, timeout_s)
     return found
 
 

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What compiles and runs StableHLO with XLA:CPU; a script, run where JAX is.
 
-It reads questions, a line of JSON each, and answers each by a line. Neither this package nor TVM is
+It reads questions, each the path of a file of JSON, and answers each by a line of JSON. When nobody
+can ask any more it ends, whatever it does then. Neither this package nor TVM is
 imported, so that JAX may live in another environment. ``XLA_FLAGS``, which say how many devices the
 host has, stand in the environment before JAX is imported.
 """
@@ -11,8 +12,11 @@ from __future__ import annotations
 
 import collections
 import json
+import os
+import queue
 import re
 import sys
+import threading
 from typing import Any
 
 import numpy as np
@@ -144,8 +148,15 @@ def _answer(xla: Xla, question: dict[str, Any]) -> dict[str, Any]:
     return {"kinds": kinds, "collectives": collectives(program)}
 
 
+def _listen(questions: queue.Queue[str]) -> None:
+    """Take questions, and end the process with who asks."""
+    for line in sys.stdin:
+        questions.put(line.rstrip("\n"))
+    os._exit(0)
+
+
 def main() -> None:
-    """Answer until there is no question more."""
+    """Answer questions."""
     try:
         xla = Xla()
         greeting = {"version": xla.version}
@@ -153,9 +164,13 @@ def main() -> None:
         print(json.dumps({"missing": str(error)}), flush=True)
         return
     print(json.dumps(greeting), flush=True)
-    for line in sys.stdin:
+    questions: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_listen, args=(questions,), daemon=True).start()
+    while True:
+        path = questions.get()
         try:
-            answer = _answer(xla, json.loads(line))
+            with open(path, encoding="utf-8") as file:
+                answer = _answer(xla, json.load(file))
         except Exception as error:  # whatever XLA says goes back to who asked
             answer = {"error": f"{type(error).__name__}: {error}"}
         print(json.dumps(answer), flush=True)
