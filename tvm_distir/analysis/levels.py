@@ -32,9 +32,8 @@ from ..ir import (
 )
 from ..ir.rewrite import op_name
 from .conditions import Differing
+from .names import LEVELS
 from .partial import PartialState
-
-LEVELS = {1: "global", 2: "annotated", 3: "distributed", 4: "legalized", 5: "local"}
 
 _MOVES = (*COLLECTIVES, "local_slice", *TRANSFERS)
 ALLOWED: dict[int, tuple[str, ...]] = {

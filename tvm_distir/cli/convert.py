@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from ..analysis import LEVELS
 from ..errors import UsageError
 from .forms import FORMS, form_of
 from .options import add_model_options, check_model_options, check_sizes, find_model, model_inputs
@@ -14,7 +15,7 @@ from .outputs import Outputs
 from .stages import Stopwatch, load_work, run_passes
 from .terminal import say
 
-LEVELS = ("global", "annotated", "distributed", "legalized", "local")
+_LEVELS = tuple(LEVELS.values())
 _UNTIL = {"annotated": "annotate", "distributed": "propagate", "legalized": "optimize"}
 """The pass that ends at a level."""
 _FROM = ("annotate", "propagate", "legalize", "lower")
@@ -36,7 +37,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--to",
         metavar="LEVEL",
-        help=f"{', '.join(LEVELS)}, or 1 to 5; local if there is a plan, else that of the input",
+        help=f"{', '.join(_LEVELS)}, or 1 to 5; local if there is a plan, else that of the input",
     )
     parser.set_defaults(run=run)
 
@@ -70,15 +71,15 @@ def _fault(what: str, remedy: str, option: str = "--to") -> UsageError:
 
 def _level(text: str | None) -> str | None:
     """Read a level, by name or number."""
-    numbers = {str(number): name for number, name in enumerate(LEVELS, 1)}
-    if text is None or text in LEVELS:
+    numbers = {str(number): name for number, name in LEVELS.items()}
+    if text is None or text in _LEVELS:
         return text
     if text not in numbers:
         raise UsageError(
             "DIST0152",
             f'there is no level "{text}"',
             place="--to",
-            remedy=f"Use {', '.join(LEVELS)}, or 1 to 5.",
+            remedy=f"Use {', '.join(_LEVELS)}, or 1 to 5.",
         )
     return numbers[text]
 
@@ -91,11 +92,11 @@ def _converted(work: Any, level: str | None, watch: Stopwatch) -> Any:
     mod = work.model.mod
     if level is None:
         return mod
-    here = LEVELS.index(level_of(mod))
-    there = LEVELS.index(level)
+    here = _LEVELS.index(level_of(mod))
+    there = _LEVELS.index(level)
     if there < here:
         raise _fault(
-            f"a {LEVELS[here]} module is no {level} one any more", "Convert what it was made of."
+            f"a {_LEVELS[here]} module is no {level} one any more", "Convert what it was made of."
         )
     if there == here:
         return mod

@@ -5,18 +5,14 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, shortened
-from .listing import get_to_work
-from .options import add_model, add_system, add_training, asked_by, check_training
-from .outputs import Outputs
+from .many import begin, check_resume, outputs_of, settings_of
+from .options import add_model, add_system, add_training, check_training
 from .search_text import search_text
-from .stages import STRATEGY_FAULTS, Stopwatch, load_system
 from .terminal import put, say
 from .training import training_keywords
 from .values import parse_batch, parse_count, parse_dims, parse_mesh
@@ -153,28 +149,16 @@ def constraints_of(arguments: argparse.Namespace) -> Any:
     )
 
 
-def settings_of(arguments: argparse.Namespace, system: Any) -> dict[str, Any]:
-    """All that prices depend on, for a search that goes on later."""
-    from ..frontend import model_file
-
-    names = [
-        *("model", "devices", "batch", "dim", "train", "loss", "optimizer", "clip", "loss_scale"),
-        *("master", "freeze", "memory", "axes", "max", "fix", "inside_node", "micro_batch"),
-        *("chunks", "recompute", "gap", "margin"),
-    ]
-    found: dict[str, Any] = {name: getattr(arguments, name) for name in names}
-    found["system"] = hashlib.sha256(repr(system).encode()).hexdigest()
-    for name, path in (("model", model_file(arguments.model)), ("keep", arguments.keep)):
-        if path:
-            content = Path(path).read_bytes()
-            found[f"{name}_content"] = hashlib.sha256(content).hexdigest()
-    return found
+_SETTINGS = (
+    *("model", "devices", "batch", "dim", "train", "loss", "optimizer", "clip", "loss_scale"),
+    *("master", "freeze", "memory", "axes", "max", "fix", "inside_node", "micro_batch"),
+    *("chunks", "recompute", "gap", "margin"),
+)
+"""Options that prices depend on, for a search that goes on later."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Search, print the table, write the plans."""
-    from ..frontend import check_model, model_file
-
     arguments.batch = parse_batch(arguments.batch)
     arguments.dims = parse_dims(arguments.dim)
     check_training(arguments, ("recompute",))
@@ -183,33 +167,19 @@ def run(arguments: argparse.Namespace) -> int:
     memory = parse_size(arguments.memory, "--memory") if arguments.memory else None
     limit_s = parse_count(arguments.time_limit, "--time-limit") if arguments.time_limit else None
     constraints = constraints_of(arguments)
-    if arguments.resume and arguments.folder is None:
-        raise UsageError(
-            "DIST0151", "--resume needs -o", place="--resume", remedy="Name the folder: -o DIR."
-        )
-    check_model(arguments.model)
-    outputs = Outputs(
-        {
-            "MODEL": model_file(arguments.model),
-            "--keep": arguments.keep,
-            "--system": arguments.system,
-        }
-    )
+    check_resume(arguments, arguments.folder, "DIR")
+    outputs = outputs_of(arguments, {"--keep": arguments.keep})
     report = outputs.promise(arguments.report, "--report")
     path = outputs.promise_folder(arguments.folder, "-o", ("search.json", "rows.jsonl"))
-    get_to_work()
-    system = load_system(arguments, Stopwatch())
+    system = begin(arguments, "--compare", arguments.compare)
     from .. import searching
-    from ..strategy import make_plan, parse
-
-    if arguments.compare is not None:
-        with asked_by("--compare", *STRATEGY_FAULTS):
-            parse(arguments.compare)
+    from ..strategy import make_plan
 
     folder = None
     if path is not None:
         path.mkdir(exist_ok=True)
-        folder = searching.Folder(path, settings_of(arguments, system), resume=arguments.resume)
+        settings = settings_of(arguments, system, _SETTINGS, {"keep": arguments.keep})
+        folder = searching.Folder(path, settings, resume=arguments.resume)
     model, batch = _model(arguments)
     result = searching.search(
         model,

@@ -5,17 +5,13 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError, shortened
-from .listing import get_to_work
+from .many import begin, check_resume, outputs_of, settings_of
 from .options import TRAINING, add_dim_option, add_system, add_training, asked_by, check_training
-from .outputs import Outputs
-from .stages import Stopwatch, load_system
 from .terminal import put, say
 from .training import training_keywords
 from .values import parse_dims
@@ -101,26 +97,15 @@ def grid_of(items: list[str] | None) -> dict[str, list[str]]:
     return found
 
 
-def settings_of(arguments: argparse.Namespace, system: Any) -> dict[str, Any]:
-    """All that predictions depend on beside their rows, for a sweep that goes on later."""
-    from .. import __version__
-    from ..frontend import model_file
-
-    names = ("model", "dim", "train", *(name for name in TRAINING if name != "recompute"))
-    found: dict[str, Any] = {
-        name: getattr(arguments, name) for name in (*names, "tensor", "cuts", "decide")
-    }
-    found |= {"version": __version__, "system": hashlib.sha256(repr(system).encode()).hexdigest()}
-    path = model_file(arguments.model)
-    if path:
-        found["model_content"] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-    return found
+_SETTINGS = (
+    *("model", "dim", "train", *(name for name in TRAINING if name != "recompute")),
+    *("tensor", "cuts", "decide"),
+)
+"""Options that predictions depend on beside their rows, for a sweep that goes on later."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Predict the rows, write or print them."""
-    from ..frontend import check_model, model_file
-
     dims, grid = parse_dims(arguments.dim), grid_of(arguments.grid)
     arguments.recompute = None
     check_training(arguments)
@@ -129,27 +114,14 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "DIST0151", both, place="tvm-distir sweep", remedy="Give exactly one of them."
         )
-    if arguments.resume and arguments.output is None:
-        raise UsageError(
-            "DIST0151", "--resume needs -o", place="--resume", remedy="Name the file: -o FILE.csv."
-        )
-    check_model(arguments.model)
-    outputs = Outputs(
-        {
-            "MODEL": model_file(arguments.model),
-            "--rows": arguments.rows,
-            "--system": arguments.system,
-        }
-    )
+    check_resume(arguments, arguments.output, "FILE.csv")
+    outputs = outputs_of(arguments, {"--rows": arguments.rows})
     path = outputs.promise(arguments.output, "-o")
-    get_to_work()
-    system = load_system(arguments, Stopwatch())
-    from ..strategy import parse
+    system = begin(arguments, "--tensor", arguments.tensor)
+    from .. import __version__
     from ..sweeping import sweep
 
-    if arguments.tensor:
-        with asked_by("--tensor", "DIST0230", "DIST0231", "DIST0235"):
-            parse(arguments.tensor)
+    settings = {**settings_of(arguments, system, _SETTINGS, {}), "version": __version__}
     with asked_by("--grid", *(["DIST0750"] if grid else [])), _named_by_options():
         result = sweep(
             arguments.model,
@@ -162,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
             dims=dims,
             output=path,
             resume=arguments.resume,
-            settings=settings_of(arguments, system),
+            settings=settings,
             structures=not arguments.row_by_row,
             cache=arguments.cache,
             on_progress=_progress,
