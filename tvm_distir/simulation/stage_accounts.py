@@ -42,18 +42,20 @@ class RankAccount:
     ) -> None:
         self.program, self.staged, self.rank, self.ran = program, staged, rank, ran
         self.memory = memory
-        self.lowering = ran.kinds.lowering
         self.mesh = program.meshes[rank]
         self.stages = [k for k, r in enumerate(staged.schedule.rank_of) if r == rank]
         self.timeline = StageTimeline.of(staged, rank, ran)
-        counts = np.zeros(len(self.lowering.rows), np.int64)
+        lowering = ran.kinds.lowering
+        counts = np.zeros(len(lowering.rows), np.int64)
         for one in self.timeline.runs:
-            counts += one.micros.size * self.lowering.counts(one.unit.function)
-        self.counts: list[int] = counts.tolist()
+            counts += one.micros.size * lowering.counts(one.unit.function)
+        ran_rows = np.flatnonzero(counts)
+        self.rows = [lowering.rows[row] for row in ran_rows.tolist()]
+        self.counts: list[int] = counts[ran_rows].tolist()
 
     def run(self, finish: int, tables: FunctionTables) -> tuple[Lane, Work]:
         """The rank's lane and the work of its devices; ``finish`` ends the step."""
-        rows, timeline = self.lowering.rows, self.timeline
+        rows, timeline = self.rows, self.timeline
         root = "main" if len(self.program.meshes) == 1 else f"main_mesh{self.rank}"
 
         @functools.cache
@@ -72,7 +74,7 @@ class RankAccount:
 
     def traffic(self, costs: OpCosts) -> Traffic:
         """Collectives of the rank, messages that it gets, and copies to and from its host."""
-        found = traffic(self.program, self.lowering.rows, self.counts, self.mesh)
+        found = traffic(self.program, self.rows, self.counts, self.mesh)
         rank_of = self.staged.schedule.rank_of
         for messages in self.ran.messages:
             edge, count = messages.edge, int(messages.start.size)

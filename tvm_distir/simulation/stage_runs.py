@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -142,23 +143,34 @@ class StageRuns:
         own = slice(*self.begin[rank : rank + 2].tolist())
         at, step = self._at[:-1][own], self.step[own]
         micro = units.programs[self.program[own], 1]
+        keys, of_step = self._units_run
+        number = of_step[step]
+        rows = np.argsort(number, kind="stable")
+        ends = np.flatnonzero(np.diff(number[rows], append=-1)) + 1
         found = []
-        for (stage, name), steps in self._steps_of(np.unique(step).tolist()).items():
-            rows = np.flatnonzero(np.isin(step, steps))
-            unit = self.steps.runs[steps[0]].unit
-            ports = STREAM_PORTS + len(self.kinds.maps.ports(unit.number))
-            times = self.times[at[rows][:, None] + np.arange(ports)]
-            once = self.steps.runs[steps[0]].once | (micro[rows] == units.micros - 1)
-            found.append(Runs(unit, stage, name, np.where(once, -1, micro[rows]), times, rows))
+        for first, last in zip([0, *ends.tolist()], ends.tolist(), strict=False):
+            order = rows[first:last]
+            kind = self.steps.runs[keys[int(number[order[0]])]]
+            ports = STREAM_PORTS + len(self.kinds.maps.ports(kind.unit.number))
+            times = self.times[at[order][:, None] + np.arange(ports)]
+            once = kind.once | (micro[order] == units.micros - 1)
+            micros = np.where(once, -1, micro[order])
+            found.append(Runs(kind.unit, kind.stage, kind.name, micros, times, order))
         yield from sorted(found, key=lambda one: int(one.order[0]))
 
-    def _steps_of(self, used: Sequence[int]) -> dict[tuple[int, str], list[int]]:
-        """Steps by the stage and the unit that they run."""
-        found: dict[tuple[int, str], list[int]] = {}
-        for step in used:
-            kind = self.steps.runs[step]
-            found.setdefault((kind.stage, kind.name), []).append(step)
-        return found
+    @functools.cached_property
+    def _units_run(self) -> tuple[list[int], Ints]:
+        """Of each unit of a stage a step that runs it; by step its number among these."""
+        numbers: dict[tuple[int, str], int] = {}
+        steps: list[int] = []
+        of_step = np.full(len(self.steps.units.steps), -1, np.int64)
+        for step, kind in self.steps.runs.items():
+            key = kind.stage, kind.name
+            if key not in numbers:
+                numbers[key] = len(steps)
+                steps.append(step)
+            of_step[step] = numbers[key]
+        return steps, of_step
 
     def busy(self, rank: int, talking: Ints) -> tuple[int, int, int]:
         """Time in which a rank computes, communicates (also ``talking``), and does both."""

@@ -22,6 +22,7 @@ from .stage_kinds import Kinds, RankUnit
 from .stage_moves import StashMoves
 
 _DIRECTION = {FORWARD: "forward", BACKWARD: "backward"}
+_PHASE = {phase: number for number, phase in enumerate(PHASES)}
 _NOWHERE = (-1, 0)
 
 
@@ -144,13 +145,12 @@ class StageSteps:
         if not order:
             return np.zeros((0, 2), np.int64)
         phases, micros, chunks = zip(*order, strict=True)
-        both = list(zip(phases, chunks, strict=True))
-        known = set(both)
-        later = {(p, c): templates[stage_at[rank, c], p, False] for p, c in known}
-        found = np.array([*map(later.__getitem__, both)], np.int64)
-        for phase, chunk in known:
-            first = both.index((phase, chunk))
-            found[first] = templates[stage_at[rank, chunk], phase, True]
+        phase = np.fromiter(map(_PHASE.__getitem__, phases), np.int64, len(order))
+        kinds = np.array(chunks, np.int64) * len(PHASES) + phase
+        known, first, number = np.unique(kinds, return_index=True, return_inverse=True)
+        named = [(stage_at[rank, one // len(PHASES)], PHASES[one % len(PHASES)]) for one in known]
+        found = np.array([templates[(*one, False)] for one in named], np.int64)[number]
+        found[first] = [templates[(*one, True)] for one in named]
         return np.stack((found, np.array(micros, np.int64)), axis=1)
 
     def _phase(self, stage: int, phase: str, first: bool) -> list[_Step]:

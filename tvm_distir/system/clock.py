@@ -37,7 +37,7 @@ class Clock:
         self._collectives: dict[
             tuple[str, int, GroupLayout, bool], tuple[int, dict[object, int]]
         ] = {}
-        self._transfers: dict[tuple[str, int, GroupLayout], int] = {}
+        self._pairs: dict[tuple[tuple[int, ...], tuple[int, ...]], GroupLayout] = {}
 
     def kernel(
         self, flops: int, moved_bytes: int, kernel_class: str, dtype: str, place: str = ""
@@ -95,7 +95,12 @@ class Clock:
 
     def transfer_layout(self, here: Sequence[int], there: Sequence[int]) -> GroupLayout:
         """Layout of the devices of two meshes, each paired with another one of the other mesh."""
-        return self.system.layout(pair_up(here, there))
+        per_node = self.system.intra_node.devices_per_node
+        base = min((*here, *there), default=0) // per_node * per_node  # as on the first nodes
+        key = tuple(one - base for one in here), tuple(one - base for one in there)
+        if key not in self._pairs:
+            self._pairs[key] = self.system.layout(pair_up(*key))
+        return self._pairs[key]
 
 
 def picoseconds(time_s: float, place: str = "") -> int:

@@ -154,7 +154,9 @@ def test_time_in_which_ranks_are_busy(seed):
         functions = units.kind_function[units.steps[steps, 1]]
         ports = np.array([3 + len(maps.ports(f)) for f in functions.tolist()])
         at = np.concatenate(([0], np.cumsum(ports)))[begin]
-        sent = np.array([[5, 9], [7, 30], [40, 40]], np.int64).ravel()
+        rng = np.random.default_rng(seed)
+        first = rng.integers(0, int(ran.finish.max()), 40)
+        sent = np.stack((first, first + rng.integers(0, 60, 40)), axis=1).ravel()
         found.append(
             [
                 maps.busy(functions[a:b], ran.times[c:d], np.zeros(0, np.int64), sent)
