@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..explain import explain
     from ..transform import AnnotateSharding
 
-    annotated = AnnotateSharding(work.plan)(work.model.mod)
+    annotated = AnnotateSharding(work.plan.by_rules())(work.model.mod)
     found = explain(annotated, arguments.value, system=work.system, prices=arguments.prices)
     if arguments.json:
         put(json.dumps(found.to_dict(), indent=1) + "\n")

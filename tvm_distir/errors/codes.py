@@ -46,6 +46,7 @@ CODES: dict[str, str] = {
     "DIST0237": "search: labels are decided on one mesh, and there are several",
     "DIST0238": "no plan is given for a module without annotations",
     "DIST0239": "rules of a plan contradict each other",
+    "DIST0240": "a plan's labels are of another module, batch or mesh",
     # 03xx: frontends
     "DIST0301": "a model file is missing or cannot be read",
     "DIST0302": "a MODEL string is of no known kind",

@@ -79,7 +79,7 @@ def explain(
         DIST0451 when the module is distributed already.
     """
     if plan is not None:
-        mod = AnnotateSharding(plan)(mod)
+        mod = AnnotateSharding(plan.by_rules())(mod)
     check_level(mod, "annotated")
     mod = lift_branches(inner_made_private(mod))
     costs = costs or costs_for(mod, system)

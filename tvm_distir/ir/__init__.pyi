@@ -19,6 +19,7 @@ from .attributes import FORWARD_PHASE as FORWARD_PHASE
 from .attributes import FRONTEND_ATTR as FRONTEND_ATTR
 from .attributes import INPUTS_ATTR as INPUTS_ATTR
 from .attributes import IO_ATTR as IO_ATTR
+from .attributes import LABELS_ATTR as LABELS_ATTR
 from .attributes import NUM_INPUT_ATTR as NUM_INPUT_ATTR
 from .attributes import OPEN_AXES_ATTR as OPEN_AXES_ATTR
 from .attributes import PARAM_NAMES_ATTR as PARAM_NAMES_ATTR

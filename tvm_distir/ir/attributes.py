@@ -53,6 +53,9 @@ the names of the values (``values``) that are its results."""
 PIPELINE_ATTR = "dist.pipeline"
 """Module of a step in stages: schedule, names of all parameters, and per stage its function."""
 
+LABELS_ATTR = "dist.labels"
+"""Annotated module: JSON of the labels of its plan, which propagation writes as they are."""
+
 FRONTEND_ATTR = "dist.frontend"
 """Module: where it was imported from."""
 

@@ -33,6 +33,9 @@ class Plan:
     schedule : Schedule, optional
         Stages and micro-batches of a training step. The mesh is that of one stage, and rules name
         the functions of stages.
+    labels : mapping, optional
+        What was decided of every value of one module, as ``propagation.labels_of`` writes it:
+        propagation then decides nothing. Rules say what they can of the same.
 
     Raises
     ------
@@ -47,6 +50,7 @@ class Plan:
     recompute: Mapping[str, str] = field(default_factory=dict)
     ring: tuple[str, ...] = ()
     schedule: Schedule | None = None
+    labels: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "meshes", tuple(self.meshes))
@@ -101,6 +105,10 @@ class Plan:
             if rule.function not in names and not (rule.kind == "call" and rule.name in names)
         )
         return replace(self, rules=kept)
+
+    def by_rules(self) -> Plan:
+        """The plan without labels: its rules hold, and propagation decides the rest."""
+        return replace(self, labels=None)
 
     def mesh(self, name: str, place: str = "plan") -> MeshSpec:
         """Mesh of a name.

@@ -23,7 +23,16 @@ from .schema import (
     parse_open_placement,
 )
 
-_PLAN_KEYS = ("schema_version", "mesh", "meshes", "rules", "recompute", "ring", "schedule")
+_PLAN_KEYS = (
+    "schema_version",
+    "mesh",
+    "meshes",
+    "rules",
+    "recompute",
+    "ring",
+    "schedule",
+    "labels",
+)
 _MESH_KEYS = ("axes", "start", "device_ids")
 _RULE_KEYS: dict[str, tuple[str, ...]] = {
     "param": ("param", "function", "placement", "stationary", "moving", "mesh"),
@@ -54,7 +63,8 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
         ``schema_version`` (1), ``mesh`` (axes) or ``meshes`` (name to ``axes``, ``start``,
         ``device_ids``), ``rules`` (see :class:`PlanRule`; one of ``param``, ``value``, ``call``),
         ``recompute`` (policies by functions, see :mod:`.recomputation`), ``ring`` (names of axes),
-        ``schedule`` (see :class:`tvm_distir.schedules.Schedule`).
+        ``schedule`` (see :class:`tvm_distir.schedules.Schedule`), ``labels`` (what was decided of
+        every value: ``rules`` has how many of the rules it was decided under).
     place : str
         What to call the plan in messages.
     make : callable
@@ -100,9 +110,14 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     if "schedule" in top:
         with faults.gathered():
             schedule = Schedule.from_json(top["schedule"])
+    labels: Mapping[str, Any] | None = None
+    if "labels" in top:
+        with faults.gathered():
+            labels = top["labels"].object().data
+            JsonValue(labels.get("rules"), f"{place}/labels/rules", _wrong).integer(most=len(rules))
     faults.raise_all()
     try:
-        return make(tuple(specs), tuple(rules), recompute, tuple(ring), schedule)
+        return make(tuple(specs), tuple(rules), recompute, tuple(ring), schedule, labels)
     except DistIRError as error:
         raise error.placed(lambda at: at if at.startswith("plan") else f"{place}/{at}") from None
 

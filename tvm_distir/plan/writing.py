@@ -38,6 +38,10 @@ class PlanLike(Protocol):
     def schedule(self) -> Schedule | None:
         """Stages and micro-batches."""
 
+    @property
+    def labels(self) -> Mapping[str, Any] | None:
+        """What was decided of every value."""
+
 
 def plan_dict(plan: PlanLike) -> dict[str, Any]:
     """JSON form of a plan, without what is the default."""
@@ -54,6 +58,8 @@ def plan_dict(plan: PlanLike) -> dict[str, Any]:
         out["ring"] = list(plan.ring)
     if plan.schedule is not None:
         out["schedule"] = plan.schedule.to_dict()
+    if plan.labels is not None:
+        out["labels"] = dict(plan.labels)
     return out
 
 

@@ -19,3 +19,6 @@ from .tied import tied_dims as tied_dims
 from .unify import Unifier as Unifier
 from .weights import costs_for as costs_for
 from .weights import main_dtype as main_dtype
+from .written import called as called
+from .written import decision_of_labels as decision_of_labels
+from .written import labels_of as labels_of

@@ -78,7 +78,7 @@ class Instances:
         """
         if a in inst.local:
             return inst.local[a]
-        g, reach = inst.graph, self.reach[inst.graph.key]
+        g = inst.graph
         sizes = [v.size_bytes for v in g.values]
         cut: dict[int, dict[int, int]] = {}
         for b, axis in enumerate(self.axes):
@@ -86,6 +86,7 @@ class Instances:
                 continue
             choice, n = inst.choice.get(b), axis.size
             if choice is None:  # what lies on another mesh, the axis does not reach
+                reach = self.reach[g.key]
                 sizes = [size // n if live else size for size, live in zip(sizes, reach.live[b])]
                 continue
             for v, (k, j) in enumerate(g.producer):

@@ -1,49 +1,155 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The arithmetic of a step, and the time that it takes at least."""
+"""The kernels of a step, and the time that they take at least, however they are cut."""
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from tvm import ir
 
+from ..ir import training_notes
+from ..ops import VIEWS
+from ..plan import data_positions
 from ..propagation import PlacedModule
 from ..propagation.graph import Graph, Node
-from ..system import System
+from ..system import PICOSECONDS, Clock
 
 
-def arithmetic(mod: ir.IRModule) -> dict[tuple[str, str], int]:
-    """Operations of one run of a module's public functions, by kernel class and type."""
+class Kernel(NamedTuple):
+    """What a kernel does on one device that has all."""
+
+    flops: int
+    moved_bytes: int
+    kernel_class: str
+    dtype: str
+
+
+class Work(NamedTuple):
+    """The kernels of a step, and how many there are of each.
+
+    Attributes
+    ----------
+    each : mapping of Kernel to int
+        What every micro-batch needs: it follows from data, and no gradient of a weight comes
+        before it. Here of all micro-batches in one.
+    once : mapping of Kernel to int
+        What may be done once for all of them.
+    """
+
+    each: Mapping[Kernel, int]
+    once: Mapping[Kernel, int]
+
+    def least_s(
+        self, clock: Clock, devices: int, stages: int = 1, micro_batches: int = 1, chunks: int = 1
+    ) -> float:
+        """Seconds that no plan of so many devices, stages and micro-batches falls short of.
+
+        A device does its part of the arithmetic and of the bytes of every kernel at least, one
+        kernel after the other; whatever is sent may be hidden. Where rank r has the work
+        ``w_r`` of a micro-batch and ``o_r`` once, it waits for those before it, so the step takes
+        ``sum(w_s, s < r) + M w_r + o_r`` or more; with ``q = 1 - 1 / M`` these, weighed by
+        ``q^(P - 1 - r)``, are ``(M sum(w) + q^(P - 1) sum(o)) / (M (1 - q^P))``, whatever the
+        cuts. With several stages per rank only ``(M sum(w) + sum(o)) / P`` is sure.
+
+        Parameters
+        ----------
+        clock : Clock
+        devices : int
+            Of all stages together.
+        stages, micro_batches, chunks : int
+        """
+        own = devices // stages
+        each = micro_batches * _time_ps(self.each, clock, own * micro_batches)
+        once = _time_ps(self.once, clock, own)
+        if chunks > 1 or stages == 1:
+            return (each + once) / stages / PICOSECONDS
+        rest = 1 - 1 / micro_batches
+        weight = micro_batches * (1 - rest**stages)
+        return (each + rest ** (stages - 1) * once) / weight / PICOSECONDS
+
+
+def _time_ps(kernels: Mapping[Kernel, int], clock: Clock, parts: int) -> int:
+    """Time of kernels of which each device does its part."""
+    return sum(
+        count * clock.kernel(-(-k.flops // parts), k.moved_bytes // parts, *k[2:]).duration_ps
+        for k, count in kernels.items()
+    )
+
+
+def work_of_step(mod: ir.IRModule) -> Work:
+    """The kernels of one run of a module's public functions."""
     module = PlacedModule.of(mod, ())
-    found: dict[tuple[str, str], int] = {}
-    calls = dict.fromkeys(module.graphs, 0)
-    calls.update(dict.fromkeys(module.entries.values(), 1))
-    for key in reversed(module.order):
+    found = Work(Counter[Kernel](), Counter[Kernel]())
+    reader = _Reader(module)
+    for name, key in module.entries.items():
         g = module.graphs[key]
-        for k in g.calls:
-            calls[g.nodes[k].callee] += calls[key]
-        for node in g.nodes:
-            rule = node.rule
-            if rule is None or not rule.work.flops:
-                continue
-            at = (rule.work.kernel_class, arithmetic_type(g, node))
-            found[at] = found.get(at, 0) + calls[key] * rule.work.flops
+        data = set(data_positions(g.fn, name))
+        follows = tuple([i in data for i in range(len(g.params))])
+        names = set(map(str, training_notes(g.fn, "gradients").values()))
+        of_names = [g.env[at] for at, var in g.variables.items() if str(var.name) in names]
+        gradients = frozenset(itertools.chain.from_iterable(of_names))
+        for mine, more in zip(found, reader.of(key, follows, gradients)[0]):
+            mine.update(more)  # type: ignore[attr-defined]
     return found
 
 
-def least_work_s(flops: Mapping[tuple[str, str], int], system: System) -> float:
-    """Seconds that the arithmetic of a step takes on one device at its peak, and no less.
+class _Reader:
+    """Reads functions, each once for the parameters that follow from data."""
 
-    Parameters
-    ----------
-    flops : mapping of (str, str) to int
-        By kernel class and type.
-    system : System
-    """
-    return sum(
-        system.roofline(count, 0, kind, dtype).time_s for (kind, dtype), count in flops.items()
-    )
+    def __init__(self, module: PlacedModule) -> None:
+        self.module = module
+        self._known: dict[tuple[str, tuple[bool, ...]], tuple[Work, tuple[bool, ...]]] = {}
+
+    def of(
+        self, key: str, follows: tuple[bool, ...], gradients: frozenset[int] = frozenset()
+    ) -> tuple[Work, tuple[bool, ...]]:
+        """Kernels of a function, and which of its results follow from data.
+
+        Nothing behind one of the values ``gradients`` counts as following from data.
+        """
+        if (key, follows) in self._known:
+            return self._known[key, follows]
+        g = self.module.graphs[key]
+        work = Work(Counter[Kernel](), Counter[Kernel]())
+        marked = [False] * len(g.values)
+        for v, yes in zip(g.param_values, follows):
+            marked[v] = yes
+        for node in g.nodes[len(g.params) :]:
+            given = tuple([v >= 0 and marked[v] for v in node.operands])
+            results = (any(given),) * len(node.results)
+            if node.kind == "call":
+                inner, results = self.of(node.callee, given)
+                for mine, more in zip(work, inner):
+                    mine.update(more)  # type: ignore[attr-defined]
+            elif node.rule is not None and node.rule.op not in VIEWS and not in_place(g, node):
+                (work.each if any(given) else work.once)[kernel_of(g, node)] += 1  # type: ignore[index]
+            for v, yes in zip(node.results, results):
+                marked[v] = yes and v not in gradients
+        found = work, tuple([v >= 0 and marked[v] for v in g.result_values])
+        self._known[key, follows] = found
+        return found
+
+
+def kernel_of(g: Graph, node: Node) -> Kernel:
+    """The kernel of a node of an op, on a device that has all."""
+    rule = node.rule
+    assert rule is not None
+    work, dtype = rule.work, arithmetic_type(g, node)
+    if work.kernel_class == "view":
+        return Kernel(work.flops, sum(rule.in_bytes) + sum(rule.out_bytes), "memory", dtype)
+    return Kernel(work.flops, sum(work.in_bytes) + sum(work.out_bytes), work.kernel_class, dtype)
+
+
+def in_place(g: Graph, node: Node) -> bool:
+    """Whether a node is a transpose that only products read: it takes no work of its own."""
+    if node.rule is None or node.rule.op != "relax.permute_dims":
+        return False
+    readers = [g.nodes[k].rule for k, _ in g.uses[node.results[0]]]
+    return all(r is not None and r.op == "relax.matmul" for r in readers)
 
 
 def arithmetic_type(g: Graph, node: Node) -> str:

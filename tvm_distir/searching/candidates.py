@@ -117,20 +117,10 @@ class Candidate:
         kind = "interleaved" if self.chunks > 1 else "1f1b"
         return Schedule(kind, self.stages, self.micro_batches, self.chunks)
 
-    @property
-    def idle(self) -> float:
-        """How much longer a step takes than its work, at least, for its stages wait at its ends.
-
-        ``(M v + P - 1) / (M v)``: Narayanan et al. 2021, *Efficient large-scale language model
-        training on GPU clusters using Megatron-LM*, section 2.2.
-        """
-        units = self.micro_batches * self.chunks
-        return (units + self.stages - 1) / units
-
     def completed(self, plan: Plan) -> Plan:
         """A plan of placements with what else the candidate chooses."""
         recompute = {} if self.recompute == "none" else {"*": self.recompute}
-        return Plan(plan.meshes, plan.rules, recompute, schedule=self.schedule)
+        return replace(plan, recompute=recompute, schedule=self.schedule)
 
 
 class Enumeration:

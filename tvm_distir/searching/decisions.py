@@ -10,7 +10,7 @@ from tvm import relax
 
 from ..ir import Labels, P, value_types
 from ..plan import MeshSpec, Plan, PlanRule
-from ..propagation import Decision, Instance, Instances, PlacedModule, Reach
+from ..propagation import Decision, Instance, Instances, PlacedModule, Reach, called
 from ..propagation.graph import Graph
 from ..propagation.solve import Alternative, Conversions, Costs
 from .net import Net
@@ -59,9 +59,8 @@ class _Reader:
             if k in net.spliced:
                 inner, first = net.spliced[k]
                 own = values[first : first + len(inner.domains)]
-                callee = self.module.graphs[node.callee]
-                kids[k] = kid = self.instance(callee, inner, own)
-                states.append(self._called(callee, kid, count))
+                kids[k] = kid = self.instance(self.module.graphs[node.callee], inner, own)
+                states.append(tuple([called(kid, a) for a in range(count)]))
                 continue
             choices, variable = net.ends[k]
             if not choices.items:
@@ -71,16 +70,6 @@ class _Reader:
             states.append(choices.items[values[variable] if variable >= 0 else 0].axes)
         choice = {a: tuple([axes[a] for axes in states]) for a in range(count)}
         return self.instances.of(g, choice, kids)
-
-    def _called(self, callee: Graph, kid: Instance, count: int) -> tuple[Alternative, ...]:
-        """What a call needs and gives: what the callee's boundary says."""
-        found = []
-        for a in range(count):
-            choice = kid.choice[a]
-            needs = tuple([choice[p].gives[0] for p in callee.params])
-            gives = tuple([choice[r].needs[0] for r in callee.rets])
-            found.append(Alternative(needs, gives, None))
-        return tuple(found)
 
 
 def plan_of(decision: Decision, mesh: MeshSpec) -> Plan:

@@ -48,13 +48,13 @@ def search(
 ) -> SearchResult:
     """Find the fastest plans of a model on a cluster.
 
-    Meshes, stages and micro-batches are enumerated in the order of a bound, the arithmetic of the
-    step on all devices at their peak with the idle ends of the pipeline. On each, :func:`label`
-    decides all placements; the plan is distributed, exported and simulated, and it is that time
-    by which plans are ranked. The enumeration ends when no bound left is below the worst of the
-    ``top`` best. Where there are stages, candidates come in the order of what tables of their
-    layers say (:mod:`.outlook`), and those are left out of which they say that they do not fit, or
-    that they are not as good, by ``margin`` and more.
+    Meshes, stages and micro-batches are enumerated in the order of a bound, the kernels of the
+    step cut by all devices, with the idle ends of the pipeline (:mod:`.arithmetic`). On each,
+    :func:`label` decides all placements; the plan is distributed, exported and simulated, and it is
+    that time by which plans are ranked. The enumeration ends when no bound left is below the
+    worst of the ``top`` best. Where there are stages, candidates come in the order of what tables
+    of their layers say (:mod:`.outlook`), and those are left out of which they say that they do
+    not fit, or that they are not as good, by ``margin`` and more.
 
     Parameters
     ----------
@@ -185,7 +185,7 @@ class _Search:
 
     def _tried(self, one: Waiting) -> Row:
         """Label a candidate and simulate its plan."""
-        row, plan, result = self.trials.of(one.candidate, one.least_s, one.likely_s, self._worst_s)
+        row, plan, result = self.trials.of(one.candidate, one.least_s, one.likely_s)
         if plan is not None:
             self._keep(Found(row, plan, result))
         if self.folder is not None:

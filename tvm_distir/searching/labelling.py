@@ -15,7 +15,7 @@ from ..ir.rewrite import collector_paused
 from ..native import Problem, Tables
 from ..plan import MeshSpec, Plan
 from ..program import Program, export
-from ..propagation import Decision, PlacedModule, Reacher, Unifier
+from ..propagation import Decision, PlacedModule, Reacher, Unifier, labels_of
 from ..propagation.graph import Graph
 from ..propagation.solve import Solution, minimise
 from ..system import PICOSECONDS, System
@@ -50,6 +50,10 @@ class Labelling:
         of parameters in the place of the old ones.
     entries_ps : mapping of str to int
         The price, function by public function.
+    module : PlacedModule
+        Of ``annotated``.
+    fixed : Plan
+        The rules that hold.
     """
 
     annotated: ir.IRModule
@@ -60,6 +64,8 @@ class Labelling:
     decision: Decision
     peak_bytes: int
     entries_ps: Mapping[str, int]
+    module: PlacedModule
+    fixed: Plan
 
     @property
     def price_s(self) -> float:
@@ -86,12 +92,14 @@ class Labelling:
         return export(self.distribute())
 
     def plan(self) -> Plan:
-        """The decision as data: placements of parameters, and of the values that calls give.
+        """The decision as data: labels, which say all of it, and rules, which say what rules can.
 
-        Where calls of one function are done in different ways, a plan cannot say so: its values
-        are left to propagation.
+        Rules cannot say that calls of one function are done in different ways, or that a value
+        waits unfinished; where labels are removed, that is left to propagation.
         """
-        return plan_of(self.decision, self.mesh)
+        rules = (*self.fixed.rules, *plan_of(self.decision, self.mesh).rules)
+        labels = labels_of(self.decision, self.module, len(self.fixed.rules))
+        return Plan((self.mesh,), rules, labels=labels)
 
 
 def label(
@@ -153,7 +161,7 @@ def labeller_of(
                 place="label",
                 remedy="Cut the model into stages, and label each.",
             )
-    return Labeller(annotated, plan.meshes[0], known)
+    return Labeller(annotated, plan.meshes[0], known, plan)
 
 
 class Labeller:
@@ -165,10 +173,15 @@ class Labeller:
         At level 2, no branch left.
     mesh : MeshSpec
     system : System
+    fixed : Plan, optional
+        Whose rules are annotated.
     """
 
-    def __init__(self, mod: ir.IRModule, mesh: MeshSpec, system: System) -> None:
+    def __init__(
+        self, mod: ir.IRModule, mesh: MeshSpec, system: System, fixed: Plan | None = None
+    ) -> None:
         self.mod, self.mesh, self.system = mod, mesh, system
+        self.fixed = fixed or Plan((mesh,))
         self.module = PlacedModule.of(mod)
         self.reach = Reacher(self.module, Unifier(self.module, {}, True).run()).run()
         self.prices = MeshPrices(system, meshes(mod)[0])
@@ -188,7 +201,10 @@ class Labeller:
             self.found[name] = (net, labelled.values)
         price = sum(prices.values())
         decision = decision_of(self.module, self.reach, self.found, price, bound)
-        return Labelling(self.mod, self.mesh, self.system, price, bound, decision, peak, prices)
+        return Labelling(
+            self.mod, self.mesh, self.system, price, bound, decision, peak, prices,
+            self.module, self.fixed,
+        )  # fmt: skip
 
     def net(self, name: str) -> Net:
         """The problem of a public function."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ..ops import nominal
 from ..propagation.graph import Node
-from .arithmetic import arithmetic_type
+from .arithmetic import arithmetic_type, in_place
 from .net import NO_STATES, Assembly, End, Net
 from .states import consumers, passing, producers
 
@@ -84,16 +84,8 @@ class Nodes:
             )
         dtype = arithmetic_type(g, node)
         return self.to.variable(
-            self.shared.ops.of(rule, dtype, shapes, tuple(partial), self._in_place(node))
+            self.shared.ops.of(rule, dtype, shapes, tuple(partial), in_place(g, node))
         )
-
-    def _in_place(self, node: Node) -> bool:
-        """Whether a node is a transpose that only products read."""
-        rule, nodes = node.rule, self.g.nodes
-        if rule is None or rule.op != "relax.permute_dims":
-            return False
-        readers = [nodes[k].rule for k, _ in self.g.uses[node.results[0]]]
-        return all(r is not None and r.op == "relax.matmul" for r in readers)
 
     def _call(self, k: int, node: Node) -> End:
         net, inner = self.to.net, self.net_of(node.callee)

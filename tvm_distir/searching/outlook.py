@@ -10,28 +10,22 @@ These are estimates, no bounds: they order candidates, and leave out what is far
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tvm import ir
-
-from ..errors import DistIRError, InternalError
-from ..ir import BACKWARD_PHASE, FORWARD_PHASE, PHASE_ATTR, WEIGHT_PHASE, static_shape, value_types
-from ..ir.rewrite import all_bindings
-from ..ops import size_bytes
-from ..plan import MeshSpec, data_positions
-from ..propagation import Instance
-from ..schedules import Pipeline, Schedule
 from ..system import PICOSECONDS, System
 from .candidates import BATCH, Candidate
-from .labelling import Labelling, label
+from .cuts import cut
+from .layers import Layers
 from .prices import MeshPrices
-from .sources import Source
 
-ROUGH = 0.02
-"""Gap of the labels of a table."""
+ZERO = (1, 2, 3)
+"""What lies cut along the axis of the batch: the states of the optimizer; the sums of gradients
+too; the weights too (ZeRO, Rajbhandari et al. 2020, section 5)."""
+
+
+SURE = 2
+"""So many candidates of a schedule that were longer than was likely tell that all are."""
 
 
 class Outlook(NamedTuple):
@@ -43,211 +37,120 @@ class Outlook(NamedTuple):
         Of a step.
     peak_bytes : int
         That the device that keeps most keeps, leaving out what one micro-batch needs besides.
+    zero : int
+        Which of :data:`ZERO` that is with.
     """
 
     time_s: float
     peak_bytes: int
+    zero: int = 1
 
     def corrected(self, seen: Sequence[tuple[Outlook, Outlook]]) -> Outlook:
-        """By how much others turned out to be longer and larger than was likely, at least."""
+        """By how much others turned out to be longer and larger than was likely, at least.
+
+        That all were longer counts only where they are :data:`SURE` enough.
+        """
         longer = min((so.time_s / x.time_s for x, so in seen), default=1.0)
+        if len(seen) < SURE:
+            longer = min(1.0, longer)
         larger = min((so.peak_bytes / x.peak_bytes for x, so in seen), default=1.0)
-        return Outlook(longer * self.time_s, int(max(1.0, larger) * self.peak_bytes))
-
-
-class Layers(NamedTuple):
-    """A table: per layer, of one micro-batch on the devices of one part of the batch.
-
-    Attributes
-    ----------
-    times_ps : tuple of int
-        Forward, backward, and its part of what is done once.
-    stashes_bytes : tuple of int
-        What its forward part keeps for its backward part, on a device.
-    """
-
-    times_ps: tuple[int, ...]
-    stashes_bytes: tuple[int, ...]
+        return self._replace(
+            time_s=longer * self.time_s,
+            peak_bytes=int(max(1.0, larger) * self.peak_bytes),
+        )
 
 
 class Outlooks:
-    """Gives the outlook of candidates; each table is made once.
+    """The outlook of candidates by tables of their layers.
 
     Parameters
     ----------
-    source : Source
     system : System
     limit : int
         Bytes that a device may keep.
     """
 
-    def __init__(self, source: Source, system: System, limit: int) -> None:
-        self.source, self.system, self.limit = source, system, limit
-        self._tables: dict[tuple[object, ...], Layers | None] = {}
-        self._functions: dict[tuple[int, str], list[str]] = {}
+    def __init__(self, system: System, limit: int) -> None:
+        self.system, self.limit = system, limit
         self._prices: dict[tuple[tuple[str, int], ...], MeshPrices] = {}
-        model = source.forward(1)
-        self._depth = _depth(model)
-        self._weights, self._sums = _bytes(model)
-        self._states = _bytes(source.module(None, "none"))[0] - self._weights
 
-    def of(self, one: Candidate) -> Outlook | None:
-        """The outlook of a candidate; None where its layers cannot be told apart."""
-        table = self._table(one)
-        if table is None:
-            return None
-        groups = evenly(table.times_ps, one.stages * one.chunks)
+    def of(self, one: Candidate, table: Layers) -> Outlook:
+        """The fastest way to do a candidate that fits; where none does, that which keeps least."""
+        found = [self._cut(one, table, zero) for zero in self.ways(one)]
+        fitting = [x for x in found if x.peak_bytes <= self.limit]
+        if fitting:
+            return min(fitting, key=lambda x: x.time_s)
+        return min(found, key=lambda x: x.peak_bytes)
+
+    def ways(self, one: Candidate) -> tuple[int, ...]:
+        """Which of :data:`ZERO` differ for a candidate."""
+        if dict(one.axes).get(BATCH, 1) == 1:
+            return ZERO[:1]
+        return ZERO if one.schedule is not None else (1, 3)
+
+    def _cut(self, one: Candidate, table: Layers, zero: int) -> Outlook:
+        count = one.stages * one.chunks
+        needs = [self.needs(one, table, zero, rank) for rank in range(one.stages)]
+        groups = cut(table.times_ps, count, needs, self.limit) if one.chunks == 1 else None
+        return self.estimate(one, table, zero, groups or cut(table.times_ps, count) or [])
+
+    def needs(self, one: Candidate, table: Layers, zero: int, rank: int) -> list[int]:
+        """Bytes of each layer on a rank."""
+        parts = dict(one.axes).get(BATCH, 1)
+        flying, chunks = in_flight(one, rank), one.chunks
+        return [
+            stash * flying // chunks
+            + weights // (parts if zero > 2 else 1)
+            + sums // (parts if zero > 1 else 1)
+            + states // parts
+            for _, stash, weights, sums, states in zip(*table)
+        ]
+
+    def estimate(
+        self, one: Candidate, table: Layers, zero: int, groups: Sequence[range]
+    ) -> Outlook:
+        """What a candidate takes and keeps, with its layers in these stages."""
         times = [sum(table.times_ps[i] for i in group) for group in groups]
-        units = one.micro_batches * one.chunks
         if one.chunks == 1:
             step_ps = (one.micro_batches - 1) * max(times) + sum(times)
         else:
-            step_ps = (units + one.stages - 1) * max(times)
-        first = [i for group in groups[:: one.stages] for i in group]
-        stash = sum(table.stashes_bytes[i] for i in first) * _in_flight(one) // one.chunks
-        whole = self._with_weights(one, step_ps, stash, cut=False)
-        if whole.peak_bytes <= self.limit or dict(one.axes).get(BATCH, 1) == 1:
-            return whole
-        return self._with_weights(one, step_ps, stash, cut=True)
+            step_ps = (one.micro_batches * one.chunks + one.stages - 1) * max(times)
+        peak = 0
+        for rank in range(one.stages):
+            bytes_of = self.needs(one, table, zero, rank)
+            own = [bytes_of[i] for group in groups[rank :: one.stages] for i in group]
+            peak = max(peak, sum(own))
+        step_ps = self._with_gradients(one, step_ps, sum(table.weights_bytes) // one.stages, zero)
+        return Outlook(step_ps / PICOSECONDS, peak, zero)
 
-    def _with_weights(self, one: Candidate, step_ps: int, stash: int, *, cut: bool) -> Outlook:
-        """Add weights, gradients and states, which lie cut along the batch's axis or not.
+    def _with_gradients(self, one: Candidate, step_ps: int, weights: int, zero: int) -> int:
+        """Add what is sent of a rank's weights and of their gradients along the axis of the batch.
 
-        States do; where weights and gradients do too, every micro-batch gathers the ones, before
-        both its parts, and reduces the others (ZeRO, Rajbhandari et al. 2020, section 5).
+        Where sums lie cut, every micro-batch reduces its gradients beside the work, as far as there
+        is some; where weights do, it also gathers them before both its parts.
         """
-        mesh = dict(one.axes)
-        parts = mesh.get(BATCH, 1)
-        own = one.stages * math.prod(mesh.values()) // parts
-        sums = self._weights if one.schedule is None else self._sums
-        kept = self._states // (own * parts) + (self._weights + sums) // (
-            own * parts if cut else own
-        )
-        if parts > 1:
-            if one.axes not in self._prices:
-                self._prices[one.axes] = MeshPrices(self.system, one.mesh.device_mesh())
-            price, axis = self._prices[one.axes].collective_ps, list(mesh).index(BATCH)
-            weights = self._weights // own
-            if cut:  # beside the work, as far as there is some
-                gather = 2 * price("all_gather", weights, axis)
-                reduce = price("reduce_scatter", weights // parts, axis)
-                step_ps = max(step_ps, one.micro_batches * (gather + reduce))
-            else:
-                step_ps += price("all_reduce", weights, axis)
-        return Outlook(step_ps / PICOSECONDS, kept + stash)
-
-    def _table(self, one: Candidate) -> Layers | None:
-        batch, mesh = self.source.batch, dict(one.axes)
-        parts = mesh.pop(BATCH, 1) * one.micro_batches
-        if self._depth < 2 or batch is None or self.source.train is None:
-            return None
-        rows, most = max(1, batch // parts), -(-batch // parts)
-        axes = tuple(mesh.items()) or ((BATCH, 1),)
-        key = (axes, rows, one.recompute)
-        if key not in self._tables:
-            self._tables[key] = self._made(dict(axes), batch // rows, one.recompute)
-        table = self._tables[key]
-        if table is None or rows == most:
-            return table
-        return Layers(*[tuple([x * most // rows for x in column]) for column in table])
-
-    def _made(self, mesh: dict[str, int], micro_batches: int, recompute: str) -> Layers | None:
-        schedule = Schedule("1f1b", self._depth, micro_batches)
-        try:
-            step = self.source.module(schedule, recompute)
-            labelled = label(step, MeshSpec("mesh0", mesh), self.system, gap=ROUGH)
-        except InternalError:
-            raise
-        except DistIRError:  # what cannot be cut so, or refuses these devices, has no table
-            return None
-        key = (micro_batches, recompute)
-        if key not in self._functions:
-            pipeline = Pipeline.of(step)
-            assert pipeline is not None
-            self._functions[key] = [stage.function for stage in pipeline.stages]
-        functions = self._functions[key]
-        kept = {name: stash_bytes(labelled, name) for name in labelled.entries_ps}
-        return Layers(
-            tuple([labelled.entries_ps[name] // micro_batches for name in functions]),
-            tuple([kept[name] for name in functions]),
-        )
+        names = [name for name, _ in one.axes]
+        if BATCH not in names:
+            return step_ps
+        if one.axes not in self._prices:
+            self._prices[one.axes] = MeshPrices(self.system, one.mesh.device_mesh())
+        price, axis = self._prices[one.axes].collective_ps, names.index(BATCH)
+        parts = dict(one.axes)[BATCH]
+        if parts == 1:
+            return step_ps
+        if zero == 1:
+            return step_ps + price("all_reduce", weights, axis)
+        gather = price("all_gather", weights, axis)
+        sent = price("reduce_scatter", weights // parts, axis)
+        if zero == 2:
+            return max(step_ps, one.micro_batches * sent) + gather
+        return max(step_ps, one.micro_batches * (2 * gather + sent))
 
 
-def stash_bytes(labelled: Labelling, entry: str) -> int:
-    """What a device keeps of one micro-batch between its forward and its backward part."""
-    inst = labelled.decision.entries[entry]
-    g, found = inst.graph, 0
-    for k in g.calls:
-        if _phase(inst, k) != FORWARD_PHASE:
-            continue
-        for v in g.nodes[k].results:
-            readers = {_phase(inst, r) for r, _ in g.uses[v] if r in inst.kids}
-            if readers & {BACKWARD_PHASE, WEIGHT_PHASE}:
-                size = g.values[v].size_bytes
-                form = labelled.decision.value_form(inst, v)
-                for parts, x in zip(labelled.mesh.shape, form, strict=True):
-                    size = -(-size // parts) if x >= 0 else size
-                found += size
-    return found
-
-
-def _phase(inst: Instance, k: int) -> str:
-    attrs = inst.kids[k].graph.fn.attrs
-    return str(attrs[PHASE_ATTR]) if attrs and PHASE_ATTR in attrs else ""
-
-
-def _depth(model: ir.IRModule) -> int:
-    """How often the function is called that is called most."""
-    calls = Counter(
-        str(b.value.op.name_hint)
-        for b in all_bindings(model["main"].body)
-        if isinstance(getattr(b, "value", None), ir.Call) and isinstance(b.value.op, ir.GlobalVar)
-    )
-    return max(calls.values(), default=0)
-
-
-def _bytes(mod: ir.IRModule) -> tuple[int, int]:
-    """Bytes of the parameters of ``main`` that are no data, and of as many of float32."""
-    main, found, sums = mod["main"], 0, 0
-    data = set(data_positions(main))
-    for i, param in enumerate(main.params):
-        for ty in value_types(param.ty) if i not in data else ():
-            shape = static_shape(ty) or ()
-            found += size_bytes(shape, str(ty.dtype))
-            sums += size_bytes(shape, "float32")
-    return found, sums
-
-
-def _in_flight(one: Candidate) -> int:
-    """Units forward of which the first rank keeps stashes (Narayanan et al. 2021, section 2.2)."""
+def in_flight(one: Candidate, rank: int) -> int:
+    """Units forward of which a rank keeps stashes (Narayanan et al. 2021, section 2.2)."""
+    behind = one.stages - rank
     if one.chunks == 1:
-        return min(one.micro_batches, one.stages)
-    most = 2 * (one.stages - 1) + (one.chunks - 1) * one.stages + 1
+        return min(one.micro_batches, behind)
+    most = 2 * (behind - 1) + (one.chunks - 1) * one.stages + 1
     return min(one.micro_batches * one.chunks, most)
-
-
-def evenly(times: Sequence[int], parts: int) -> list[range]:
-    """Cut a sequence into parts of which the dearest is as cheap as can be.
-
-    Some parts are empty where there are more than items.
-    """
-    low, high = max(times), sum(times)
-    while low < high:
-        most = (low + high) // 2
-        if len(_filled(times, most)) <= parts:
-            high = most
-        else:
-            low = most + 1
-    found = _filled(times, low)
-    return found + [range(0)] * (parts - len(found))
-
-
-def _filled(times: Sequence[int], most: int) -> list[range]:
-    """Parts of at most so much, each as long as can be."""
-    found, begin, spent = [], 0, 0
-    for i, time in enumerate(times):
-        if spent + time > most:
-            found.append(range(begin, i))
-            begin, spent = i, 0
-        spent += time
-    return [*found, range(begin, len(times))]

@@ -36,7 +36,7 @@ class Row:
     gap : float, optional
         How far the price may be above the least, as a share of it.
     time_s : float, optional
-        Of the plan, as simulated; of the labels, where they are so bad that no plan was made.
+        Of the plan, as simulated.
     peak_bytes : int, optional
         As for ``time_s``.
     why : str

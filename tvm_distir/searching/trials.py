@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 
 from tvm import ir
 
@@ -14,12 +13,12 @@ from ..plan import Plan
 from ..program import export
 from ..simulation import Result, simulate
 from ..strategy import with_updates
-from ..system import PICOSECONDS, System
+from ..system import System
 from ..transform import distribute
 from .candidates import Candidate, Constraints, kept_rules
 from .labelling import label, labeller_of
 from .memory import TooLargeError
-from .result import ESTIMATE, MEMORY, REFUSED, SOLVED, Found, Row
+from .result import MEMORY, REFUSED, SOLVED, Found, Row
 from .second import Second, second_choices
 from .sources import Source
 
@@ -65,7 +64,7 @@ class Trials:
         self.constraints, self.margin = constraints, margin
 
     def of(
-        self, candidate: Candidate, least_s: float, likely_s: float | None, most_s: float
+        self, candidate: Candidate, least_s: float, likely_s: float | None
     ) -> tuple[Row, Plan | None, Result | None]:
         """What becomes of a candidate.
 
@@ -75,13 +74,10 @@ class Trials:
         least_s : float
             Its bound.
         likely_s : float, optional
-            What it is likely to take. Where that is known, candidates are many and large, and a
-            plan, whose thousands of rules take longer to carry out than the labels themselves, is
-            made only of labels that, carried out, fit and take at most ``most_s``, or nearly so.
-        most_s : float
+            What it is likely to take.
         """
         try:
-            return self._solved(candidate, least_s, likely_s, most_s)
+            return self._solved(candidate, least_s, likely_s)
         except DistIRError as error:
             if error.code not in (*TOO_LARGE, *NOT_SO):
                 raise
@@ -93,34 +89,20 @@ class Trials:
             return row, None, None
 
     def _solved(
-        self, candidate: Candidate, least_s: float, likely_s: float | None, most_s: float
-    ) -> tuple[Row, Plan | None, Result]:
+        self, candidate: Candidate, least_s: float, likely_s: float | None
+    ) -> tuple[Row, Plan, Result]:
         schedule, mesh = candidate.schedule, candidate.mesh
         module = self.source.module(schedule, candidate.recompute)
         fixed = kept_rules(self.constraints.keep, mesh)
         labelled = label(
             module, mesh, self.system, fixed=fixed, gap=self.gap, memory_bytes=self.limit
         )
-        if likely_s is not None:
-            first = simulate(labelled.program(), self.system)
-            row = Row(
-                candidate, MEMORY, least_s, None, labelled.gap,
-                first.time_s, first.peak_memory_bytes, likely_s=likely_s,
-            )  # fmt: skip
-            if first.peak_memory_bytes > (1 + self.margin) * self.limit:
-                why = f"as labelled, it keeps {first.peak_memory_bytes / 2**30:.2f} GiB"
-                return replace(row, why=why), None, first
-            if first.time_s > (1 + self.margin) * most_s:
-                why = f"as labelled, it takes {first.time_s:.4g} s"
-                return replace(row, state=ESTIMATE, why=why), None, first
         plan = candidate.completed(labelled.plan())
         result = simulate(export(self._distributed(module, plan)), self.system)
         state, why = SOLVED, ""
         if result.peak_memory_bytes > self.limit:
             state, why = MEMORY, f"simulated, it keeps {result.peak_memory_bytes / 2**30:.2f} GiB"
         price_s = labelled.price_s if schedule is None else None
-        if schedule is None:
-            least_s = max(least_s, labelled.bound_ps / PICOSECONDS)
         return (
             Row(
                 candidate, state, least_s, price_s, labelled.gap,

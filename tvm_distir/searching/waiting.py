@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..errors import InfeasibleError
-from .arithmetic import arithmetic, least_work_s
+from ..system import Clock
+from .arithmetic import work_of_step
 from .candidates import Candidate, Enumeration
 from .contradictions import contradiction
+from .layers import Tables
 from .outlook import Outlook, Outlooks
 from .result import BOUND, ESTIMATE, Row
 from .trials import Trials
@@ -45,7 +47,8 @@ class Queue:
 
     def __init__(self, trials: Trials) -> None:
         self.trials = trials
-        self._outlooks: Outlooks | None = None
+        self._tables: Tables | None = None
+        self._outlooks = Outlooks(trials.system, trials.limit)
         self._waiting: list[Waiting] = []
         self._seen: list[tuple[Candidate, Outlook, Outlook]] = []  # what was likely, what was so
 
@@ -69,11 +72,12 @@ class Queue:
                 place="search",
                 remedy="Leave out one of these.",
             )
-        work_s = least_work_s(arithmetic(trials.source.module(None, "none")), trials.system)
+        work, clock = work_of_step(trials.source.module(None, "none")), Clock(trials.system)
         if any(one.schedule is not None for one in candidates):
-            self._outlooks = Outlooks(trials.source, trials.system, trials.limit)
+            self._tables = Tables(trials.source, trials.system)
         for one in candidates:
-            self._push(one, work_s / enumeration.devices * one.idle)
+            sizes = one.stages, one.micro_batches, one.chunks
+            self._push(one, work.least_s(clock, enumeration.devices, *sizes))
 
     def pop(self) -> Waiting:
         """Take the next one."""
@@ -105,10 +109,10 @@ class Queue:
             return Row(one.candidate, BOUND, one.least_s, likely_s=one.likely_s)
         if one.outlook is None:
             return None
-        staged = one.candidate.schedule is not None
-        seen = [(x, y) for other, x, y in self._seen if staged == (other.schedule is not None)]
+        kind = _kind(one.candidate)
+        seen = [(x, y) for other, x, y in self._seen if _kind(other) == kind]
         expected = one.outlook.corrected(seen)
-        if expected.time_s >= (1 + self.trials.margin) * worst_s:
+        if seen and expected.time_s >= (1 + self.trials.margin) * worst_s:
             return Row(one.candidate, ESTIMATE, one.least_s, likely_s=one.likely_s)
         if expected.peak_bytes <= self.trials.limit:
             return None
@@ -124,6 +128,12 @@ class Queue:
         )
 
     def _push(self, candidate: Candidate, least_s: float) -> None:
-        outlook = None if self._outlooks is None else self._outlooks.of(candidate)
+        table = None if self._tables is None else self._tables.of(candidate)
+        outlook = None if table is None else self._outlooks.of(candidate, table)
         order_s = least_s if outlook is None else outlook.time_s
         heapq.heappush(self._waiting, Waiting(order_s, candidate.key, least_s, candidate, outlook))
+
+
+def _kind(candidate: Candidate) -> str:
+    """Candidates of one kind are likely to be off by about as much."""
+    return "" if candidate.schedule is None else candidate.schedule.kind

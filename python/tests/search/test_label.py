@@ -5,9 +5,12 @@
 from __future__ import annotations
 
 import itertools
+import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import tvm_ffi
 from systems import A100, QUICK
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -138,14 +141,75 @@ def test_the_price_is_what_simulation_says(model, mesh):
     assert found.price_s == pytest.approx(simulated, rel=0.05)
 
 
-def test_a_plan_says_what_was_found():
-    mod = td.zoo.gpt(size="tiny", batch=8)
-    found = label(mod, {"a": 2, "b": 2}, QUICK)
-    plan = found.plan()
-    assert Plan.from_dict(plan.to_dict()) == plan
-    again = td.simulate(td.export(td.distribute(mod, plan, system=QUICK)), QUICK, blocking=True)
-    assert again.time_s == pytest.approx(found.price_s, rel=0.1)
-    assert td.verify(mod, plan, engine="virtual").equal
+MOE = td.train_step(td.zoo.moe(size="tiny", batch=8), optimizer="adam")
+SQUARE = MeshSpec("mesh0", {"a": 2, "b": 2})
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Labels of a step."""
+    return label(MOE, SQUARE, QUICK, gap=0.01)
+
+
+@pytest.fixture(scope="module")
+def plan(found):
+    """Their plan, as it is read from its file."""
+    return Plan.from_dict(json.loads(json.dumps(found.plan().to_dict())))
+
+
+class TestPlanOfLabels:
+    """What a plan says of every value is what was decided."""
+
+    def test_nothing_is_decided_again(self, found, plan):
+        assert plan == found.plan()
+        own = td.strategy.with_updates(MOE, plan)
+        for one in (plan, own):
+            made = td.transform.pipeline(one, system=QUICK)(MOE)
+            assert tvm_ffi.structural_equal(made, found.distribute())
+        assert "dist.labels" not in made.attrs
+
+    def test_a_step_in_stages_has_labels_too(self):
+        schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2}
+        step = td.train_step(td.zoo.gpt(size="tiny", batch=4), optimizer="adam", schedule=schedule)
+        found = label(step, {"a": 2}, QUICK, gap=0.01)
+        made = td.transform.pipeline(found.plan(), system=QUICK)(step)
+        assert tvm_ffi.structural_equal(made, found.distribute())
+
+    def test_rules_that_hold_are_annotated(self):
+        rules = [{"value": "a", "placement": "S[0], R", "stationary": True}]
+        data = {"schema_version": 1, "mesh": {"a": 2, "b": 2}, "rules": rules}
+        found = label(Chain, SQUARE, QUICK, fixed=Plan.from_dict(data))
+        assert found.plan().labels["rules"] == 1
+        made = td.transform.pipeline(found.plan(), system=QUICK)(Chain)
+        assert tvm_ffi.structural_equal(made, found.distribute())
+
+    def test_without_labels_rules_say_nearly_the_same(self, found, plan):
+        made = td.transform.pipeline(plan.by_rules(), system=QUICK)(MOE)
+        times = [
+            td.simulate(td.export(x), QUICK, blocking=True).time_s
+            for x in (made, found.distribute())
+        ]
+        assert times[0] == pytest.approx(times[1], rel=0.1)
+
+    def test_labels_of_another_module_are_refused(self, plan):
+        other = td.train_step(td.zoo.moe(size="tiny", batch=16), optimizer="adam")
+        with pytest.raises(PlanError, match="DIST0240"):
+            td.distribute(other, plan)
+
+    @pytest.mark.parametrize(
+        ("key", "value"),
+        [
+            ("alternatives", [[[], [7], None]]),
+            ("functions", []),
+            ("entries", {"main": 99}),
+            ("entries", {}),
+            ("module", 3),
+        ],
+    )
+    def test_wrong_labels_are_refused(self, plan, key, value):
+        wrong = replace(plan, labels={**plan.labels, key: value})
+        with pytest.raises(PlanError, match="DIST0221"):
+            td.distribute(MOE, wrong)
 
 
 def test_rules_that_are_given_hold():

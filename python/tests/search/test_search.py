@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import random
 
 import pytest
 from systems import A100, QUICK
@@ -15,7 +14,7 @@ from systems import A100, QUICK
 import tvm_distir as td
 from tvm_distir.errors import InfeasibleError, InternalError, UsageError
 from tvm_distir.plan import Plan
-from tvm_distir.searching import Constraints, Folder, outlook, search, trials
+from tvm_distir.searching import Constraints, Folder, search, trials
 from tvm_distir.searching.candidates import Enumeration, factorisations, kept_rules
 
 
@@ -104,7 +103,7 @@ class TestPlans:
 
     def test_no_time_is_below_what_is_proved(self, steps):
         for row in steps.rows:
-            assert 0 < row.least_s <= row.price_s
+            assert 0 < row.least_s <= row.time_s
             assert row.gap <= 0.01
 
     @pytest.mark.parametrize(
@@ -222,26 +221,12 @@ class TestOutlook:
         near = [row.time_s / row.likely_s for row in everything.rows if row.state == "solved"]
         assert len(near) >= 3
         assert max(near) < 2.5 * min(near)
+        assert all(0.2 * row.time_s < row.least_s < row.time_s for row in everything.rows)
 
     def test_what_it_leaves_out_is_no_better(self, everything):
         found = search(_short, 4, QUICK, batch=8, train=ADAM, constraints=self.rules, top=1)
         assert found.space["estimate"] + found.space.get("bound", 0) > 0
         assert found.plans[0].row == everything.plans[0].row
-
-    def test_parts_are_as_even_as_can_be(self):
-        for seed in range(30):
-            rng = random.Random(seed)
-            times = [rng.randint(1, 9) for _ in range(rng.randint(1, 7))]
-            parts = rng.randint(1, 4)
-            found = outlook.evenly(times, parts)
-            assert [i for group in found for i in group] == list(range(len(times)))
-            ways = itertools.combinations_with_replacement(range(len(times) + 1), parts - 1)
-            best = min(
-                max(sum(times[a:b]) for a, b in itertools.pairwise((0, *cuts, len(times))))
-                for cuts in ways
-            )
-            assert max(sum(times[i] for i in group) for group in found) == best
-            assert len(found) == parts
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ along some axes only is annotated twice: where it lies, and, stationary, along t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -33,6 +34,7 @@ from ...errors import LevelError
 from ...ir import (
     AXES_ATTR,
     DEVICE_NUM_ATTR,
+    LABELS_ATTR,
     MESH_INFO,
     NAMES_ATTR,
     mesh_axes,
@@ -71,6 +73,9 @@ def AnnotateSharding(plan: Plan) -> Rewrite:
     ``device_num`` (one more than the highest device id). Meshes the module has already are
     kept, after those of the plan, when annotations use them.
 
+    Labels of the plan go along as the module attribute ``dist.labels``; they say of every value
+    what rules say of some, so that only rules that these were decided under are annotated.
+
     Parameters
     ----------
     plan : Plan
@@ -91,7 +96,10 @@ def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     mod = inner_made_private(mod)
     check_policies(plan.recompute, mod)
     schedule = scheduled(plan.schedule, mod)
-    targets = resolve(plan, mod)
+    rules, labels = plan.rules, plan.labels
+    if labels is not None:  # what the others say, the labels say of every value
+        rules = rules[: int(labels["rules"])]
+    targets = resolve(replace(plan, rules=rules), mod)
     device_meshes, names, axes = _all_meshes(mod, plan)
     by_name = {spec.name: device_meshes[i] for i, spec in enumerate(plan.meshes)}
     functions = {}
@@ -100,6 +108,9 @@ def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
         functions[gv] = fn if found is None else _Annotator(found, by_name).annotate(fn)
     attrs = dict(mod.attrs or {})
     attrs.update(schedule)
+    attrs.pop(LABELS_ATTR, None)
+    if labels is not None:
+        attrs[LABELS_ATTR] = json.dumps(labels)
     attrs[AXES_ATTR] = axes
     attrs[NAMES_ATTR] = names
     attrs[DEVICE_NUM_ATTR] = 1 + max(int(mesh_devices(mesh).max()) for mesh in device_meshes)

@@ -4,14 +4,22 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import tvm
 from tvm import ir, relax
 
-from ...ir import OPEN_AXES_ATTR, PARTIAL_ATTR, STATIONARY_ATTR, lift_branches, relax_functions
+from ...ir import (
+    LABELS_ATTR,
+    OPEN_AXES_ATTR,
+    PARTIAL_ATTR,
+    STATIONARY_ATTR,
+    lift_branches,
+    relax_functions,
+)
 from ...ir.rewrite import inner_made_private
-from ...propagation import Costs, Decision, Instance, propagate
+from ...propagation import Costs, Decision, Instance, decision_of_labels, propagate
 from ...system import System
 from ..branches import sink_conversions
 from ..declaration import Rewrite, module_pass
@@ -34,6 +42,9 @@ def PropagateSharding(
     (DTensors everywhere, ``R.dist.redistribute`` and ``R.dist.partial`` where forms change).
     A private function gets one specialisation per distinct placement of its arguments and
     results, named ``f``, ``f_1``, ... in order of first call. The input module is not changed.
+
+    Where the module has labels of its plan (the attribute ``dist.labels``), these are written, and
+    nothing is decided.
 
     Parameters
     ----------
@@ -60,9 +71,11 @@ def PropagateSharding(
         if decision is not None:
             return sink_conversions(ModuleRewriter(mod, decision).run())
         mod = lift_branches(inner_made_private(mod))
-        return sink_conversions(
-            ModuleRewriter(mod, propagate(mod, costs, memory_bytes, system)).run()
-        )
+        if mod.attrs and LABELS_ATTR in mod.attrs:
+            found = decision_of_labels(mod, json.loads(str(mod.attrs[LABELS_ATTR])))
+        else:
+            found = propagate(mod, costs, memory_bytes, system)
+        return sink_conversions(ModuleRewriter(mod, found).run())
 
     return run
 
@@ -92,7 +105,9 @@ class ModuleRewriter:
             name = str(gv.name_hint)
             if name in self.decision.entries:
                 self.write(self.decision.entries[name], name)
-        return ir.IRModule(self.functions, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
+        attrs = {str(k): v for k, v in (self.mod.attrs or {}).items() if str(k) != LABELS_ATTR}
+        made = ir.make_node("ir.DictAttrs", **attrs)
+        return ir.IRModule(self.functions, attrs=made, global_infos=self.mod.global_infos)
 
     def name_kids(self, inst: Instance) -> None:
         """Reserve names of specialisations in order of first call, outermost first."""
