@@ -19,7 +19,6 @@ from ..ir import (
     check_placement,
     flat_types,
     holds_branch,
-    is_done,
     is_private,
     labels_of,
     mesh_index,
@@ -27,11 +26,11 @@ from ..ir import (
     meshes,
     relax_functions,
     start_name,
-    started_op,
     tensor_type,
 )
 from ..ir.rewrite import op_name
 from .conditions import Differing
+from .in_flight import InFlight
 from .names import LEVELS
 from .partial import PartialState
 
@@ -112,10 +111,6 @@ def _check_conditions(mod: ir.IRModule) -> None:
         raise _Checker(mod, name, mod[name], 5).error(f"{var.name} (If)", what)
 
 
-def _reads(expr: Any) -> list[Any]:
-    return list(relax.analysis.free_vars(expr))
-
-
 class _Checker:
     """Checks one function."""
 
@@ -140,7 +135,7 @@ class _Checker:
             self.type(where, b.var.ty)
             self.expression(where, b.value)
         if self.level == 5:
-            self.in_flight()
+            InFlight(self.mod, self.fn, self.error).check()
         self.type("result", self.fn.ret_ty)
         if self.level in (3, 4):
             PartialState(self.mod, self.name, self.fn, legalized=self.level == 4).check()
@@ -180,25 +175,6 @@ class _Checker:
                     int(leaf.tensor_ty.ndim),
                     f"{self.name}/{where}",
                 )
-
-    def in_flight(self) -> None:
-        """What a start gives is read by one ``collective_done``, and a done reads nothing else."""
-        flying: dict[Any, bool] = {}
-        for b in self.bindings(self.fn.body):
-            where = f"{b.var.name} ({op_name(b.value)})"
-            if is_done(b.value):
-                if flying.get(b.value.args[0], True):
-                    raise self.error(where, "a done without a start of its own")
-                flying[b.value.args[0]] = True
-            elif flying and any(v in flying for v in _reads(b.value)):
-                raise self.error(where, "a use of what is in flight")
-            if started_op(b.value) is not None:
-                flying[b.var] = False
-        waiting = [var for var, done in flying.items() if not done]
-        if waiting:
-            raise self.error(str(waiting[0].name), "a start without its done")
-        if flying and any(v in flying for v in _reads(self.fn.body.body)):
-            raise self.error("result", "what is in flight")
 
     def expression(self, where: str, value: Any) -> None:
         """Only the ``R.dist`` ops of the level."""

@@ -17,6 +17,7 @@ from .attributes import DROPOUT_KERNEL as DROPOUT_KERNEL
 from .attributes import EACH_PHASE as EACH_PHASE
 from .attributes import FORWARD_PHASE as FORWARD_PHASE
 from .attributes import FRONTEND_ATTR as FRONTEND_ATTR
+from .attributes import IN_FLIGHT_ATTR as IN_FLIGHT_ATTR
 from .attributes import INPUTS_ATTR as INPUTS_ATTR
 from .attributes import IO_ATTR as IO_ATTR
 from .attributes import LABELS_ATTR as LABELS_ATTR

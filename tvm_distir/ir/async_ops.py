@@ -3,9 +3,10 @@
 """Collectives in two ops: ``R.dist.<collective>_start`` and ``R.dist.collective_done`` (level 5).
 
 A start takes the operand and attributes of its collective and is typed as its result. What it
-gives is *in flight*: only one ``collective_done`` may read it, in the same function, and gives
-the value. Between the two the collective may run beside other work; an engine may also do it at
-once. The order of the bindings is the order in which a device issues them.
+gives is *in flight*: only one ``collective_done`` may read it and gives the value, in the same
+function, or in another one where :data:`.attributes.IN_FLIGHT_ATTR` of both says so. Between the
+two the collective may run beside other work; an engine may also do it at once. The order of the
+bindings is the order in which a device issues them.
 """
 
 from __future__ import annotations

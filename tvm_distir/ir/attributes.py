@@ -46,6 +46,10 @@ PHASE_ATTR = "dist.phase"
 REPEAT_ATTR = "dist.repeat"
 """Private function: how often a step runs each of its calls, once per micro-batch."""
 
+IN_FLIGHT_ATTR = "dist.in_flight"
+"""Private function, level 5: which parameters (``params``) and fields of the result (``results``)
+are in flight: begun by a start and waited for by a done in another function."""
+
 ROLE_ATTR = "dist.role"
 """Public function of a stage: what its parameters (``params``) and results (``results``) are, and
 the names of the values (``values``) that are its results."""

@@ -23,6 +23,7 @@ from .optimize import MergeReductions as MergeReductions
 from .optimize import MoveGathers as MoveGathers
 from .optimize import MoveSlices as MoveSlices
 from .optimize import OptimizeCollectives as OptimizeCollectives
+from .optimize import PrefetchGathers as PrefetchGathers
 from .optimize import RemoveUnused as RemoveUnused
 from .optimize import RingAttention as RingAttention
 from .optimize import ScheduleCollectives as ScheduleCollectives

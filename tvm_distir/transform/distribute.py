@@ -50,7 +50,8 @@ def communication_passes(
         found += [(name, {"bucket_bytes": bucket_bytes}) for name in ("bucket", "bucket-gathers")]
     clock = system if overlap is None and usual else overlap
     if clock is not None and ahead_bytes != 0:
-        found += [("split", {}), ("schedule", {"system": clock, "ahead_bytes": ahead_bytes})]
+        given = {"system": clock, "ahead_bytes": ahead_bytes}
+        found += [("split", {}), ("schedule", given), ("prefetch", given)]
     return tuple(found)
 
 
@@ -109,7 +110,8 @@ def distribute(
         step for a system has its own.
     ahead_bytes : int, optional
         Most bytes that work running ahead may take in a block beyond those of the order as it is.
-        None: a sixteenth of them. 0: leave the order as it is.
+        None: a sixteenth of them. As many again may be gathered before the function is called
+        that needs it (:func:`PrefetchGathers`). 0: leave the order as it is.
 
     Returns
     -------

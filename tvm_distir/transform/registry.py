@@ -44,6 +44,7 @@ PASSES = Registry(
             "bucket-gathers": "optimize:BucketGathers",
             "split": "optimize:SplitCollectives",
             "schedule": "optimize:ScheduleCollectives",
+            "prefetch": "optimize:PrefetchGathers",
             "in-turn": "stages:RunInTurn",
             "expand": "stages:ExpandSchedule",
             "stock": "legalize:UseStockCollectives",

@@ -18,6 +18,7 @@ from tvm import ir, relax, tirx
 
 from ...errors import LoweringError
 from ...ir import (
+    IN_FLIGHT_ATTR,
     axis_groups,
     call_axes,
     collective_op,
@@ -69,9 +70,10 @@ def UseStockCollectives() -> Rewrite:
         groups = _GroupSizes()
         functions = dict(mod.functions.items())
         for gv, fn in relax_functions(mod):
-            functions[gv] = _StockFunction(str(gv.name_hint), fn, groups).run()
-        new = ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
-        return new.with_attr(NUM_GROUPS_ATTR, groups.count) if groups.count > 1 else new
+            new = _StockFunction(str(gv.name_hint), fn, groups).run()
+            functions[gv] = new.without_attr(IN_FLIGHT_ATTR)
+        made = ir.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+        return made.with_attr(NUM_GROUPS_ATTR, groups.count) if groups.count > 1 else made
 
     return use_stock_collectives
 

@@ -8,6 +8,7 @@ from .merge import MergeReductions as MergeReductions
 from .move import MoveGathers as MoveGathers
 from .move import MoveSlices as MoveSlices
 from .passes import OptimizeCollectives as OptimizeCollectives
+from .prefetch import PrefetchGathers as PrefetchGathers
 from .ring import RingAttention as RingAttention
 from .schedule import ScheduleCollectives as ScheduleCollectives
 from .share import CancelCollectives as CancelCollectives

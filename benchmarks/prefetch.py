@@ -1,0 +1,75 @@
+#!/usr/bin/env python
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Steps of ZeRO-3 with the gathers of weights begun before each layer is called, and without.
+
+Prints a row of a table in ``docs/optimize.md`` for each: the step, the communication that nothing
+hides, the memory of the fullest device, the length of the module's text and the CPU time of the
+pass. ``within`` is overlap within functions only.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import tvm_distir as td
+from tvm_distir.transform import (
+    BucketReductions,
+    PrefetchGathers,
+    ScheduleCollectives,
+    SplitCollectives,
+)
+
+SYSTEM = td.System.load("dgx-a100")
+HALF: dict[str, Any] = {"dtype": "float16", "seq": 2048, "positions": 2048, "batch": 16}
+CASES: list[tuple[str, dict[str, Any], dict[str, int], dict[str, Any], str]] = [
+    ("GPT-2 medium, float32", {"size": "gpt2-medium", "seq": 1024, "batch": 32}, {"dp": 8}, {}, ""),
+    (
+        "GPT 1.3B, all made again",
+        {"layers": 24, "hidden": 2048, "heads": 16, **HALF},
+        {"dp": 8},
+        {"master": True, "recompute": "full"},
+        "",
+    ),
+    (
+        "GPT-3 6.7B, all made again",
+        {"size": "gpt3-6.7b", **HALF},
+        {"dp": 16},
+        {"master": True, "recompute": "full"},
+        "",
+    ),
+    ("GPT-3 6.7B", {"size": "gpt3-6.7b", **HALF}, {"dp": 16}, {"master": True}, ""),
+    (
+        "GPT of 16 layers, 4 stages",
+        {"layers": 16, "hidden": 2048, "heads": 16, **HALF, "batch": 8},
+        {"pp": 4, "dp": 8},
+        {"master": True, "schedule": {"kind": "1f1b", "stages": 4, "micro_batches": 8}},
+        "pipeline:micro_batches=8+",
+    ),
+]
+
+
+def main() -> None:
+    """Print the rows."""
+    for title, model, mesh, options, before in CASES:
+        step = td.train_step(td.zoo.gpt(**model), optimizer="adam", **options)
+        plan = td.strategy.make_plan(step, f"{before}zero", mesh)
+        mod = td.distribute(step, plan, system=SYSTEM, bucket_bytes=0, ahead_bytes=0)
+        for task in (BucketReductions(), SplitCollectives(), ScheduleCollectives(SYSTEM)):
+            mod = task(mod)
+        begin = time.process_time()
+        new = PrefetchGathers(SYSTEM)(mod)
+        spent_s = time.process_time() - begin
+        for name, one, cpu in (("within", mod, ""), ("ahead", new, f"{spent_s:.1f} s")):
+            result = td.simulate(td.export(one), SYSTEM)
+            exposed_s = max(device.exposed_comm_s for device in result.devices)
+            text = len(one.script()) / 1e6
+            print(
+                f"| {title}, {name} | {1e3 * result.time_s:.1f} ms | {1e3 * exposed_s:.1f} ms "
+                f"| {result.peak_memory_bytes / 2**30:.2f} GiB | {text:.2f} MB | {cpu} |"
+            )
+
+
+if __name__ == "__main__":
+    main()
