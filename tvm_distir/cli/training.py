@@ -83,12 +83,11 @@ def recompute_asked(
         )
     if said is None:
         return plan.recompute if plan is not None and plan.recompute else usual
-    name, colon, rest = said.partition(":")
-    if name.strip() != "auto" or "activations" in rest:
-        return said
+    from ..strategy import evenly_cut
+
     if axes:
         devices = math.prod(axes.values()) // (schedule.stages if schedule else 1)
     else:
         counts = [mesh.device_count for mesh in plan.meshes] if plan is not None else [1]
         devices = min(counts) if schedule else max(counts)
-    return f"auto:activations={devices}" + (f",{rest}" if colon else "")
+    return evenly_cut(said, devices)

@@ -9,7 +9,9 @@ from .context_parallelism import context_parallel as context_parallel
 from .context_parallelism import recompute_of as recompute_of
 from .data_parallelism import data_parallel as data_parallel
 from .expert_parallelism import expert_parallel as expert_parallel
+from .fitting import evenly_cut as evenly_cut
 from .fitting import fitted as fitted
+from .fitting import is_auto as is_auto
 from .local_branches import local_layers as local_layers
 from .megatron_lm import megatron as megatron
 from .pipelining import pipeline as pipeline

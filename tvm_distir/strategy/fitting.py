@@ -21,7 +21,7 @@ from ..program import export
 from ..simulation import simulate
 from ..system import System
 from ..transform import distribute
-from ..transform.gradient import Auto, read_recompute
+from ..transform.gradient import AUTO, Auto, read_recompute
 
 TRIES = 4
 """So often a bound is tried at most, before activations count as whole."""
@@ -42,6 +42,7 @@ def fitted(
     *,
     bucket_bytes: int | None = None,
     ahead_bytes: int | None = None,
+    placed: Callable[[ir.IRModule, Plan], ir.IRModule] | None = None,
 ) -> tuple[ir.IRModule, Plan]:
     """Make a training step, and its plan, whose measured peak stays within the bound of ``auto``.
 
@@ -57,6 +58,8 @@ def fitted(
         Whose memory is the bound where ``auto`` gives none, and by which is distributed.
     bucket_bytes, ahead_bytes : int, optional
         As :func:`tvm_distir.distribute` takes them.
+    placed : callable, optional
+        Distributes a step by its plan. None: :func:`tvm_distir.distribute` does.
 
     Returns
     -------
@@ -83,9 +86,12 @@ def fitted(
                 raise
             continue
         plan = planned(step)
-        local = distribute(
-            step, plan, system=known, bucket_bytes=bucket_bytes, ahead_bytes=ahead_bytes
-        )
+        if placed is not None:
+            local = placed(step, plan)
+        else:
+            local = distribute(
+                step, plan, system=known, bucket_bytes=bucket_bytes, ahead_bytes=ahead_bytes
+            )
         peaks.append(simulate(export(local), measured_on).peak_memory_bytes)
         if peaks[-1] <= bound:
             return step, plan
@@ -97,6 +103,19 @@ def fitted(
         place="train_step (recompute)",
         remedy="Give more memory_gib, a strategy that leaves less whole, or smaller micro-batches.",
     )
+
+
+def is_auto(recompute: str) -> bool:
+    """Whether what is made again is chosen by a memory, and so may be measured."""
+    return recompute.partition(":")[0].strip() == AUTO
+
+
+def evenly_cut(recompute: str, devices: int) -> str:
+    """``auto`` with activations cut evenly over devices, where it does not say how they are cut."""
+    _, colon, rest = recompute.partition(":")
+    if not is_auto(recompute) or "activations" in rest:
+        return recompute
+    return f"{AUTO}:activations={devices}" + (f",{rest}" if colon else "")
 
 
 def _attempts(auto: Auto, bound: int, peaks: Sequence[int]) -> Iterator[str]:
@@ -119,4 +138,4 @@ def _attempts(auto: Auto, bound: int, peaks: Sequence[int]) -> Iterator[str]:
     yield from (SELECTIVE, FULL)
 
 
-__all__ = ["fitted"]
+__all__ = ["evenly_cut", "fitted", "is_auto"]

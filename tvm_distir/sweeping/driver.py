@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ..errors import UsageError, nearest
 from ..ir.rewrite import collector_paused
+from ..strategy import is_auto
 from ..system import System
 from .configuration import Configuration
 from .outcome import COLUMNS, OK, Outcome, through_pipeline
@@ -179,6 +180,11 @@ class _Sweep:
         """Rows that are not finished."""
         return np.array([n for n, one in enumerate(self.found) if one is None], np.int64)
 
+    def _alike(self, rows: Ints) -> Ints:
+        """Rows without those in which what is made again is measured, each by itself."""
+        again = self.table.words["recompute"]
+        return np.array([n for n in rows.tolist() if not is_auto(again[n])], np.int64)
+
     def _refuse(self) -> None:
         """Finish rows that the table itself refuses."""
         for row, why in self.table.faults.items():
@@ -187,7 +193,7 @@ class _Sweep:
 
     def _by_structures(self) -> list[Difference]:
         """Predict rows from structures; check some of them against the whole pipeline."""
-        rows = self._open()
+        rows = self._alike(self._open())
         if rows.size < LEAST_ROWS:
             return []
         work = StructureSweep(self.pipeline, self.table, self.cache)

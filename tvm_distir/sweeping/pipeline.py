@@ -16,8 +16,9 @@ from tvm import ir
 from ..errors import UsageError, parse_int
 from ..frontend import load_model, model_file, model_keys, zoo
 from ..ir.rewrite import all_bindings
+from ..plan import Plan
 from ..program import Program, export
-from ..strategy import make_plan
+from ..strategy import evenly_cut, fitted, make_plan
 from ..system import System
 from ..transform import OutlineRepeatedLayers, distribute
 from ..transform.gradient import train_step
@@ -143,8 +144,8 @@ class Pipeline:
             return OutlineRepeatedLayers()(model.mod)
         return model.mod
 
-    def step(self, row: Configuration) -> ir.IRModule:
-        """What is distributed."""
+    def step(self, row: Configuration, recompute: str | Mapping[str, str]) -> ir.IRModule:
+        """What is distributed, of a training step with what is made again in it."""
         model = self.forward(row)
         if self.train is None:
             return model
@@ -159,7 +160,7 @@ class Pipeline:
             if ends:
                 schedule["cuts"] = even_cuts(ends, parts)
         return train_step(
-            model, schedule=schedule, recompute=row.recompute, system=self.system, **self.train
+            model, schedule=schedule, recompute=recompute, system=self.system, **self.train
         )
 
     def program(self, row: Configuration) -> Program:
@@ -172,12 +173,22 @@ class Pipeline:
         """
         training = self.train is not None
         row.check(training)
-        step = self.step(row)
         text = row.strategy(self.strategy, training)
-        plan = make_plan(step, text, row.mesh(training), self.system)
         system = self.system if self.decide == "times" else None
-        local = distribute(step, plan, system=system, bucket_bytes=0, ahead_bytes=0)
-        return export(local)
+        found: list[ir.IRModule] = []
+
+        def planned(step: ir.IRModule) -> Plan:
+            return make_plan(step, text, row.mesh(training), self.system)
+
+        def placed(step: ir.IRModule, plan: Plan) -> ir.IRModule:
+            found.append(distribute(step, plan, system=system, bucket_bytes=0, ahead_bytes=0))
+            return found[-1]
+
+        again = evenly_cut(row.recompute, row.tp * row.dp)
+        step, plan = fitted(
+            lambda said: self.step(row, said), planned, again, self.system, placed=placed
+        )
+        return export(found[-1] if found else placed(step, plan))
 
 
 def layer_ends(model: ir.IRModule) -> list[str]:

@@ -13,6 +13,7 @@ from .chain import Way as Way
 from .chain import all_ways as all_ways
 from .chain import least_bytes as least_bytes
 from .chain import least_time as least_time
+from .choice import AUTO as AUTO
 from .choice import Auto as Auto
 from .choice import read_recompute as read_recompute
 from .frontier import Frontier as Frontier
