@@ -52,10 +52,17 @@ def _stablehlo(mod: Any) -> str:
     return to_stablehlo(mod)
 
 
+def _shard(mod: Any) -> str:
+    from ..interchange import to_stablehlo
+
+    return to_stablehlo(mod, "shard")
+
+
 FORMS = (
     Form(".py", "TVMScript", script),
     Form(".program.json", "the program that `simulate` takes", _program, "local"),
     Form(".json", "TVM's JSON of the module", _json),
+    Form(".shard.mlir", "StableHLO in MLIR's dialect shard", _shard),
     Form(".mlir", "StableHLO, with shardings or collectives", _stablehlo),
 )
 """All of them; the first one whose ending fits is taken."""

@@ -31,11 +31,29 @@ class Ssa:
         return tensor_text(self.shape, self.dtype)
 
 
+@dataclass(frozen=True)
+class Handle(Ssa):
+    """A value that is no tensor: ``dtype`` is its whole type, ``index`` or ``!shard.sharding``."""
+
+    @property
+    def type(self) -> str:
+        """Its type."""
+        return self.dtype
+
+
 class Body:
-    """Lines in the generic form; a method writes one operation, or none where it does nothing."""
+    """Lines in the generic form; a method writes one operation, or none where it does nothing.
+
+    Attributes
+    ----------
+    lines : list of str
+    placed : dict of str to Ssa
+        By names of values, as what the dialect ``shard`` annotates them first.
+    """
 
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.placed: dict[str, Ssa] = {}
         self._count = 0
 
     def new(self, shape: Shape, dtype: str) -> Ssa:
@@ -55,6 +73,13 @@ class Body:
         """Write an operation with one result; names without a dialect are StableHLO's."""
         found = self.new(shape, dtype)
         self._line(f"{found.name} = ", name, operands, found.type, attributes, regions)
+        return found
+
+    def special(self, name: str, operands: Sequence[Ssa], kind: str, attributes: str) -> Handle:
+        """Write an operation whose result is no tensor."""
+        self._count += 1
+        found = Handle(f"%v{self._count}", (), kind)
+        self._line(f"{found.name} = ", name, operands, kind, attributes, "")
         return found
 
     def several(

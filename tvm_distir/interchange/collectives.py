@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..ir import (
     shard_slices,
 )
 from .body import Ssa
+from .grid import linear_index
 from .step import Step, Write, refuse
 from .text import table
 
@@ -82,9 +84,12 @@ def _permute(step: Step) -> Ssa:
 
 def _own(step: Step, rows: Any, dtype: str) -> Ssa:
     """The number that stands at this device's place in a table."""
-    body = step.body
-    name = "partition_id" if step.devices.form == "manual" else "replica_id"
-    device = body.cast(body.op(name, [], (), "uint32"), "int64")
+    body, form = step.body, step.devices.form
+    if form == "shard":
+        device = linear_index(step)
+    else:
+        name = "partition_id" if form == "manual" else "replica_id"
+        device = body.cast(body.op(name, [], (), "uint32"), "int64")
     held = body.constant(np.asarray(rows, dtype), dtype)
     return body.reshape(body.dynamic_slice(held, [device], [1]), ())
 
@@ -118,7 +123,15 @@ def _partial(step: Step) -> Ssa:
     return step.body.select(_own(step, rows, "bool"), x, 0)
 
 
-def _exchange(step: Step) -> Ssa:
+def _gathered(step: Step, value: Ssa) -> Ssa:
+    """Values of a group one behind the other along the first dim."""
+    groups = _groups(step)
+    shape = (len(groups[0]) * value.shape[0], *value.shape[1:])
+    notes = f"all_gather_dim = 0 : i64, replica_groups = {table(groups)}{_channel(step)}"
+    return step.body.op("all_gather", [value], shape, value.dtype, notes)
+
+
+def exchange(step: Step, gathered: Callable[[Step, Ssa], Ssa]) -> Ssa:
     """As a gather and a slice: the same values, and more traffic than R.dist.exchange has."""
     attrs, body, x = step.attrs, step.body, step[0]
     mesh, shape = attrs["device_mesh"], [int(n) for n in attrs["shape"]]
@@ -133,14 +146,7 @@ def _exchange(step: Step) -> Ssa:
         found = shard_slices(shape, labels, mesh_shape(mesh), coordinates[device])
         return [(int(low), int(high)) for low, high in found]
 
-    notes = f"all_gather_dim = 0 : i64, replica_groups = {table(groups)}{_channel(step)}"
-    parts = body.op(
-        "all_gather",
-        [body.reshape(x, (1, *x.shape))],
-        (len(groups[0]), *x.shape),
-        x.dtype,
-        notes,
-    )
+    parts = gathered(step, body.reshape(x, (1, *x.shape)))
     room = [n + m for n, m in zip(shape, out)]
     whole = body.broadcast(body.constant(0, x.dtype), room)
     for place, device in enumerate(groups[0]):  # all groups hold the same boxes
@@ -181,7 +187,7 @@ def _placed(step: Step) -> Ssa:
     return step.body.op("sdy.sharding_constraint", [x], x.shape, x.dtype, notes)
 
 
-def _global(local: Write, before: Write) -> Write:
+def at_levels(local: Write, before: Write) -> Write:
     """Written as it is at level 5, otherwise before that."""
     return lambda step: local(step) if step.devices.is_local else before(step)
 
@@ -193,12 +199,12 @@ _MOVES: dict[str, Write] = {
     "all_to_all": _all_to_all,
     "local_slice": _local_slice,
     "collective_permute": _permute,
-    "exchange": _exchange,
+    "exchange": lambda step: exchange(step, _gathered),
 }
 
 WRITERS: dict[str, Write] = {
-    **{f"dist.{name}": _global(write, _placed) for name, write in _MOVES.items()},
-    "dist.partial": _global(_partial, _same),
+    **{f"dist.{name}": at_levels(write, _placed) for name, write in _MOVES.items()},
+    "dist.partial": at_levels(_partial, _same),
     "dist.axis_index": _coordinate,
     "dist.collective_done": _same,
     "dist.annotate_sharding": _placed,

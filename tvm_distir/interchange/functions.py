@@ -14,8 +14,9 @@ from ..errors import ModelError
 from ..ir import flat_types, labels_of, param_names
 from ..ir.rewrite import all_bindings, op_name
 from .body import Body, Ssa
+from .grid import annotated
 from .step import Devices, Step, dims, dtype
-from .table import WRITERS
+from .table import writers_of
 from .text import Unwritable, string
 
 _REMEDY = "Write the module at an earlier level, or this part of the model otherwise."
@@ -40,6 +41,7 @@ class FunctionWriter:
     def __init__(self, name: str, fn: relax.Function, devices: Devices) -> None:
         self._name, self._fn, self._devices = name, fn, devices
         self.body = Body()
+        self._writers = writers_of(devices.form)
         self._values: dict[Any, Any] = {}
         self.arguments: list[Ssa] = []
         self._notes: list[str] = []
@@ -60,7 +62,8 @@ class FunctionWriter:
         for binding in all_bindings(self._fn.body):
             self._bind(binding.var, binding.value)
         try:
-            return list(_leaves(self._value(self._fn.body.body)))
+            found = _leaves(self._value(self._fn.body.body))
+            return [self._at_edge(*pair) for pair in zip(found, flat_types(self._fn.body.ty))]
         except Unwritable as error:
             raise fault(self._name, str(error)) from error
 
@@ -69,10 +72,17 @@ class FunctionWriter:
             value = Ssa(f"%arg{len(self.arguments)}", dims(leaf), dtype(leaf))
             self.arguments.append(value)
             self._notes.append(self._note_of(leaf))
-            yield value
+            yield self._at_edge(value, leaf)
+
+    def _at_edge(self, value: Ssa, ty: Any) -> Ssa:
+        """An argument or a result, with how it lies where that is an operation of its own."""
+        if self._devices.form != "shard" or not isinstance(ty, DTensorType):
+            return value
+        labels = labels_of(ty.placement)
+        return annotated(self.body, self._devices, value, ty.device_mesh, labels)
 
     def _note_of(self, ty: Any) -> str:
-        if not isinstance(ty, DTensorType):
+        if not isinstance(ty, DTensorType) or self._devices.form == "shard":
             return ""
         text = self._devices.sharding(ty.device_mesh, labels_of(ty.placement), len(dims(ty)))
         return f"sdy.sharding = #sdy.sharding{text}"
@@ -115,10 +125,10 @@ class FunctionWriter:
         if isinstance(call.op, ir.GlobalVar):
             return self._called(call)
         name = str(getattr(call.op, "name", "")).removeprefix("relax.").removesuffix(_STARTED)
-        if name not in WRITERS:
+        if name not in self._writers:
             raise Unwritable(f"{op_name(call)} has no form in StableHLO")
         args = [self._argument(arg) for arg in call.args]
-        return WRITERS[name](Step(call, args, self.body, self._devices))
+        return self._writers[name](Step(call, args, self.body, self._devices))
 
     def _called(self, call: ir.Call) -> Any:
         operands = [leaf for arg in call.args for leaf in _leaves(self._value(arg))]
@@ -138,12 +148,12 @@ class FunctionWriter:
             return [_number(field) for field in arg.fields]
         return _number(arg) if _is_number(arg) else self._value(arg)
 
-    def signature(self) -> list[str]:
-        """Arguments as text, each with how it is annotated and, of a public function, its name."""
-        first = self._first_annotations()
+    def signature(self, said: Sequence[str] | None = None) -> list[str]:
+        """Arguments as text, with their names and how they lie, or what is said of each."""
+        first = self._first_annotations() if self._devices.form != "shard" else {}
         names = _leaf_names(self._fn)
         lines = []
-        for value, note, name in zip(self.arguments, self._notes, names):
+        for value, note, name in zip(self.arguments, said or self._notes, names):
             said = note or first.get(value.name, "")
             location = f" loc({string(name)})" if name else ""
             notes = f" {{{said}}}" if said else ""
@@ -164,9 +174,9 @@ class FunctionWriter:
             found.setdefault(value.name, f"sdy.sharding = #sdy.sharding{text}")
         return found
 
-    def results(self, values: Sequence[Ssa]) -> list[str]:
-        """Types of the results as text, with how they lie."""
-        notes = [self._note_of(ty) for ty in flat_types(self._fn.body.ty)]
+    def results(self, values: Sequence[Ssa], said: Sequence[str] | None = None) -> list[str]:
+        """Types of the results as text, with how they lie, or what is said of each."""
+        notes = said or [self._note_of(ty) for ty in flat_types(self._fn.body.ty)]
         return [v.type + (f" {{{note}}}" if note else "") for v, note in zip(values, notes)]
 
 

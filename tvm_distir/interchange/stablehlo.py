@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Modules of levels 1 to 5 as text of StableHLO."""
+"""Modules of levels 1 to 5 as text of StableHLO, with Shardy's or MLIR's words for shardings."""
 
 from __future__ import annotations
 
@@ -21,15 +21,18 @@ from ..ir import (
     mesh_names,
     mesh_shape,
     meshes,
+    num_input,
     parse_placement,
     relax_functions,
 )
 from .body import Ssa
 from .functions import FunctionWriter, fault
-from .text import tensor_text
+from .grid import PREFIX, grid_text
+from .ports import port_notes
+from .text import Unwritable, tensor_text
 
-FORMS = ("auto", "manual", "replicas")
-"""How a level-5 module can be written."""
+FORMS = ("auto", "manual", "replicas", "shard")
+"""How a module can be written; the second and the third say it of a local one."""
 
 
 def to_stablehlo(mod: ir.IRModule, form: str = "auto") -> str:
@@ -45,7 +48,9 @@ def to_stablehlo(mod: ir.IRModule, form: str = "auto") -> str:
     form : str
         Of a local module: ``manual``, whole arrays and ``sdy.manual_computation``, which wants even
         shards; ``replicas``, what each device runs, of local shapes, as replicas numbered in the
-        order of device ids; ``auto``, the first where it can be had.
+        order of device ids; ``auto``, the first where it can be had. Of a module of any level:
+        ``shard``, shardings or collectives of MLIR's dialect ``shard`` (LLVM 22) around the
+        operations of StableHLO.
 
     Returns
     -------
@@ -75,7 +80,7 @@ class _Writer:
         held = relax_functions(mod)
         self._entries = [str(gv.name_hint) for gv, fn in held if _io(fn) is not None]
         self.is_local = bool(self._entries)
-        self.form = form if self.is_local else "global"
+        self.form = form if self.is_local or form == "shard" else "global"
         if form == "auto" and self.is_local:
             io = _io(mod[self._entries[0]])
             self.form = "manual" if self._uneven(io) is None else "replicas"
@@ -88,6 +93,8 @@ class _Writer:
             self._function(str(gv.name_hint), fn) for gv, fn in relax_functions(self._mod)
         )
         lines = [] if self.form == "replicas" else [self._mesh(i) for i in range(len(self._meshes))]
+        if self.form == "shard":
+            return "module {\n" + "".join(lines) + functions + "}\n"
         replicas = len(self._numbers) if self.form == "replicas" else 1
         partitions = len(self._numbers) if self.form != "replicas" and self._meshes else 1
         notes = f"mhlo.num_partitions = {partitions} : i32, mhlo.num_replicas = {replicas} : i32"
@@ -95,6 +102,11 @@ class _Writer:
 
     def _mesh(self, index: int) -> str:
         mesh = self._meshes[index]
+        if self.form == "shard":
+            try:
+                return f"  {grid_text(self._names[index], mesh, self._axes[index])}\n"
+            except Unwritable as error:
+                raise fault(self._names[index], str(error)) from error
         axes = ", ".join(
             f'"{name}"={size}' for name, size in zip(self._axes[index], mesh_shape(mesh))
         )
@@ -107,6 +119,10 @@ class _Writer:
     def number(self, device: int) -> int:
         """Number of a device in the program."""
         return self._numbers[device]
+
+    def mesh_name(self, mesh: Any) -> str:
+        """Name of a mesh."""
+        return str(self._names[mesh_index(self._mod, mesh)])
 
     def groups(self, mesh: Any, axes: Sequence[int]) -> list[list[int]]:
         """Groups of devices along some axes, by number."""
@@ -128,12 +144,22 @@ class _Writer:
         if io is not None and self.form == "manual":
             return self._manual(writer, results, io)
         kind = "private" if is_private(fn) else "public"
-        arguments = ", ".join(writer.signature()) if kind == "public" else _plain(writer.arguments)
+        said = None
+        if io is not None and self.form == "shard":
+            said = port_notes(io, str(self._names[int(io["mesh"])]))
+        if kind == "public":
+            arguments = ", ".join(writer.signature(said.inputs if said else None))
+        else:
+            arguments = _plain(writer.arguments)
         title = "main" if io is not None else name
         head = f"  func.func {kind} @{title}({arguments})"
-        types = ", ".join(writer.results(results))
+        types = ", ".join(writer.results(results, said.outputs if said else None))
         lines = "".join(f"    {line}\n" for line in writer.body.lines)
-        return f"{head} -> ({types}) {{\n{lines}    {_return('func.return', results)}\n  }}\n"
+        notes = ""
+        if self.form == "shard" and kind == "public" and num_input(fn) is not None:
+            notes = f"attributes {{{PREFIX}.num_input = {num_input(fn)} : i64}} "
+        ended = _return("func.return", results)
+        return f"{head} -> ({types}) {notes}{{\n{lines}    {ended}\n  }}\n"
 
     def _uneven(self, io: Any) -> str | None:
         """Name of an input or output that is not cut into equal shards; None without one."""

@@ -21,6 +21,9 @@ class Devices(Protocol):
     is_local: bool
     form: str
 
+    def mesh_name(self, mesh: Any) -> str:
+        """Name of a mesh in the text."""
+
     def sharding(self, mesh: Any, labels: Sequence[int], rank: int) -> str:
         """Text of a sharding."""
 

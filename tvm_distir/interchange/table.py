@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
-from . import collectives, contraction, elementwise, indexing, reductions, shapes
+from collections.abc import Mapping
+
+from . import collectives, contraction, elementwise, indexing, reductions, shapes, shard_dialect
 from .step import Write
 
 WRITERS: dict[str, Write] = {
@@ -16,3 +18,9 @@ WRITERS: dict[str, Write] = {
     **collectives.WRITERS,
 }
 """Who writes a call, by its op's name without ``relax.``."""
+_SHARD: dict[str, Write] = {**WRITERS, **shard_dialect.WRITERS}
+
+
+def writers_of(form: str) -> Mapping[str, Write]:
+    """Who writes a call in a form of modules."""
+    return _SHARD if form == "shard" else WRITERS

@@ -82,6 +82,7 @@ from .placement import parse_placement as parse_placement
 from .placement import placement_of as placement_of
 from .placement import placement_text as placement_text
 from .placement import shard_counts as shard_counts
+from .placement import shard_offsets as shard_offsets
 from .placement import shard_range as shard_range
 from .placement import shard_slices as shard_slices
 from .rewrite import argument as argument

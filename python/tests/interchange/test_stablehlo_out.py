@@ -126,7 +126,7 @@ def test_what_has_no_form():
         td.to_stablehlo(builder.get())
     assert caught.value.code == "DIST0380" and "main/y (nn.selu)" in str(caught.value)
     with pytest.raises(UsageError, match="DIST0152"):
-        td.to_stablehlo(builder.get(), "shard")
+        td.to_stablehlo(builder.get(), "replica")
 
 
 def test_convert_writes_stablehlo(tmp_path):

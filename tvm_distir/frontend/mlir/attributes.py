@@ -184,7 +184,8 @@ class Attributes:
             return self.dictionary(">")
         body = scan.balanced()
         words = body.split()
-        if name == "stablehlo" and len(words) == 2:  # <comparison_direction EQ>
+        if len(words) == 2 and (name == "stablehlo" or words[0] == "partial"):
+            # <comparison_direction EQ>, and a reduction of the dialect shard
             return words[1]
         return Opaque(name, body)
 

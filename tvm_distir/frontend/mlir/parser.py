@@ -10,6 +10,7 @@ from typing import Any
 from .attributes import NAME, STRING, SYMBOL, VALUE, Attributes
 from .pretty import DIALECTS, PrettyForms
 from .scanner import Scanner
+from .shard_forms import ShardForms, is_shard, renamed
 from .tree import Argument, Block, Module, Opaque, Operation, Type
 
 _LABEL = re.compile(r"\^[\w$.\-]+")
@@ -41,6 +42,7 @@ class _Parser:
         self._scan = scan
         self._attributes = Attributes(scan)
         self._pretty = PrettyForms(scan, self._attributes, self._region, self._argument)
+        self._shard = ShardForms(scan, self._attributes)
         self._locations: dict[str, str] = {}
 
     def module(self) -> Module:
@@ -77,6 +79,7 @@ class _Parser:
             found = self._generic(quoted.group(1))
         else:
             found = self._named(scan.word(NAME, "an operation"), results)
+        found = renamed(found)
         found.line, found.results = line, results
         found.location = self._location() or found.location
         if len(results) != len(found.result_types):
@@ -103,6 +106,8 @@ class _Parser:
             return self._function()
         if name in ("return", "call", "func.return", "func.call"):
             name = f"func.{name.rpartition('.')[2]}"
+        elif is_shard(name):
+            return self._shard.operation(name)
         elif name.partition(".")[0] not in DIALECTS:
             raise self._scan.unknown(name)
         return self._pretty.operation(name, len(results))

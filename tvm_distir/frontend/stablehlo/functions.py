@@ -10,12 +10,16 @@ from typing import Any
 from tvm import ir, relax
 
 from ...errors import ModelError
-from ...ir import NUM_INPUT_ATTR, PARAM_NAMES_ATTR
-from ..mlir import Block, Module, Operation, Symbol, read_name
+from ...ir import IO_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
+from ..mlir import Block, Module, Operation, OtherType, Symbol, read_name
 from ..quiet import IMPORT_ERRORS, drop_half_built, reason
 from .call import HloCall
 from .emitter import Emitter
+from .grid_ops import CONVERTERS as GRID_OPS
+from .grid_ops import shard_results
+from .grids import Grids
 from .names import Names
+from .ports import PORT, has_ports, read_ports
 from .shardings import Shardings, sharding_of
 from .table import CALLS, CONVERTERS, RETURNS
 from .values import Unsupported, Value, identifier, typed
@@ -33,15 +37,18 @@ class Functions:
         What errors call the text.
     inline : int
         Private functions of at most so many operations are written into their callers.
-    shardings : Shardings or None
-        None: what the module says of them is left out.
+    shardings : Shardings
+    annotates : bool
+        Whether values are annotated with them.
     """
 
     def __init__(
-        self, module: Module, place: str, inline: int, shardings: Shardings | None
+        self, module: Module, place: str, inline: int, shardings: Shardings, annotates: bool
     ) -> None:
-        self.module, self.place, self.shardings = module, place, shardings
-        self._inline = inline
+        self.module, self.place = module, place
+        self.shardings = shardings if annotates else None
+        self.grids = Grids(shardings, annotates)
+        self._inline, self._said = inline, shardings
         found = (op for op in module.operations if op.name == "func.func")
         self.held = {str(op.attributes.get("sym_name")): op for op in found}
         self._sizes: dict[str, int] = {}
@@ -57,7 +64,17 @@ class Functions:
     def written(self, names: Names) -> ir.IRModule:
         """The module with each public function and all that these call."""
         for name in self.public:
-            function = self.translate(name, names.of(self.held[name]))
+            operation, signature = self.held[name], names.of(self.held[name])
+            function = self.translate(name, signature)
+            try:
+                if has_ports(operation):
+                    io = read_ports(operation, function, signature.titles, self._said)
+                    function = function.with_attr(IO_ATTR, io)
+                elif self.grids.moves:
+                    what = f"{self.grids.moves} where no argument says how it lies ({PORT})"
+                    raise Unsupported(what)
+            except Unsupported as error:
+                raise self.fault(operation, str(error)) from error
             self._root.add_func(function.with_attr("global_symbol", name), name)
         return self._root.get()
 
@@ -192,6 +209,8 @@ class _Body:
             for operation in block.operations:
                 operands = [self._value(operation, name) for name in operation.operands]
                 if operation.name in RETURNS:
+                    if not all(isinstance(value, Value) for value in operands):
+                        raise self._functions.fault(operation, "a sharding is returned")
                     return operands
                 for name in operation.results:
                     if name in own:
@@ -234,6 +253,8 @@ class _Body:
         if len(values) != len(types):
             raise self._functions.fault(operation, f"{len(values)} {what}s of {len(types)} types")
         for value, kind in zip(values, types):
+            if operation.name in GRID_OPS and isinstance(kind, OtherType):
+                continue  # a sharding, an index
             shape, dtype = typed(kind)
             if (value.shape, value.dtype) != (shape, dtype):
                 is_ = f"{value.dtype}{list(value.shape)}"
@@ -242,6 +263,8 @@ class _Body:
     def _results(self, operation: Operation, operands: list[Value]) -> list[Value]:
         if operation.name in CALLS:
             return self._called(operation, operands)
+        if operation.name in GRID_OPS:
+            return shard_results(self._functions.grids, operation, operands, self._write)
         attributes = operation.attributes
         if operation.name in ("sdy.sharding_constraint", "stablehlo.custom_call"):
             if "sharding" in attributes:

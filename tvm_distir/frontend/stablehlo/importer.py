@@ -14,12 +14,13 @@ from ...ir import FRONTEND_ATTR
 from ..mlir import Block, Module, Operation, parse_module
 from ..quiet import drop_half_built
 from .functions import Functions
+from .grid_ops import CONVERTERS as GRID_OPS
 from .names import Names
 from .shardings import Shardings, sharding_of
 from .source import read_source
 from .table import ANNOTATIONS, CALLS, CONVERTERS, RETURNS, SHARDING_CALL
 
-_KNOWN = {*CONVERTERS, *CALLS, *RETURNS, *ANNOTATIONS}
+_KNOWN = {*CONVERTERS, *CALLS, *RETURNS, *ANNOTATIONS, *GRID_OPS}
 
 
 def from_stablehlo(
@@ -33,8 +34,8 @@ def from_stablehlo(
     text, place = read_source(source)
     module = parse_module(text, place)
     _check_operations(module, place)
-    said = Shardings(module, _texts(module, place)) if shardings else None
-    functions = Functions(module, place, inline, said)
+    said = Shardings(module, _texts(module, place) if shardings else [])
+    functions = Functions(module, place, inline, said, shardings)
     if not functions.public:
         raise ModelError(
             "DIST0370",
@@ -55,7 +56,7 @@ def from_stablehlo(
         ]
     )
     mod = passes(mod)
-    mod = mod if said is None else said.declare(mod)
+    mod = said.declare(mod)
     return mod.with_attr(FRONTEND_ATTR, {"format": "stablehlo", "source": ""})  # no weights in it
 
 
@@ -81,7 +82,7 @@ def _operations(module: Module) -> Iterator[Operation]:
     for operation in module.operations:
         if operation.name == "func.func":
             yield from _walk(operation.regions[0])
-        elif operation.name != "sdy.mesh":
+        elif operation.name not in ("sdy.mesh", "shard.grid"):
             yield operation
 
 

@@ -6,10 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ...errors import ModelError, nearest
 from ..mlir import Operation, read_name
 from .values import cleaned
+
+NUM_INPUT = "tvm_distir.num_input"
+"""The attribute of a function that says how many of its first arguments are data."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,10 @@ class Names:
             read_name(argument.location, self._locations)
             for argument in function.regions[0].arguments
         ]
+        count: Any = function.attributes.get(NUM_INPUT)
         titles = _distinct([cleaned(name) or f"arg{i}" for i, name in enumerate(written)])
+        if self._data is None and type(count) is int and 0 <= count <= len(titles):
+            return Signature(titles, list(range(len(titles))), count)
         if self._data is None:
             data = [i for i, name in enumerate(written) if not ("[" in name or "." in name)]
         else:

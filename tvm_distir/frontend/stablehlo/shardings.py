@@ -21,7 +21,7 @@ from ...ir import (
     mesh_devices,
     placement_of,
 )
-from ..mlir import Module, Opaque
+from ..mlir import Module, Opaque, Operation
 from .gspmd import labels_of_tiles, mesh_of_tiles
 from .values import Unsupported
 
@@ -31,6 +31,10 @@ _NAMED = re.compile(r'\s*@"?([\w.\-]+)"?\s*,\s*')
 _DIM = re.compile(r"\{([^}]*)\}")
 GSPMD_MESH = "mesh"
 """Name of the mesh that GSPMD's shardings are read on; theirs have none."""
+
+
+AXES = "tvm_distir.axes"
+"""The attribute of a grid that names its axes."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,34 @@ class Shardings:
         if found is None:
             return expr
         mesh, labels = found
-        if mesh.name not in self._used:
-            self._used[mesh.name] = device_mesh(mesh.axes, device_ids=mesh.device_ids)
         placed = relax.op.distributed.annotate_sharding(
-            expr, self._used[mesh.name], placement_of(labels)
+            expr, self._device_mesh(mesh), placement_of(labels)
         )
         return builder.emit(placed)
+
+    def _device_mesh(self, mesh: Mesh) -> Any:
+        if mesh.name not in self._used:
+            self._used[mesh.name] = device_mesh(mesh.axes, device_ids=mesh.device_ids)
+        return self._used[mesh.name]
+
+    def grid(self, name: str) -> tuple[Mesh, Any]:
+        """A mesh by its name, to be used.
+
+        Raises
+        ------
+        Unsupported
+            The module has none of that name, or does not say its size.
+        """
+        if name not in self._meshes:
+            raise Unsupported(f'the grid "{name}", which the module has not')
+        mesh = self._meshes[name]
+        if min(mesh.axes.values(), default=1) < 0:
+            raise Unsupported(f'the grid "{name}", whose size is open')
+        return mesh, self._device_mesh(mesh)
+
+    def number(self, name: str) -> int:
+        """Which of the meshes that are used one is."""
+        return list(self._used).index(name)
 
     def _of_sdy(self, sharding: Opaque) -> tuple[Mesh, list[int]] | None:
         named = _NAMED.match(sharding.body)
@@ -154,6 +180,8 @@ def _meshes(module: Module) -> list[Mesh]:
     found = []
     for operation in module.operations:
         mesh: Any = operation.attributes.get("mesh")
+        if operation.name == "shard.grid":
+            found.append(_grid(operation))
         if operation.name != "sdy.mesh" or not isinstance(mesh, Opaque):
             continue
         ids = _IDS.search(mesh.body)
@@ -161,6 +189,45 @@ def _meshes(module: Module) -> list[Mesh]:
         axes = {name: int(size) for name, size in _AXIS.findall(mesh.body)}
         found.append(Mesh(str(operation.attributes["sym_name"]), axes, numbers))
     return found
+
+
+def _grid(operation: Operation) -> Mesh:
+    """A grid of the dialect ``shard``; its axes have names where we wrote it."""
+    attributes = operation.attributes
+    sizes = attributes.get("shape")
+    if not isinstance(sizes, list) or not all(isinstance(n, int) for n in sizes):
+        raise ModelError(
+            "DIST0370",
+            "a grid has no shape",
+            place=f"line {operation.line}",
+            remedy="Write the text again.",
+        )
+    names = attributes.get(AXES)
+    if not isinstance(names, list) or len({*map(str, names)}) != len(sizes):
+        names = list(range(len(sizes)))
+    axes = {str(name): int(n) for name, n in zip(names, sizes)}
+    return Mesh(str(attributes.get("sym_name", "")), axes)
+
+
+def split_axes(found: Any) -> list[list[int]]:
+    """Per dim the axes that cut it: ``[[0], []]``, as both forms of the text have it.
+
+    Raises
+    ------
+    Unsupported
+        For any other attribute.
+    """
+    if isinstance(found, Opaque) and found.body.startswith("axisarray"):
+        return [
+            [int(n) for n in re.findall(r"\d+", dim)]
+            for dim in re.findall(r"\[([\d,\s]*)\]", found.body.removeprefix("axisarray")[1:-1])
+        ]
+    good = isinstance(found, list) and all(
+        isinstance(dim, list) and all(type(n) is int for n in dim) for dim in found
+    )
+    if not good:
+        raise Unsupported("split_axes that are no lists of axes")
+    return [list(dim) for dim in found]
 
 
 def sharding_of(attributes: Mapping[str, Any], source: str) -> Any:

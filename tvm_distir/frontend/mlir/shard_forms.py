@@ -1,0 +1,158 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Operations of MLIR's dialect ``shard`` (``mesh``, as it was called) in their pretty forms."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from .attributes import NAME, SYMBOL, VALUE, Attributes
+from .scanner import Scanner
+from .tree import Operation, OtherType, Symbol, Type
+
+AROUND = ("arith.index_cast", "arith.constant", "tensor.from_elements")
+"""Operations of other dialects by which the index of a process becomes a tensor."""
+SHARDING = OtherType("!shard.sharding")
+_DIMS = re.compile(r"(?:\d+|\?)(?:x(?:\d+|\?))*")
+_KEY = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)")
+_INDEX = re.compile(r"-?\d+|\?|%[\w$.\-]+(?:#\d+)?")
+_PRODUCERS = ("sharding", "process_multi_index", "process_linear_index", "grid_shape")
+_RENAMED = {
+    "halo_sizes": "static_halo_sizes",
+    "sharded_dims_offsets": "static_sharded_dims_offsets",
+    "mesh": "grid",
+    "mesh_axes": "grid_axes",
+}
+_OLD = {"mesh.mesh": "shard.grid", "mesh.mesh_shape": "shard.grid_shape"}
+
+
+def is_shard(name: str) -> bool:
+    """Whether an operation is read here."""
+    return name.startswith(("shard.", "mesh.")) or name in AROUND
+
+
+def renamed(found: Operation) -> Operation:
+    """An operation with the names that the dialect has today."""
+    if found.name.startswith("mesh."):
+        found.name = _OLD.get(found.name, "shard." + found.name.removeprefix("mesh."))
+        found.attributes = {_RENAMED.get(k, k): v for k, v in found.attributes.items()}
+        for types in (found.operand_types, found.result_types):
+            types[:] = [SHARDING if str(t) == "!mesh.sharding" else t for t in types]
+    return found
+
+
+class ShardForms:
+    """Reads such operations, behind the name.
+
+    Parameters
+    ----------
+    scan : Scanner
+    attributes : Attributes
+    """
+
+    def __init__(self, scan: Scanner, attributes: Attributes) -> None:
+        self._scan = scan
+        self._attributes = attributes
+
+    def operation(self, name: str) -> Operation:
+        """Take the rest of an operation."""
+        found, short = Operation(name), name.rpartition(".")[2]
+        if short in ("grid", "mesh"):
+            return self._grid(found)
+        while not self._scan.take(":"):
+            self._clause(found)
+        self._signature(found, short)
+        return found
+
+    def _grid(self, found: Operation) -> Operation:
+        scan = self._scan
+        found.attributes["sym_name"] = scan.word(SYMBOL, "the name of a grid")[1:].strip('"')
+        for word in ("(", "shape", "="):
+            scan.expect(word)
+        dims = scan.word(_DIMS, "the sizes of a grid").split("x")
+        found.attributes["shape"] = [-1 if n == "?" else int(n) for n in dims]
+        scan.expect(")")
+        if scan.take("{"):
+            found.attributes.update(self._attributes.dictionary())
+        return found
+
+    def _clause(self, found: Operation) -> None:
+        scan, notes = self._scan, found.attributes
+        value = scan.match(VALUE)
+        key = None if value else scan.match(_KEY)
+        if value:
+            found.operands.append(value.group())
+            scan.take(",")
+        elif key:
+            name = _RENAMED.get(key.group(1), key.group(1))
+            notes[name] = self._clause_value(found)
+        elif scan.peek("@"):
+            notes["grid"] = Symbol(scan.word(SYMBOL, "a symbol")[1:].strip('"'))
+            if scan.peek("["):  # a process: what its place is, follows
+                notes["device"] = self._indices(found)
+        elif scan.take("{"):
+            notes.update(self._attributes.dictionary())
+        elif found.name == "arith.constant":
+            notes["value"] = self._attributes.value(typed=False)
+        else:
+            word = scan.word(NAME, "a clause")
+            if word not in ("on", "to"):
+                notes[word] = True
+
+    def _clause_value(self, found: Operation) -> Any:
+        scan = self._scan
+        if scan.peek("["):
+            return self._indices(found)
+        if scan.peek("<"):
+            return scan.balanced().strip()
+        value = scan.match(VALUE)
+        if value:
+            found.operands.append(value.group())
+            return value.group()
+        return self._attributes.value(typed=False)
+
+    def _indices(self, found: Operation) -> list[Any]:
+        """A list of numbers, of lists of them, or of values, which are operands."""
+        scan = self._scan
+        items: list[Any] = []
+        scan.deeper()
+        scan.expect("[")
+        while not scan.take("]"):
+            if scan.peek("["):
+                items.append(self._indices(found))
+            else:
+                word = scan.word(_INDEX, "an index")
+                if word.startswith("%"):
+                    found.operands.append(word)
+                items.append(int(word) if word.lstrip("-").isdecimal() else word)
+            if not scan.peek("]"):
+                scan.expect(",")
+        scan.higher()
+        return items
+
+    def _signature(self, found: Operation, short: str) -> None:
+        """Take types: of operands and results, or of those that can differ."""
+        scan, attributes = self._scan, self._attributes
+        if scan.peek("("):
+            found.operand_types, found.result_types = attributes.function_type()
+            return
+        types: list[Type] = [attributes.type()]
+        while scan.take(","):
+            types.append(attributes.type())
+        if scan.take("->") or scan.take("to"):
+            found.operand_types, found.result_types = types, attributes.types()
+        elif short == "shard":
+            found.operand_types, found.result_types = [*types, SHARDING], types
+        elif short == "from_elements" and getattr(types[0], "element", None):
+            element = OtherType(str(getattr(types[0], "element", "")))
+            found.operand_types = [element] * len(found.operands)
+            found.result_types = types
+        elif short in _PRODUCERS or found.name == "arith.constant":
+            found.result_types = types
+            found.operand_types = [OtherType("i64")] * len(found.operands)
+        else:
+            found.operand_types, found.result_types = types * len(found.operands), types
+        if len(found.operand_types) != len(found.operands):
+            count = len(found.operands)
+            raise scan.fault(f"{found.name} has {count} operands of other types")
