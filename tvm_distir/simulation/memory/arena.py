@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import bisect
 
-from .framework import Framework, Use
+from .framework import DROPPED, Framework, Use
 
 
 class Arena:
@@ -94,9 +94,10 @@ class Arenas:
     def _place(self, use: Use, results: bool) -> int:
         framework, arena = self.framework, Arena()
         lives, shape = framework.lives[use.function], framework.shape(use)
-        kept = set() if results else set(lives.results)
+        dropped = {b for b, role in zip(lives.results, use.given) if role == DROPPED}
+        kept = set() if results else set(lives.results) - dropped
         places: dict[int, int] = {}
-        for number, (step, ends) in enumerate(zip(lives.steps, lives.ends, strict=True)):
+        for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
             for buffer in step.new:
                 if buffer not in kept and shape.sizes[buffer]:
                     places[buffer] = arena.take(shape.sizes[buffer])

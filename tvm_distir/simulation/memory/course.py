@@ -49,7 +49,7 @@ class Courses:
                 parts.append(np.array(single, np.int64))
                 single.clear()
 
-        for number, (step, ends) in enumerate(zip(lives.steps, lives.ends, strict=True)):
+        for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
             gone: set[int] = set()
             if step.op.callees:
                 inner = framework.inner(lives, number, shape)

@@ -19,8 +19,9 @@ from .lives import AllLives, Lives, Step
 BLOCK_BYTES = 512
 """Sizes are multiples of it."""
 
-OWN, DONATED = -1, -2
-"""Of a result, instead of a role: its own one; the memory of what it replaces, so none."""
+OWN, DONATED, DROPPED = -1, -2, -3
+"""Of a result, instead of a role: its own one; the memory of what it replaces, so none; what the
+caller does not look at, freed inside."""
 
 _SCALAR_BYTES = 8
 
@@ -35,7 +36,7 @@ class Use(NamedTuple):
         Parameters that nobody else reads any more, with their roles and bytes: they are freed
         inside.
     given : tuple of int
-        Role of each result, or :data:`OWN`, or :data:`DONATED`; empty: their own ones.
+        Role of each result, or one of the words above; empty: their own ones.
     roles : tuple of (int, int)
         Buffers of other roles than by themselves.
     """
@@ -87,11 +88,12 @@ class Level:
 
 
 class Shape(NamedTuple):
-    """Buffers as a use has them: bytes and role of each, and parameters that may be freed."""
+    """Buffers as a use has them: bytes, roles, parameters that may be freed, ends by step."""
 
     sizes: list[int]
     roles: list[int]
     owned: set[int]
+    ends: Sequence[tuple[int, ...]]
 
 
 class Inner(NamedTuple):
@@ -135,7 +137,7 @@ class Framework:
         shape = self.shape(use)
         for param in shape.owned & lives.unread:
             level.add(shape.roles[param], -shape.sizes[param])
-        for number, (step, ends) in enumerate(zip(lives.steps, lives.ends, strict=True)):
+        for number, (step, ends) in enumerate(zip(lives.steps, shape.ends, strict=True)):
             if step.op.callees:
                 inner = self.inner(lives, number, shape)
                 level.over(self.run(step, inner, shape), number)
@@ -177,22 +179,27 @@ class Framework:
             roles[buffer], sizes[buffer] = role, size
         for buffer, role in use.roles:
             roles[buffer] = role
-        donated = set()
+        donated, dropped = set[int](), set[int]()
         for buffer, role in zip(lives.results, use.given):
             if buffer < lives.params or role == OWN:
                 continue
-            if role == DONATED:
+            if role == DROPPED:
+                dropped.add(buffer)
+            elif role == DONATED:
                 sizes[buffer] = 0
                 donated.add(buffer)
             else:
                 roles[buffer] = role
         if donated:
             self._mark_gradients(lives, donated, roles, sizes)
-        return Shape(sizes, roles, {param for param, _, _ in use.owned})
+        ends = list(lives.ends) if dropped else lives.ends
+        for buffer in dropped:
+            ends[lives.last[buffer]] += (buffer,)
+        return Shape(sizes, roles, {param for param, _, _ in use.owned}, ends)
 
     def inner(self, lives: Lives, number: int, shape: Shape) -> list[Inner]:
         """How a step calls: what nobody reads behind it is handed over."""
-        step, ends = lives.steps[number], set(lives.ends[number])
+        step, ends = lives.steps[number], set(shape.ends[number])
         found = []
         for callee, args in self.lives.called(step.op, step.reads):
             handed = {
@@ -222,7 +229,7 @@ class Framework:
         """What a use holds at its peak, owned parameters included; ``labels`` names those."""
         lives, shape, at = self.lives[use.function], self.shape(use), self.level(use).at
         gone = set(lives.unread) if at >= 0 else set[int]()
-        for ends in lives.ends[: max(at, 0)]:
+        for ends in shape.ends[: max(at, 0)]:
             gone.update(ends)
         inner: Sequence[Inner] = ()
         if at >= 0 and lives.steps[at].op.callees:

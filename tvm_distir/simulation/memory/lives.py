@@ -57,6 +57,8 @@ class Lives:
         Parameters that nobody reads.
     results : tuple of int
         Buffers; they are in no ``ends``.
+    last : tuple of int
+        By buffer the step that reads it last, or makes it; -1 of a parameter that nobody reads.
     """
 
     name: str
@@ -69,6 +71,7 @@ class Lives:
     ends: list[tuple[int, ...]] = field(default_factory=list)
     unread: frozenset[int] = frozenset()
     results: tuple[int, ...] = ()
+    last: tuple[int, ...] = ()
 
 
 class AllLives:
@@ -186,4 +189,5 @@ def _ended(lives: Lives, results: tuple[int, ...], last: Sequence[int]) -> Lives
     lives.ends = [tuple(own) for own in ends]
     lives.unread = frozenset(p for p in range(lives.params) if last[p] < 0 and p not in kept)
     lives.results = results
+    lives.last = tuple(last)
     return lives

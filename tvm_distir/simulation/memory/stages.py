@@ -48,6 +48,7 @@ class Stages:
         if key not in self._known:
             role = self.staged.roles[one.role]
             donated, codes = self._donated(stage), self.roles[one.role]
+            dropped = self._dropped(stage)
             self._known[key] = {
                 name: make_unit(
                     name,
@@ -56,6 +57,7 @@ class Stages:
                     self.framework,
                     codes,
                     donated,
+                    dropped,
                 )
                 for name, phases in unit_phases(role, self.staged.schedule).items()
             }
@@ -76,6 +78,23 @@ class Stages:
         if self.staged.schedule.stash:
             return carried
         return carried | {result for _, result in role.updated if result in given}
+
+    def _dropped(self, stage: int) -> set[int]:
+        """Slots of results that the stage does not give, and that nobody reads.
+
+        The other stage of tied weights gives them. Weights that are stashed are read later.
+        """
+        one, role = self.staged.stages[stage], self.staged.role_of(stage)
+        if self.staged.schedule.stash:
+            return set()
+        given = {slot for slot, name in zip(role.results, one.results, strict=True) if name}
+        read = {slot for phase in role.phases for slot in phase.inputs}
+        read.update(slot for pair in role.sums for slot in pair)
+        read.update(written for _, written in role.carried)
+        edges = [*self.staged.edges, *(edge for s in self.staged.sums for edge in s.edges)]
+        alike = [edge for edge in edges if self.staged.stages[edge.source[0]].role == one.role]
+        read.update(edge.source[1] for edge in alike)
+        return set(role.results) - given - read
 
 
 def _slot_roles(role: Role, arriving: set[int]) -> dict[int, int]:

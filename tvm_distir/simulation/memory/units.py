@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ...program import Phase, Role
 from .account import Held, Label
 from .arena import Arenas
-from .framework import DONATED, OWN, Framework, Level, Use
+from .framework import DONATED, DROPPED, OWN, Framework, Level, Use
 
 RESIDENT = -1
 """Instead of a buffer: what is there all the time, or takes the memory of such."""
@@ -68,6 +68,7 @@ def make_unit(
     framework: Framework,
     codes: Mapping[int, int],
     donated: Collection[int],
+    dropped: Collection[int],
 ) -> Unit:
     """Read a unit.
 
@@ -82,6 +83,8 @@ def make_unit(
         Roles of slots, where their functions do not say them.
     donated : collection of int
         Slots of results that take the memory of what they replace.
+    dropped : collection of int
+        Slots that nobody reads, behind no unit.
     """
     written: set[int] = set()
     inputs: list[int] = []
@@ -107,6 +110,8 @@ def make_unit(
                 at[slot] = reads[buffer] if buffer >= 0 else RESIDENT
             elif slot in donated:
                 at[slot], given[-1] = RESIDENT, DONATED
+            elif slot in dropped and lives.results.count(buffer) == 1:
+                at[slot], given[-1] = RESIDENT, DROPPED
             elif buffer in own:
                 at[slot] = own[buffer]
             else:
