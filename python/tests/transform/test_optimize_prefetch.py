@@ -180,6 +180,24 @@ class Module:
 """
 
 
+def test_what_a_gather_reads_is_held_until_it_has_ended() -> None:
+    """A part laid out anew, 512 bytes as every tensor here, until the layer has waited."""
+    of = '"shape": [8, 8], "dtype": "float32", "placement"'
+    inputs = f'{{"index": 0, "name": "x", {of}: "R"}}, {{"index": 1, "name": "w", {of}: "S[0]"}}'
+    text = TEXT.replace('"inputs": []', f'"inputs": [{inputs}]')
+    text = text.replace('"outputs": []', f'"outputs": [{{"index": 0, {of}: "R"}}]')
+    laid_out = text.replace("all_gather_start(w, ", "all_gather_start(p, ").replace(
+        "        t: R.Tensor",
+        "        p: R.Tensor((4, 8), 'float32') = R.negative(w)\n        t: R.Tensor",
+        1,
+    )
+    plain, held = (
+        td.simulate(td.export(tvm.script.from_source(one)), SYSTEM).peak_memory_bytes
+        for one in (text, laid_out)
+    )
+    assert (plain, held) == (4 * 512, 5 * 512)
+
+
 def test_stock_collectives_have_nothing_in_flight() -> None:
     """TVM's own ops do it at once, and the attribute goes."""
     mod = tvm.script.from_source(TEXT)

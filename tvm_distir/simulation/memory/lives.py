@@ -52,11 +52,13 @@ class Lives:
         By buffer the step that makes it; -1 for parameters.
     ends : list of tuple of int
         By step the buffers that nobody reads behind it. What a collective that was started reads
-        is read until its wait.
+        is read until its wait, or until the call ends that waits.
     unread : frozenset of int
         Parameters that nobody reads.
     results : tuple of int
-        Buffers; they are in no ``ends``.
+        Buffers; they are in no ``ends``. Behind those that it gives are those that are ``lent``.
+    lent : tuple of (int, int)
+        By result that is in flight, its place, what the collective reads until it has ended.
     last : tuple of int
         By buffer the step that reads it last, or makes it; -1 of a parameter that nobody reads.
     """
@@ -72,6 +74,7 @@ class Lives:
     unread: frozenset[int] = frozenset()
     results: tuple[int, ...] = ()
     last: tuple[int, ...] = ()
+    lent: tuple[tuple[int, int], ...] = ()
 
 
 class AllLives:
@@ -114,16 +117,16 @@ class AllLives:
         last: list[int] = []
         held: dict[int, tuple[int, ...]] = {}
 
-        def make(value: int, role: int, maker: int, size: int = -1) -> None:
-            at[value] = len(lives.sizes)
+        def make(value: int, role: int, maker: int, size: int = -1) -> int:
             lives.sizes.append(self.rounded(fn.values[value].bytes) if size < 0 else size)
             lives.roles.append(VALUE_ROLES.get(fn.values[value].role, role))
             lives.values.append(value)
             lives.makers.append(maker)
             last.append(maker)
+            return len(last) - 1
 
         for value in fn.params:
-            make(value, TEMPORARIES, -1)
+            at[value] = make(value, TEMPORARIES, -1)
         for op in fn.ops:
             if op.kind == "view":
                 at[op.outputs[0]] = at[op.inputs[0]]
@@ -138,22 +141,34 @@ class AllLives:
                     elif made in known:
                         at[value] = known[made]
                     else:
-                        make(value, role, number, size)
-                        known[made] = at[value]
+                        at[value] = known[made] = make(value, role, number, size)
+                callee = self[op.callees[0]]
+                for place, own in callee.lent:
+                    value = op.outputs[place]
+                    more = make(value, callee.roles[own], number, callee.sizes[own])
+                    held[at[value]] = (*held.get(at[value], ()), more)
             elif op.kind == "wait" or (op.kind == "transfer" and op.collective == "send"):
                 at[op.outputs[0]] = reads[0]  # the result is the operand
             else:
                 for value in op.outputs:
-                    make(value, TEMPORARIES if op.kind == "compute" else COMMUNICATION, number)
+                    role = TEMPORARIES if op.kind == "compute" else COMMUNICATION
+                    at[value] = make(value, role, number)
             new = tuple(range(before, len(lives.sizes)))
             if op.is_start:
                 held.update((buffer, reads) for buffer in new)
-            read = reads + held.pop(reads[0], ()) if op.kind == "wait" else reads
-            for buffer in read:
+            ended = reads if op.kind == "wait" or op.callees else ()
+            for buffer in (*reads, *(one for r in ended for one in held.pop(r, ()))):
                 if buffer >= 0:
                     last[buffer] = number
             lives.steps.append(Step(op, reads, tuple(at[i] for i in op.outputs), new))
-        return _ended(lives, tuple(at[i] for i in fn.results), last)
+        results = tuple(at[i] for i in fn.results)
+        lives.lent = tuple(
+            (place, buffer)
+            for place, result in enumerate(results)
+            for buffer in dict.fromkeys(held.get(result, ()))
+            if buffer >= lives.params and buffer not in results
+        )
+        return _ended(lives, (*results, *(buffer for _, buffer in lives.lent)), last)
 
     def _returned(self, op: Op, reads: Sequence[int]) -> list[tuple[int, int | None, int, int]]:
         """Of each result of a call: an argument's buffer; or the callee's own, its role and size.
