@@ -3,12 +3,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Export models of PyTorch to ONNX with open dims, and analyse the files.
 
-    scripts/onnx_exports.py [MODEL...] [--folder DIR] [--json]
+    scripts/onnx_exports.py [MODEL...] [--full] [--folder DIR] [--json]
 
-Each has the widths of the model it is called by, and some of its layers, with random weights
-(nothing is downloaded). The file is read with sizes for its open dims, its repeated layers
-are looked for, and it is analysed on four devices by data_parallel, tensor_parallel and, for
-transformers, megatron. Needs the extra `torch` and the packages `transformers` and `onnxscript`.
+Each has the widths of the model it is called by, and with ``--full`` all of its layers, else some
+of them, with random weights (nothing is downloaded). The file is read with sizes for its open dims,
+its repeated layers are looked for, and it is analysed on four devices by data_parallel,
+tensor_parallel and, for transformers, megatron. Needs the extra `torch` and the packages
+`transformers` and `onnxscript`.
 Exits with 1 where anything is refused.
 """
 
@@ -48,7 +49,8 @@ class Export:
     """A model to export.
 
     ``make`` builds it; ``inputs`` are example inputs by name; ``open_dims`` the names of open dims
-    by input; ``sizes`` what the analysis gives them; ``layers`` how many it has, of how many.
+    by input; ``sizes`` what the analysis gives them; ``layers`` how many it has; with ``half`` it
+    is one of half precision.
     """
 
     make: Callable[[], torch.nn.Module]
@@ -57,6 +59,7 @@ class Export:
     sizes: dict[str, int]
     layers: str
     transformer: bool = True
+    half: bool = False
 
 
 class Logits(torch.nn.Module):
@@ -87,23 +90,31 @@ BATCH = {"batch": 8}
 USUAL = {"batch": 8, "seq": 512}
 
 
-def _models() -> dict[str, Export]:
+def _models(full: bool) -> dict[str, Export]:
+    def count(few: int, all_of_them: int) -> int:
+        return all_of_them if full else few
+
     images = {"pixel_values": torch.zeros(2, 3, 224, 224)}
     llama = hf.LlamaConfig(
-        hidden_size=2048, intermediate_size=8192, num_hidden_layers=3, num_attention_heads=32,
-        num_key_value_heads=8, vocab_size=128256, rope_theta=5e5, use_cache=False,
-        tie_word_embeddings=True,
+        hidden_size=2048, intermediate_size=8192, num_hidden_layers=count(3, 16),
+        num_attention_heads=32, num_key_value_heads=8, vocab_size=128256, rope_theta=5e5,
+        use_cache=False, tie_word_embeddings=True,
     )  # fmt: skip
-    gpt2 = hf.GPT2Config(n_layer=2, use_cache=False)
-    bert = hf.BertConfig(num_hidden_layers=2)
+    gpt2 = hf.GPT2Config(n_layer=count(2, 12), use_cache=False)
+    bert = hf.BertConfig(num_hidden_layers=count(2, 12))
     vit = hf.ViTConfig(
-        hidden_size=1024, intermediate_size=4096, num_hidden_layers=2, num_attention_heads=16
-    )
+        hidden_size=1024, intermediate_size=4096, num_hidden_layers=count(2, 24),
+        num_attention_heads=16,
+    )  # fmt: skip
+    deep = count(2, 12)
     whisper = hf.WhisperConfig(
-        d_model=768, encoder_layers=2, decoder_layers=2, encoder_attention_heads=12,
+        d_model=768, encoder_layers=deep, decoder_layers=deep, encoder_attention_heads=12,
         decoder_attention_heads=12, encoder_ffn_dim=3072, decoder_ffn_dim=3072, use_cache=False,
     )  # fmt: skip
-    t5 = hf.T5Config(d_model=768, d_kv=64, d_ff=3072, num_layers=3, num_heads=12, use_cache=False)
+    t5 = hf.T5Config(
+        d_model=768, d_kv=64, d_ff=3072, num_layers=count(3, 12), num_heads=12, use_cache=False
+    )
+    unet_sizes = ((320, 640, 1280, 1280), 2) if full else ((320, 640, 1280), 1)
     pair = {0: "batch", 1: "target"}
     two = ("input_ids", "decoder_input_ids")
     sound = ("input_features", "decoder_input_ids")
@@ -116,38 +127,38 @@ def _models() -> dict[str, Export]:
     return {
         "gpt2": Export(
             _of("GPT2LMHeadModel", gpt2, ("input_ids",)), {"input_ids": _ids()}, TEXT, USUAL,
-            "2 of 12",
+            f"{gpt2.n_layer}",
         ),
         "llama-1b": Export(
             _of("LlamaForCausalLM", llama, ("input_ids",)), {"input_ids": _ids()}, TEXT, USUAL,
-            "3 of 16",
+            f"{llama.num_hidden_layers}", half=full,
         ),
         "vit-l": Export(
             _of("ViTForImageClassification", vit, ("pixel_values",)), images, IMAGE, BATCH,
-            "2 of 24",
+            f"{vit.num_hidden_layers}",
         ),
         "resnet-50": Export(
             _of("ResNetForImageClassification", hf.ResNetConfig(), ("pixel_values",)), images,
-            IMAGE, BATCH, "16 of 16", False,
+            IMAGE, BATCH, "16", False,
         ),
         "whisper-small": Export(
             _of("WhisperForConditionalGeneration", whisper, sound),
             {"input_features": torch.zeros(2, 80, 3000), "decoder_input_ids": _ids()},
             {"input_features": {0: "batch"}, "decoder_input_ids": pair},
-            {"batch": 8, "target": 128}, "2 + 2 of 12 + 12",
+            {"batch": 8, "target": 128}, f"{deep} + {deep}",
         ),
         "t5-base": Export(
             _of("T5ForConditionalGeneration", t5, two),
             {"input_ids": _ids(), "decoder_input_ids": _ids(2, 8)},
-            TEXT | {"decoder_input_ids": pair}, both, "3 + 3 of 12 + 12",
+            TEXT | {"decoder_input_ids": pair}, both, f"{t5.num_layers} + {t5.num_layers}",
         ),
         "sd-1.5-unet": Export(
-            onnx_unet.UNet, unet, {name: {0: "batch"} for name in unet}, BATCH,
-            "1 of 2 blocks per level, 3 of 4 levels", False,
+            lambda: onnx_unet.UNet(*unet_sizes), unet, {name: {0: "batch"} for name in unet},
+            BATCH, f"{len(unet_sizes[0])} levels of {unet_sizes[1]}", False,
         ),
         "bert": Export(
             _of("BertForMaskedLM", bert, ("input_ids",)), {"input_ids": _ids()}, TEXT, USUAL,
-            "2 of 12",
+            f"{bert.num_hidden_layers}",
         ),
     }  # fmt: skip
 
@@ -156,6 +167,8 @@ def export(one: Export, path: Path) -> None:
     """Write the model as ONNX, its weights beside it."""
     torch.manual_seed(0)
     model = one.make().eval()
+    if one.half:
+        model.half()
     dims = [
         {d: torch.export.Dim(n) for d, n in one.open_dims.get(name, {}).items()}
         for name in one.inputs
@@ -212,16 +225,17 @@ def analyse(path: Path, one: Export) -> dict[str, Any]:
 
 def main() -> int:
     """Export and analyse; return 1 where anything is refused."""
-    models = _models()
     parser = argparse.ArgumentParser(description="Export models to ONNX and analyse the files.")
-    parser.add_argument("models", nargs="*", default=list(models), metavar="MODEL")
+    parser.add_argument("models", nargs="*", metavar="MODEL")
+    parser.add_argument("--full", action="store_true", help="all layers")
     parser.add_argument("--folder", type=Path, help="keep the files here, and use what is there")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    models = _models(arguments.full)
     bad = 0
     with tempfile.TemporaryDirectory() as own:
         folder = arguments.folder or Path(own)
-        for name in arguments.models:
+        for name in arguments.models or models:
             path = folder / f"{name}.onnx"
             start = time.process_time()
             if not path.exists():
@@ -234,7 +248,7 @@ def main() -> int:
                 found = {"steps": {"read": {"refused": str(error)}}}
             bad += any("refused" in step for step in found["steps"].values())
             took = {"export_s": made - start, "analysis_s": time.process_time() - made}
-            row = {"model": name, "of_it": models[name].layers, **found, **took}
+            row = {"model": name, "depth": models[name].layers, **found, **took}
             print(json.dumps(row) if arguments.json else _text(row), flush=True)
     return int(bool(bad))
 
@@ -247,7 +261,7 @@ def _text(row: dict[str, Any]) -> str:
         for name, step in row["steps"].items()
     )
     layers = ", ".join(f"{name} x {count}" for name, count in row.get("layers", {}).items())
-    return f"{row['model']} ({row['of_it']}): {layers or 'no layers'}; {steps}"
+    return f"{row['model']} ({row['depth']}): {layers or 'no layers'}; {steps}"
 
 
 if __name__ == "__main__":

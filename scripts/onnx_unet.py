@@ -77,26 +77,58 @@ class Transformer(nn.Module):
         return x + self.proj_out(h.transpose(1, 2).unflatten(2, x.shape[2:]))
 
 
-class UNet(nn.Module):
-    """Noise of (batch, 4, rows, columns) at a time, given a text of (batch, tokens, 768)."""
+class Level(nn.Module):
+    """Residual blocks of one width, each with a transformer behind it where there is attention."""
 
-    def __init__(self, widths: tuple[int, ...] = (320, 640, 1280), context: int = 768) -> None:
+    def __init__(self, inputs: list[int], width: int, time: int, context: int | None) -> None:
         super().__init__()
-        self.first, time = widths[0], 4 * widths[0]
+        self.resnets = nn.ModuleList([Residual(n, width, time) for n in inputs])
+        count = 0 if context is None else len(inputs)
+        self.attentions = nn.ModuleList([Transformer(width, context or 0) for _ in range(count)])
+
+    def step(self, number: int, x: Tensor, time: Tensor, context: Tensor) -> Tensor:
+        """What a block makes of (batch, inputs, rows, columns)."""
+        x = self.resnets[number](x, time)
+        return self.attentions[number](x, context) if len(self.attentions) else x
+
+
+class UNet(nn.Module):
+    """Noise of (batch, 4, rows, columns) at a time, given a text of (batch, tokens, context).
+
+    Stable Diffusion 1.5 has ``widths=(320, 640, 1280, 1280)`` and ``blocks=2``; of four levels the
+    last has no attention.
+    """
+
+    def __init__(
+        self, widths: tuple[int, ...] = (320, 640, 1280), blocks: int = 1, context: int = 768
+    ) -> None:
+        super().__init__()
+        self.first, time, last = widths[0], 4 * widths[0], widths[-1]
         self.time1, self.time2 = nn.Linear(self.first, time), nn.Linear(time, time)
         self.conv_in = nn.Conv2d(4, self.first, 3, padding=1)
-        pairs = list(zip((self.first, *widths), widths))
-        self.down_blocks = nn.ModuleList([Residual(a, b, time) for a, b in pairs])
-        self.down_attentions = nn.ModuleList([Transformer(w, context) for w in widths])
+        texts = [context if i < 3 else None for i in range(len(widths))]
+        kept, down, width = [self.first], [], self.first
+        for i, (wide, text) in enumerate(zip(widths, texts)):
+            down.append(Level([width, *[wide] * (blocks - 1)], wide, time, text))
+            width = wide
+            kept += [wide] * (blocks + (i + 1 < len(widths)))
+        self.down_blocks = nn.ModuleList(down)
         self.downsamplers = nn.ModuleList(
             [nn.Conv2d(w, w, 3, stride=2, padding=1) for w in widths[:-1]]
         )
-        last = widths[-1]
-        self.mid_block, self.mid_attention = Residual(last, last, time), Transformer(last, context)
-        backward = [(b + b, a) for a, b in reversed(pairs)]
-        self.up_blocks = nn.ModuleList([Residual(a, b, time) for a, b in backward])
-        self.up_attentions = nn.ModuleList([Transformer(b, context) for _, b in backward])
-        self.upsamplers = nn.ModuleList([nn.Conv2d(b, b, 3, padding=1) for _, b in backward[:-1]])
+        self.mid = Level([last, last], last, time, None)
+        self.mid_attention = Transformer(last, context)
+        up = []
+        for wide, text in zip(reversed(widths), reversed(texts)):
+            inputs = []
+            for _ in range(blocks + 1):
+                inputs.append(width + kept.pop())
+                width = wide
+            up.append(Level(inputs, wide, time, text))
+        self.up_blocks = nn.ModuleList(up)
+        self.upsamplers = nn.ModuleList(
+            [nn.Conv2d(w, w, 3, padding=1) for w in reversed(widths[1:])]
+        )
         self.norm_out = nn.GroupNorm(32, self.first)
         self.conv_out = nn.Conv2d(self.first, 4, 3, padding=1)
 
@@ -107,14 +139,20 @@ class UNet(nn.Module):
         angles = timestep[:, None] * speeds[None]
         wave = torch.cat([angles.cos(), angles.sin()], dim=-1)
         time = self.time2(functional.silu(self.time1(wave)))
-        x, kept = self.conv_in(sample), []
-        for i, (block, attention) in enumerate(zip(self.down_blocks, self.down_attentions)):
-            x = attention(block(x, time), context)
-            kept.append(x)
-            x = self.downsamplers[i](x) if i < len(self.downsamplers) else x
-        x = self.mid_attention(self.mid_block(x, time), context)
-        for i, (block, attention) in enumerate(zip(self.up_blocks, self.up_attentions)):
-            x = attention(block(torch.cat([x, kept.pop()], dim=1), time), context)
+        x = self.conv_in(sample)
+        kept = [x]
+        for i, level in enumerate(self.down_blocks):
+            for number in range(len(level.resnets)):
+                x = level.step(number, x, time, context)
+                kept.append(x)
+            if i < len(self.downsamplers):
+                x = self.downsamplers[i](x)
+                kept.append(x)
+        x = self.mid_attention(self.mid.step(0, x, time, context), context)
+        x = self.mid.step(1, x, time, context)
+        for i, level in enumerate(self.up_blocks):
+            for number in range(len(level.resnets)):
+                x = level.step(number, torch.cat([x, kept.pop()], dim=1), time, context)
             if i < len(self.upsamplers):
                 x = self.upsamplers[i](functional.interpolate(x, scale_factor=2.0, mode="nearest"))
         return self.conv_out(functional.silu(self.norm_out(x)))

@@ -99,7 +99,7 @@ class _Chooser:
             if not known:
                 found[number] = self._work_out(run)
                 if found[number]:
-                    heapq.heappush(waiting, (-_saved(found[number]), True, number))
+                    heapq.heappush(waiting, (-saved(found[number]), True, number))
                 continue
             for repeat in found[number]:
                 if any(taken[s : s + repeat.length].any() for s in repeat.starts):
@@ -122,7 +122,7 @@ class _Chooser:
         for first, count in self._cuts(run):
             own = [first + i * run.period for i in range(count)]
             repeats = self._repeats(self._with_others(own, run.period), run.period)
-            if _saved(repeats) > _saved(best):
+            if saved(repeats) > saved(best):
                 best = repeats
         return best
 
@@ -172,7 +172,8 @@ class _Chooser:
         return tuple(int(offset) for offset in np.flatnonzero(read_later))
 
 
-def _saved(repeats: list[Repeat]) -> int:
+def saved(repeats: list[Repeat]) -> int:
+    """How many bindings fewer the module has with all of these as functions."""
     return sum(repeat.saved for repeat in repeats)
 
 

@@ -40,9 +40,11 @@ from ...ir import OPEN_AXES_ATTR, STATIONARY_ATTR, is_private, param_names
 from ...ir.rewrite import all_bindings
 from ..declaration import Rewrite, module_pass
 from .build import Outlined, build
-from .choose import choose_repeats
+from .choose import Repeat, choose_repeats, saved
 from .names import Names
+from .sequence import Sequence as Bindings
 from .sequence import sequence_of
+from .shared import shared_in_front
 
 
 @module_pass(("global", "annotated", "local"))
@@ -155,12 +157,12 @@ def _outline(
     """Return a function with its repeats outlined, and the private functions by GlobalVar."""
     if not isinstance(fn.body, relax.SeqExpr):
         return fn, {}
-    sequence = sequence_of(fn)
+    fn, sequence, repeats = _repeats(fn, min_repeats, min_bindings)
     names = dict(zip(fn.params, param_names(fn), strict=True))
     notes = dict(fn.attrs or {})
     starts: dict[int, tuple[Outlined, Any, int]] = {}
     private: dict[Any, Any] = {}
-    for repeat in choose_repeats(sequence, min_repeats, min_bindings):
+    for repeat in repeats:
         outlined = build(sequence, repeat, names, notes, taken)
         if outlined is None:
             continue
@@ -172,6 +174,21 @@ def _outline(
     if not private:
         return fn, {}
     return _Caller(fn, starts).run(), private
+
+
+def _repeats(
+    fn: relax.Function, min_repeats: int, min_bindings: int
+) -> tuple[relax.Function, Bindings, list[Repeat]]:
+    """A function, what the layers share in front of them where that saves more, and its repeats."""
+    sequence = sequence_of(fn)
+    found = choose_repeats(sequence, min_repeats, min_bindings)
+    ordered = shared_in_front(fn, sequence, found)
+    if ordered is not None:
+        other = sequence_of(ordered)
+        more = choose_repeats(other, min_repeats, min_bindings)
+        if saved(more) > saved(found):
+            return ordered, other, more
+    return fn, sequence, found
 
 
 class _Caller:

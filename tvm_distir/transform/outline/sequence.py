@@ -158,7 +158,7 @@ class _Reader:
         """Note what the function returns and fill the arrays."""
         made = self.made
         count = len(made.bindings)
-        self.reads += [(made.position[v], count) for v in _variables(result) if v in made.position]
+        self.reads += [(made.position[v], count) for v in variables(result) if v in made.position]
         made.symbols = np.asarray(self.symbols, np.int64)
         made.leaf_start = np.asarray(self.starts, np.int64)
         made.producers = np.asarray(self.producers, np.int64)
@@ -176,7 +176,7 @@ class _Reader:
         except _Fixed:
             key, leaves = None, []
             reader = len(self.made.bindings)
-            for var in _variables(binding.value):
+            for var in variables(binding.value):
                 if var in self.made.position:
                     self.reads.append((self.made.position[var], reader))
         self._close(binding, dataflow, key, tuple(leaves))
@@ -236,7 +236,7 @@ class _Reader:
         return ("node", self.numbering.of(expr))
 
 
-def _variables(expr: Any) -> list[Any]:
+def variables(expr: Any) -> list[Any]:
     """All variables an expression mentions, those of branches and local functions too."""
     if isinstance(expr, ir.Var):
         return [expr]

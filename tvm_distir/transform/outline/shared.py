@@ -1,0 +1,90 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""What all layers read and the first of them makes: in front of it, the first is like the others.
+
+Exporters leave it where it is first needed. Before::
+
+    a = f(x, w0); m = mask(positions); b = g(a, m)
+    c = f(b, w1);                      d = g(c, m)
+
+After::
+
+    m = mask(positions)
+    a = f(x, w0); b = g(a, m)
+    c = f(b, w1); d = g(c, m)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tvm import ir, relax
+
+from .choose import Repeat
+from .sequence import Sequence, variables
+
+
+def shared_in_front(
+    fn: relax.Function, sequence: Sequence, repeats: Iterable[Repeat]
+) -> relax.Function | None:
+    """The function with the values that all stretches of a repeat read at the front of its blocks.
+
+    What these values are made of goes with them; all else keeps its order. What the first repeat
+    reads comes first: what a decoder reads is made by all of the encoder.
+
+    Parameters
+    ----------
+    fn : relax.Function
+    sequence : Sequence
+        Its bindings.
+    repeats : iterable of Repeat
+
+    Returns
+    -------
+    function : relax.Function or None
+        None where nothing moves: nothing stands out of order, or sizes are cast on the way.
+    """
+    if any(isinstance(binding, relax.MatchCast) for binding in sequence.bindings):
+        return None
+    rank: dict[int, int] = {}
+    ordered = sorted(repeats, key=lambda repeat: repeat.starts)
+    for number, repeat in enumerate(ordered):
+        for place in _made_of(sequence, _shared(sequence, repeat)):
+            rank.setdefault(place, number)
+    blocks, at, moved = [], 0, False
+    for block in fn.body.blocks:
+        places = range(at, at + len(block.bindings))
+        at += len(block.bindings) + 1
+        order = list(places)
+        if isinstance(block, relax.DataflowBlock):
+            order.sort(key=lambda place: rank.get(place, len(ordered)))
+        moved |= order != list(places)
+        blocks.append(type(block)([sequence.bindings[place] for place in order]))
+    if not moved:
+        return None
+    body = relax.SeqExpr(blocks, fn.body.body)
+    relax.expr._update_type(body, fn.body.ty)
+    return relax.Function(fn.params, body, fn.ret_ty, fn.is_pure, fn.attrs)
+
+
+def _shared(sequence: Sequence, repeat: Repeat) -> set[int]:
+    """Positions of the values that stand at one place of all stretches."""
+    stretches = [sequence.operands(s, s + repeat.length) for s in repeat.starts]
+    found = set()
+    for same in zip(*stretches, strict=True):
+        first = same[0]
+        if isinstance(first, ir.Var) and all(leaf.same_as(first) for leaf in same):
+            found.add(sequence.position.get(first))
+    return {place for place in found if place is not None}
+
+
+def _made_of(sequence: Sequence, places: set[int]) -> set[int]:
+    """These positions and those of all that they are made of."""
+    found, waiting = set(places), list(places)
+    while waiting:
+        for var in variables(sequence.bindings[waiting.pop()].value):
+            place = sequence.position.get(var)
+            if place is not None and place not in found:
+                found.add(place)
+                waiting.append(place)
+    return found
