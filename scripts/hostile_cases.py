@@ -298,3 +298,14 @@ def _full() -> Iterator[Case]:
     for most in (0, 500, 3000):
         yield Case(f"full-deploy-{most}", tuple(shlex.split(deploy)), most_bytes=most,
                    outputs=("out",))  # fmt: skip
+    yield Case("full-deploy-later", tuple(shlex.split(deploy)), _large_weights, most_bytes=3 << 19,
+               outputs=("out",))  # fmt: skip
+
+
+def _large_weights(folder: Path) -> None:
+    """Shards of 2 MiB: libraries are there when the disk is full."""
+    import numpy as np
+
+    wide = MODEL.replace("(16, 32)", "(16, 65536)").replace("(32, 16)", "(65536, 16)")
+    (folder / "m.py").write_text(wide, encoding="utf-8")
+    np.savez(folder / "w.npz", a=np.ones((16, 65536), "f4"), b=np.ones((65536, 16), "f4"))

@@ -24,6 +24,7 @@ from ..runtime.program import (
     Lowered,
     Port,
     bind_some,
+    check_room,
     input_ports,
     need_compiler,
 )
@@ -33,9 +34,6 @@ from .loading import Deployment
 from .manifest import MANIFEST, Manifest, broken, built_with, digest_file
 
 Array = npt.NDArray[Any]
-
-_PROBE_BYTES = 1 << 20
-"""A disk that takes so much has not stopped a linker."""
 
 
 def deploy(
@@ -86,13 +84,8 @@ def deploy(
 
 
 def _library(program: Lowered, entry: EntryFunction, stage: Path) -> str:
-    """Write the library of an entry; a disk that is full is no fault of the linker.
-
-    LLVM ends the process where it cannot write an object: whether there is room is seen before.
-    """
-    for folder in (stage, None):  # None: where temporary files are made, objects among them
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            probe.write(bytes(_PROBE_BYTES))
+    """Write the library of an entry; whether there is room is seen before it is compiled."""
+    check_room(stage)
     return program.save(entry, stage).name
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -246,12 +247,17 @@ def test_no_compiler(tmp_path, monkeypatch):
 
 def test_a_compiler_that_fails(tmp_path, monkeypatch):
     bad = tmp_path / "bad"
-    bad.write_text("#!/bin/sh\necho out of paper >&2\nexit 1\n")
+    links = 'for f in "$@"; do case $f in *.o) readlink $f;; esac; done'
+    bad.write_text(f"#!/bin/sh\n{links} > {tmp_path}/links\necho out of paper >&2\nexit 1\n")
     bad.chmod(0o755)
     monkeypatch.setenv("CXX", str(bad))
     mod, _ = CASES["one_mesh"]()
     with pytest.raises(DependencyError, match=r"DIST0112 .*cannot link the library"):
         td.deploy(mod, tmp_path / "a")
+    objects = (tmp_path / "links").read_text().split()
+    assert len(objects) == 2  # in memory: LLVM ends the process where a disk is full
+    assert all(re.fullmatch(r"/proc/\d+/fd/\d+", path) for path in objects)
+    assert not (tmp_path / "a").exists()
 
 
 def test_what_is_loaded_is_where_it_was_put(small):

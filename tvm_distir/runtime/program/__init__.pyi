@@ -31,6 +31,7 @@ from .layout import Port as Port
 from .layout import check_entries as check_entries
 from .layout import np_dtype as np_dtype
 from .layout import read_port as read_port
+from .linking import check_room as check_room
 from .linking import need_compiler as need_compiler
 from .lowered import Lowered as Lowered
 from .lowered import compile_entry as compile_entry

@@ -6,12 +6,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ...errors import DependencyError
 
 COMPILER_VARIABLE = "CXX"
+_PROBE_BYTES = 1 << 20
+"""A disk that takes so much has not stopped a linker."""
 _COMPILERS = ("c++", "g++", "clang++", "cc", "gcc", "clang")
 
 
@@ -54,10 +59,18 @@ def export_library(executable: Any, path: Path, compiler: str) -> None:
     ------
     DependencyError
         DIST0112 when linking fails.
+    OSError
+        Where a disk is full.
     """
+    size_bytes = 0
     try:
-        executable.export_library(str(path), cc=compiler)
+        with _workspace(executable) as (folder, objects):
+            try:
+                executable.export_library(str(path), cc=compiler, workspace_dir=folder)
+            finally:
+                size_bytes = sum(os.fstat(handle).st_size for handle in objects)
     except RuntimeError as err:
+        check_room(path.parent, size_bytes)
         lines = [line.strip() for line in str(err).splitlines() if line.strip()]
         raise DependencyError(
             "DIST0112",
@@ -65,3 +78,33 @@ def export_library(executable: Any, path: Path, compiler: str) -> None:
             place=str(path),
             remedy=f"Name another compiler in {COMPILER_VARIABLE}.",
         ) from err
+
+
+def check_room(folder: Path, size_bytes: int = 0) -> None:
+    """Raise OSError where ``folder``, or that of temporary files, takes no so large a file."""
+    for where in (folder, None):
+        with tempfile.TemporaryFile(dir=where) as probe:
+            probe.write(bytes(max(_PROBE_BYTES, size_bytes)))
+
+
+@contextmanager
+def _workspace(executable: Any) -> Iterator[tuple[str, list[int]]]:
+    """A folder whose object files lie in memory, and their descriptors.
+
+    LLVM ends the process where it cannot write an object, so none goes to a disk.
+    """
+    waiting, count = [executable.mod], 0
+    while waiting:
+        count += 1
+        waiting = [*waiting[:-1], *waiting[-1].imports]
+    with tempfile.TemporaryDirectory(prefix="tvm-distir-") as folder:
+        objects: list[int] = []
+        try:
+            for name in (*(f"lib{i}.o" for i in range(count)), "devc.o"):
+                if hasattr(os, "memfd_create"):  # Linux
+                    objects.append(os.memfd_create(name))
+                    os.symlink(f"/proc/{os.getpid()}/fd/{objects[-1]}", Path(folder) / name)
+            yield folder, objects
+        finally:
+            for handle in objects:
+                os.close(handle)
