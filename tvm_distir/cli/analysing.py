@@ -110,12 +110,13 @@ def command_line(arguments: argparse.Namespace) -> str:
     """The command that gives the same analysis again, without its output files."""
     words = ["tvm-distir", "analyze", arguments.model]
     options = ("plan", "strategy", "mesh", "batch", "dim", "entry", "train", *TRAINING, "system",
-               "allocator", "measure")  # fmt: skip
+               "allocator", "measure", "advice")  # fmt: skip
+    usual = (("allocator", "framework"), ("advice", "quick"))
     for option in options:
         value, flag = getattr(arguments, option, None), f"--{option.replace('_', '-')}"
         if value is True:
             words.append(flag)
-        elif value not in (None, False) and (option, value) != ("allocator", "framework"):
+        elif value not in (None, False) and (option, value) not in usual:
             for one in value if isinstance(value, list) else [value]:
                 words += [flag, str(one)]
     return shlex.join(words)

@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from .advising import add_advice, advised, check_advice
 from .analysing import analyse
 from .exporting import add_exporting
 from .opt import script
@@ -29,6 +30,7 @@ def add_parser(commands: Any) -> None:
     )
     add_model_options(parser, system_required=True)
     add_exporting(parser)
+    add_advice(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument("--report", metavar="r.html", help="write a self-contained HTML report")
     add_trace(parser)
@@ -43,6 +45,7 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, distribute, export, simulate, write."""
+    check_advice(arguments)
     axes = check_model_options(arguments)
     outputs = Outputs(model_inputs(arguments))
     from ..ir.rewrite import collector_paused
@@ -56,7 +59,8 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
     trace = promise_trace(arguments, outputs)
     folder = outputs.promise_folder(arguments.folder, "-o", _FOLDER_FILES)
     found = analyse(arguments, axes, keep=folder is not None)
-    work, program, result, analysis = found.work, found.program, found.result, found.analysis
+    work, program, result = found.work, found.program, found.result
+    analysis = advised(found.analysis, work, program, arguments, axes)
     from ..report import check_fits, to_dict, to_html, to_json, to_text, to_verdict
 
     data = to_json(to_dict(analysis))

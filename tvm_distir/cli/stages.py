@@ -41,7 +41,8 @@ class StagedModel:
     """A model on its way through the pipeline (``model`` as ``frontend.load_model`` gives it).
 
     ``system``: whose times decide, None where none is given. ``bucket_bytes``, ``ahead_bytes``:
-    bounds of what joins and overlaps collectives, None where none are given.
+    bounds of what joins and overlaps collectives, None where none are given. ``source``: the model
+    as it was loaded, before its training step was made.
     """
 
     model: Any
@@ -50,6 +51,7 @@ class StagedModel:
     levels: dict[str, Any] = field(default_factory=dict)
     bucket_bytes: int | None = None
     ahead_bytes: int | None = None
+    source: Any = None
 
 
 STRATEGY_FAULTS = ("DIST0230", "DIST0231", "DIST0235")
@@ -73,6 +75,7 @@ def load_work(
     watch: Stopwatch,
     *,
     planless: bool = False,
+    source: Any = None,
 ) -> StagedModel:
     """Load the model and the plan, or make the plan.
 
@@ -86,6 +89,8 @@ def load_work(
         Gets the stages ``load``, ``plan`` and, with ``--train``, ``train``.
     planless : bool
         Whether there may be no plan, where none is given.
+    source : Model, optional
+        The model, where it was loaded before, with these sizes.
     """
     plan, system = None, load_system(arguments, watch)
     with watch.stage("plan"):
@@ -100,8 +105,8 @@ def load_work(
     if arguments.strategy is not None:
         schedule = strategy.schedule_of(specs, axes)
     with watch.stage("load"):
-        model = _layered(_load(arguments, schedule))
-        model, others = _entered(model, arguments.entry)
+        source = source or _layered(_load(arguments, schedule))
+        model, others = _entered(source, arguments.entry)
         plan = plan and plan.without_functions(others)
     buckets: dict[str, Any] = {
         "bucket_bytes": parse_bytes(arguments.bucket_bytes, "--bucket-bytes"),
@@ -127,7 +132,7 @@ def load_work(
             return plan
 
     if not arguments.train:
-        return StagedModel(model, planned(model.mod), system, **buckets)
+        return StagedModel(model, planned(model.mod), system, source=source, **buckets)
     from ..strategy import fitted
 
     usual = "none" if arguments.strategy is None else strategy.recompute_of(specs)
@@ -140,9 +145,10 @@ def load_work(
 
     if arguments.strategy is None and plan is None:  # nothing to be measured
         step = trained(again)
-        return StagedModel(replace(model, mod=step), planned(step), system, **buckets)
+        given = {"system": system, "source": source, **buckets}
+        return StagedModel(replace(model, mod=step), planned(step), **given)
     step, plan = fitted(trained, planned, again, system, **buckets)
-    return StagedModel(replace(model, mod=step), plan, system, **buckets)
+    return StagedModel(replace(model, mod=step), plan, system, source=source, **buckets)
 
 
 def _entered(model: Any, entry: str | None) -> tuple[Any, frozenset[str]]:

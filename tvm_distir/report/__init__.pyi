@@ -14,6 +14,7 @@ from .model import ReportEvent as ReportEvent
 from .model import ReportLane as ReportLane
 from .model import ReportMesh as ReportMesh
 from .model import ReportParameter as ReportParameter
+from .model import Trial as Trial
 from .search_page import search_page as search_page
 from .search_page import seconds as seconds
 from .text import to_text as to_text

@@ -55,7 +55,7 @@ def to_dict(analysis: Analysis) -> dict[str, Any]:
         ],
         "out_of_memory": None if analysis.verdict is None else analysis.verdict.to_dict(),
         "warnings": list(analysis.warnings),
-        "advice": [one._asdict() for one in advice(analysis)],
+        "advice": [one.to_dict() for one in advice(analysis)],
         "links": [dict(vars(one)) for one in analysis.links],
         "unmodelled_ops": list(analysis.unmodelled_ops),
         "branches": [dict(vars(one)) for one in analysis.branches],

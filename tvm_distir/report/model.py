@@ -98,10 +98,41 @@ class Hardware:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """A change of what was asked for that was simulated.
+
+    Attributes
+    ----------
+    part : str
+        Of the step, as :attr:`Analysis.spent_s` calls it, that it was to lessen; ``fit``: memory.
+    change : str
+        Options of the command, or words.
+    time_s : float
+        Of its step.
+    gain : float
+        How often as fast it is, per sample.
+    samples : int
+        How often as many samples its step has.
+    devices, peak_memory_bytes : int
+    fits : bool or None
+    """
+
+    part: str
+    change: str
+    time_s: float
+    gain: float
+    samples: int
+    devices: int
+    peak_memory_bytes: int
+    fits: bool | None
+
+
+@dataclass(frozen=True)
 class Analysis:
     """One simulated step with all that a report says about it.
 
-    ``ops`` and ``functions`` are those of the devices that ``focus`` names.
+    ``ops`` and ``functions`` are those of the devices that ``focus`` names. ``trials`` are changes
+    that were simulated, ``untried`` parts of the step and changes that may lessen them.
     """
 
     model: str
@@ -129,6 +160,8 @@ class Analysis:
     pipeline: PipelineResult | None = None
     verdict: Verdict | None = None
     links: tuple[LinkUse, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    untried: tuple[tuple[str, str], ...] = ()
     path: Callable[[], tuple[PathPart, ...]] = field(default=tuple, compare=False, repr=False)
 
     @property

@@ -12,10 +12,10 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from report_samples import sample
+from report_samples import GIB, sample
 
-from tvm_distir.report import to_dict, to_html, to_text
-from tvm_distir.report.advice import advice
+from tvm_distir.report import Trial, to_dict, to_html, to_text
+from tvm_distir.report.advice import advice, advice_lines
 from tvm_distir.report.links import links_of
 from tvm_distir.schedules import Schedule
 from tvm_distir.simulation import PathPart, PipelineResult, critical_path, simulate
@@ -41,6 +41,33 @@ def test_the_largest_part_is_told_first():
     assert "8 micro-batches, 4 ranks" in first.what and first.saves_s == 20e-3
     assert "What to change first" in to_text(idle) and 'id="first"' in to_html(idle)
     assert to_dict(idle)["advice"][0]["saves_s"] == 20e-3
+
+
+def test_changes_that_were_simulated():
+    """Those that gain stand with their part, the best first; a part without any is dropped."""
+    trials = (
+        Trial("communication", "--mesh tp=4", 16e-3, 1.25, 1, 4, GIB, True),
+        Trial("communication", "--batch 16", 20e-3, 2.0, 2, 2, GIB, True),
+        Trial("communication", "--mesh dp=8", 2e-3, 10.0, 1, 8, 20 * GIB, False),
+        Trial("memory", "kernels", 19.9e-3, 1.005, 1, 4, GIB, True),
+        Trial("fit", "--recompute full", 25e-3, 0.8, 1, 4, GIB, True),
+    )
+    analysis = replace(sample(), trials=trials, untried=(("launch", "x"), ("compute", "--mesh y")))
+    fit, over, _, last = (one for one in advice(analysis))
+    assert [one.change for one in over.gains] == ["--batch 16", "--mesh tp=4"]
+    assert fit.gains == trials[-1:] and last.untried == ("--mesh y",)
+    lines = advice_lines(analysis)
+    assert lines[1] == "  --recompute full: fits with 1.00 GiB (20.0 ms -> 25.0 ms)"
+    assert lines[3] == (
+        "  --batch 16: predicted gain 2.00x (20.0 ms -> 20.0 ms, 2 x the samples, "
+        "on 2 devices instead of 4)"
+    )
+    assert lines[-2:] == [
+        "  not tried (--advice full): --mesh y",
+        "Tried, and gains nothing: --mesh dp=8 (does not fit); kernels.",
+    ]
+    assert not any(line.startswith("passes over memory") for line in lines)
+    assert to_dict(analysis)["advice"][1]["gains"][0]["gain"] == 2.0
 
 
 def test_only_arithmetic_is_left():

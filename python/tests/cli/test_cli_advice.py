@@ -1,0 +1,77 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``analyze`` simulates the changes that it advises, and drops what does not gain."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tvm_distir import system
+from tvm_distir.cli import main
+
+MLP = ["analyze", "zoo:mlp?layers=2", "--system", "dgx-a100"]
+TWO = [*MLP, "--strategy", "tensor_parallel", "--mesh", "tp=2"]
+
+
+def analysed(words, capsys, code=0):
+    assert main([*words, "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def test_gains_are_those_of_the_changed_command(capsys):
+    found = analysed(TWO, capsys)
+    trials = [trial for one in found["advice"] for trial in one["gains"]]
+    data = next(t for t in trials if t["change"] == "--strategy data_parallel --mesh dp=2")
+    again = analysed([*MLP, *data["change"].split(), "--advice", "bounds"], capsys)
+    assert data["time_s"] == again["time_s"] and data["fits"]
+    assert data["gain"] == pytest.approx(found["time_s"] / again["time_s"])
+    assert data["peak_memory_bytes"] == again["peak_memory_bytes"]
+    assert all(t["gain"] >= 1.02 for t in trials)
+    without = [trial for one in found["advice"] for trial in one["others"]]
+    assert without and all(t["gain"] < 1.02 for t in without)
+
+
+def test_text_says_what_was_tried(capsys):
+    assert main(TWO) == 0
+    said = capsys.readouterr().out
+    assert "--strategy data_parallel --mesh dp=2: predicted gain " in said
+    assert "(a bound: no communication but what compute hides)" in said
+    assert "Tried, and gains nothing: links of twice the bandwidth" in said
+
+
+def test_bounds_alone(capsys):
+    found = analysed([*TWO, "--advice", "bounds"], capsys)
+    assert all(one["formula"] and not one["gains"] + one["others"] for one in found["advice"])
+
+
+def test_quick_leaves_some_to_full(capsys):
+    quick, full = (analysed([*TWO, "--advice", how], capsys) for how in ("quick", "full"))
+    counts = [
+        [sum(len(one[key]) for one in found["advice"]) for key in ("gains", "others", "untried")]
+        for found in (quick, full)
+    ]
+    assert counts[0][2] > 0 == counts[1][2]
+    assert sum(counts[0]) >= sum(counts[1])  # what is refused is no advice
+
+
+def test_what_makes_a_step_fit_is_simulated(tmp_path, capsys):
+    data = Path(system.__file__).parent / "data" / "dgx-a100.json"
+    small = json.loads(data.read_text(encoding="utf-8"))
+    small["device"]["memory_capacity_GiB"] = 0.03
+    path = tmp_path / "small.json"
+    path.write_text(json.dumps(small))
+    words = "--train --optimizer adam --strategy data_parallel --mesh dp=4".split()
+    given = ["analyze", "zoo:mlp?layers=2", *words, "--system", str(path)]
+    found = analysed(given, capsys, 3)
+    (fit,) = (one for one in found["advice"] if one["part"] == "fit")
+    (gain,) = fit["gains"]
+    assert gain["change"].startswith("--strategy zero:stage=") and gain["fits"]
+    assert all(trial["fits"] is False for trial in fit["others"])
+
+
+def test_no_way_of_judging(capsys):
+    assert main([*TWO, "--advice", "all"]) == 2
+    assert 'DIST0152 --advice: "all" is no way of judging advice' in capsys.readouterr().err

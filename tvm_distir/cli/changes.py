@@ -1,0 +1,219 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Changes of a command that may gain, by what its step is spent on; each can be analysed too."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+LEAST = 0.1
+"""Share of the step from which changes are looked for that may lessen a part of it."""
+
+_ALONE = {"data_parallel": "dp", "tensor_parallel": "tp", "megatron": "tp"}
+"""Strategies that need nothing but a mesh of one axis, and its name."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """Options that differ from those of the command.
+
+    Attributes
+    ----------
+    part : str
+        Of the step, as ``Analysis.spent_s`` calls it; ``fit``: what may make it fit.
+    words : str
+        The options.
+    options : mapping of str to value
+        The same, by their names in the parsed arguments.
+    axes : dict of str to int, optional
+        The mesh, where it is another one.
+    samples : int
+        How often as many samples a step has.
+    """
+
+    part: str
+    words: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    axes: dict[str, int] | None = None
+    samples: int = 1
+
+
+class _Given:
+    """What was asked for, and what came of it."""
+
+    def __init__(
+        self, arguments: argparse.Namespace, axes: dict[str, int] | None, analysis: Any
+    ) -> None:
+        self.arguments, self.analysis = arguments, analysis
+        self.axes = axes if arguments.strategy is not None else None
+        self.parts = (arguments.strategy or "").split("+")
+
+    def stages(self) -> str | None:
+        """The axis of the pipeline; None without one."""
+        options = next((o for o in map(_options, self.parts) if o["name"] == "pipeline"), None)
+        return None if options is None else options.get("axis", "pp")
+
+    def mesh(self, part: str, factors: Mapping[str, float]) -> Iterator[Change]:
+        """The mesh with axes that are larger or smaller, where these are whole numbers."""
+        if self.axes is None:
+            return
+        sizes = {axis: n * factors.get(axis, 1) for axis, n in self.axes.items()}
+        if all(n >= 1 and n == int(n) for n in sizes.values()) and sizes != self.axes:
+            axes = {axis: int(n) for axis, n in sizes.items()}
+            yield Change(part, f"--mesh {_mesh(axes)}", {"mesh": _mesh(axes)}, axes)
+
+    def strategy(self, part: str, text: str, axes: dict[str, int]) -> Change:
+        """Another strategy, on a mesh."""
+        words = f"--strategy {text}"
+        if axes == self.axes:
+            return Change(part, words, {"strategy": text}, axes)
+        mesh = _mesh(axes)
+        return Change(part, f"{words} --mesh {mesh}", {"strategy": text, "mesh": mesh}, axes)
+
+    def with_option(self, part: str, name: str, **changed: Any) -> Iterator[Change]:
+        """Other options of one of the strategies that are joined."""
+        if self.axes is None:
+            return
+        parts = [
+            _text({**_options(one), **changed}) if _options(one)["name"] == name else one
+            for one in self.parts
+        ]
+        if parts != self.parts:
+            yield self.strategy(part, "+".join(parts), self.axes)
+
+    def batch(self, part: str) -> Iterator[Change]:
+        """Twice the batch, where it is an option."""
+        size = self.analysis.batch
+        if size is not None and self.stages() is None and not self.arguments.train:
+            yield Change(part, f"--batch {2 * size}", {"batch": 2 * size}, samples=2)
+
+    def recompute(self, part: str, policy: str) -> Iterator[Change]:
+        """Another policy of recomputation."""
+        if self.arguments.train and self.arguments.recompute != policy:
+            yield Change(part, f"--recompute {policy}", {"recompute": policy})
+
+
+def changes_of(
+    arguments: argparse.Namespace, axes: dict[str, int] | None, analysis: Any
+) -> list[Change]:
+    """Changes that may gain, those first that concern the largest part of the step."""
+    given, spent = _Given(arguments, axes, analysis), analysis.spent_s
+    whole_s = sum(spent.values())
+    found = list(_fitting(given)) if analysis.fits is False else []
+    for part in sorted(spent, key=lambda part: -spent[part]):
+        if whole_s > 0 and spent[part] >= LEAST * whole_s:
+            found += _PARTS[part](given)
+    seen: dict[str, Change] = {}
+    for change in found:
+        seen.setdefault(change.words, change)
+    return list(seen.values())
+
+
+def _options(text: str) -> dict[str, Any]:
+    """A strategy's name and options, as texts."""
+    name, _, rest = text.strip().partition(":")
+    pairs = (item.partition("=") for item in rest.split(",") if item)
+    return {"name": name.strip(), **{key.strip(): value.strip() for key, _, value in pairs}}
+
+
+def _text(options: Mapping[str, Any]) -> str:
+    rest = ",".join(f"{key}={value}" for key, value in options.items() if key != "name")
+    return f"{options['name']}:{rest}" if rest else str(options["name"])
+
+
+def _mesh(axes: Mapping[str, int]) -> str:
+    return ",".join(f"{axis}={n}" for axis, n in axes.items())
+
+
+def _communication(given: _Given) -> Iterator[Change]:
+    """Fewer devices along the axis that communicates most, the groups elsewhere; other cuts."""
+    axes = given.axes or {}
+    first = max(given.analysis.collectives, key=lambda one: one.time_s, default=None)
+    axis = None if first is None else first.mesh_axis
+    other = next((a for a in axes if a not in (axis, given.stages())), None)
+    if axis in axes and other is not None:
+        yield from given.mesh("communication", {axis: 0.5, other: 2})
+    yield from _others(given, "communication")
+    if axis in axes:
+        yield from given.mesh("communication", {axis: 0.5})
+
+
+def _others(given: _Given, part: str) -> Iterator[Change]:
+    """Other strategies on as many devices, where one alone was asked for."""
+    if given.axes is None or given.arguments.strategy not in _ALONE:
+        return
+    for name, axis in _ALONE.items():
+        if name != given.arguments.strategy:
+            yield given.strategy(part, name, {axis: math.prod(given.axes.values())})
+
+
+def _idle(given: _Given) -> Iterator[Change]:
+    """More micro-batches, schedules with less bubble."""
+    found = given.analysis.pipeline
+    if found is None:
+        yield from _others(given, "idle")
+        return
+    yield from given.with_option("idle", "pipeline", micro_batches=2 * found.micro_batches)
+    yield from given.with_option("idle", "pipeline", schedule="zero_bubble")
+    yield from given.with_option("idle", "pipeline", schedule="interleaved", chunks=2)
+
+
+def _launch(given: _Given) -> Iterator[Change]:
+    """More work per kernel."""
+    yield from given.batch("launch")
+    sizes = {axis: n for axis, n in (given.axes or {}).items() if axis != given.stages()}
+    if sizes:
+        yield from given.mesh("launch", {max(sizes, key=lambda axis: sizes[axis]): 0.5})
+
+
+def _memory(given: _Given) -> Iterator[Change]:
+    """Weights that are read for more samples, or cut further."""
+    yield from given.batch("memory")
+    yield from _others(given, "memory")
+
+
+def _compute(given: _Given) -> Iterator[Change]:
+    """More devices; nothing computed twice."""
+    if given.arguments.recompute is not None:
+        yield from given.recompute("compute", "none")
+    axis = next((a for a in given.axes or {} if a != given.stages()), None)
+    if axis is not None:
+        yield from given.mesh("compute", {axis: 2})
+
+
+def _fitting(given: _Given) -> Iterator[Change]:
+    """What makes a step fit, the cheapest first, as the account of the peak orders it."""
+    verdict = given.analysis.verdict
+    for remedy in () if verdict is None else verdict.remedies:
+        yield from _remedy(given, remedy.name)
+
+
+def _remedy(given: _Given, name: str) -> Iterable[Change]:
+    if name.startswith("ZeRO stage") and given.axes is not None:
+        stage, zero = int(name[-1]), next((p for p in given.parts if p.startswith("zero")), None)
+        if zero is not None:
+            return given.with_option("fit", "zero", stage=stage)
+        parts = [f"zero:stage={stage}" if p == "data_parallel" else p for p in given.parts]
+        if parts != given.parts:
+            return [given.strategy("fit", "+".join(parts), given.axes)]
+    if name == "recomputation":
+        return given.recompute("fit", "full")
+    if name == "micro-batch / 2" and given.analysis.pipeline is not None:
+        twice = 2 * given.analysis.pipeline.micro_batches
+        return given.with_option("fit", "pipeline", micro_batches=twice)
+    if name == "tp x 2" and "tp" in (given.axes or {}):
+        return given.mesh("fit", {"tp": 2, "dp": 0.5})
+    return ()
+
+
+_PARTS = {
+    "communication": _communication,
+    "idle": _idle,
+    "memory": _memory,
+    "launch": _launch,
+    "compute": _compute,
+}
