@@ -182,6 +182,22 @@ def test_constant_gather_elements_are_evaluated() -> None:
     np.testing.assert_array_equal(got, x + want)
 
 
+def test_constants_may_come_to_infinities_without_a_word() -> None:
+    """As T5's logarithm of distances, of which the smallest are taken elsewhere."""
+    graph = helper.make_graph(
+        [helper.make_node("Log", ["c"], ["l"]), helper.make_node("Max", ["x", "l"], ["y"])],
+        "logarithm",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4, 2])],
+        [numpy_helper.from_array(np.asarray([0, 1], "float32"), "c")],
+    )
+    opsets = [helper.make_opsetid("", 18)]
+    mod = td.from_onnx(helper.make_model(graph, opset_imports=opsets, ir_version=8))
+    x = np.full((4, 2), -3, "float32")
+    (got,) = td.run(td.distribute(mod, plan_of("S[0]")), [x], engine="virtual")
+    np.testing.assert_array_equal(got, np.tile([-3, 0], (4, 1)))
+
+
 def test_topk_in_any_order_comes_in_sorted() -> None:
     model = model_of("TopK", constants={"k": ints(3)}, outputs=2, sorted=0)
     mod = td.from_onnx(model)
