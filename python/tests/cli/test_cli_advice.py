@@ -65,11 +65,14 @@ def test_what_makes_a_step_fit_is_simulated(tmp_path, capsys):
     path.write_text(json.dumps(small))
     words = "--train --optimizer adam --strategy data_parallel --mesh dp=4".split()
     given = ["analyze", "zoo:mlp?layers=2", *words, "--system", str(path)]
-    found = analysed(given, capsys, 3)
+    assert main([*given, "--json"]) == 3
+    said = capsys.readouterr()
+    found = json.loads(said.out)
     (fit,) = (one for one in found["advice"] if one["part"] == "fit")
     (gain,) = fit["gains"]
     assert gain["change"].startswith("--strategy zero:stage=") and gain["fits"]
     assert all(trial["fits"] is False for trial in fit["others"])
+    assert f"[{gain['change']} makes it fit: " in said.err
 
 
 def test_no_way_of_judging(capsys):
