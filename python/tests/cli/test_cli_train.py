@@ -18,13 +18,14 @@ MODEL = "zoo:gpt?size=tiny,layers=1,hidden=32,heads=2,vocab=64,seq=8,batch=4,pos
 LARGER = "zoo:gpt?size=tiny,layers=1,hidden=512,heads=8,vocab=512,seq=256,batch=16,positions=256"
 """Work that counts: where messages cost more than work, devices repeat some of it."""
 PLAN = ["--strategy", "data_parallel+megatron", "--mesh", "dp=2,tp=2"]
+SYSTEM = ["--system", "dgx-a100", "--advice", "bounds"]
 
 
 def analyzed(
     arguments: list[str], capsys: pytest.CaptureFixture[str], model: str = MODEL
 ) -> dict[str, object]:
     """JSON of ``analyze``."""
-    code = main(["analyze", model, *PLAN, "--system", "dgx-a100", *arguments, "--json"])
+    code = main(["analyze", model, *PLAN, *SYSTEM, *arguments, "--json"])
     out, err = capsys.readouterr()
     assert code == 0, err
     return dict(json.loads(out))
@@ -63,7 +64,7 @@ def test_a_step_does_three_times_the_work(capsys: pytest.CaptureFixture[str]) ->
 def test_wrong_options(
     arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    got = main(["analyze", MODEL, *PLAN, "--system", "dgx-a100", *arguments])
+    got = main(["analyze", MODEL, *PLAN, *SYSTEM, *arguments])
     assert got == code
     assert re.search(words, capsys.readouterr().err, re.DOTALL)
 
@@ -95,7 +96,7 @@ def test_what_is_chosen_stands_in_the_plan(
     data = json.loads(path.read_text(encoding="utf-8"))
     assert "none" in data["recompute"]["layer"] and data["recompute"]["layer"] != "none"
     path.write_text(json.dumps({**data, "recompute": {"layer": "full"}}), encoding="utf-8")
-    command = ["analyze", layers, "--plan", str(path), "--system", "dgx-a100", "--train"]
+    command = ["analyze", layers, "--plan", str(path), *SYSTEM, "--train"]
     assert main([*command, "--json"]) == 0
     full = json.loads(capsys.readouterr().out)["devices"][0]
     assert full["peak_memory_bytes"] < got["peak_memory_bytes"]
@@ -107,7 +108,7 @@ def test_what_is_chosen_stands_in_the_plan(
 def test_recomputation_in_stages_within_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
     """Activations count as cut over the devices of a stage, not over those of all."""
     model = LARGER.replace("layers=1", "layers=4").replace("batch=16", "batch=64")
-    command = ["analyze", model, "--train", "--system", "dgx-a100", "--json"]
+    command = ["analyze", model, "--train", *SYSTEM, "--json"]
     command += ["--strategy", "pipeline:micro_batches=4+data_parallel", "--mesh", "pp=2,dp=2"]
     peaks = {}
     for policy in ("none", "auto:memory_gib=0.4", "full"):
@@ -144,7 +145,7 @@ def test_a_pipeline_is_analyzed_written_and_simulated_again(
     folder, trace = tmp_path / "out", tmp_path / "trace.json"
     model = MODEL.replace("layers=1", "layers=2")
     outputs = ["-o", str(folder), "--trace", str(trace)]
-    code = main(["analyze", model, "--train", *plan, "--system", "dgx-a100", *outputs])
+    code = main(["analyze", model, "--train", *plan, *SYSTEM, *outputs])
     out, err = capsys.readouterr()
     assert code == 0, err
     assert re.search(r"schedule 1f1b: 2 stages, 2 micro-batches, bubble [0-9.]+%", out)
