@@ -1,6 +1,10 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
 
+from .activities import ENDLESS as ENDLESS
+from .activities import Floats as Floats
+from .activities import Loads as Loads
+from .activities import Weaver as Weaver
 from .ccl import Executed as Executed
 from .classes import joined_classes as joined_classes
 from .dual import Dual as Dual
@@ -28,6 +32,9 @@ from .loader import load_library as load_library
 from .making import make_ports as make_ports
 from .making import make_variables as make_variables
 from .maps import maps_of as maps_of
+from .meeting import Met as Met
+from .meeting import meet as meet
+from .meeting_reference import fair_speeds as fair_speeds
 from .problem import INFINITE as INFINITE
 from .problem import Array as Array
 from .problem import Factors as Factors

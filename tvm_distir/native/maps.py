@@ -36,7 +36,7 @@ def maps_of(table: FunctionTable, engine: str = "native") -> Maps:
 
 
 @functools.cache
-def _know_overflows() -> None:
+def know_overflows() -> None:
     """Let what the native code throws for times that do not fit be an OverflowError here."""
     import tvm_ffi
 
@@ -60,7 +60,7 @@ class NativeMaps:
             self._busy,
             self._sweep,
         ) = load_library()["simulation"](*table.arrays())
-        _know_overflows()
+        know_overflows()
         self._results = table.functions[3::4]
 
     def origins(self, function: int) -> list[int]:

@@ -1,0 +1,238 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Units and messages as activities that wait for each other, whose speeds depend on what meets.
+
+What one activity hands to another is a *token*: a time that is known once it has come. Token 0 is
+there all along, token 1 at time 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .functions import STREAM_PORTS, Ints, Maps
+from .units import COPY, MARK, RANK_STREAMS, RECV, RUN, SEND, WAIT, Units
+
+Floats = npt.NDArray[np.float64]
+
+FLOW, JOIN = -1, -2
+"""Instead of the map of a unit: a message; what is there when all its tokens are."""
+
+ALL_ALONG, AT_ZERO = 0, 1
+"""Tokens."""
+
+ENDLESS = 2.0**62
+"""Where the last piece of a class ends."""
+
+
+@dataclass(frozen=True)
+class Loads:
+    """What classes of activities put on links at full speed, piece by piece.
+
+    Classes are the rows of ``Units.steps``, for the runs of units, then the edges.
+
+    Attributes
+    ----------
+    capacity : float64 array (links,)
+        Of each link, in any unit per picosecond.
+    piece_begin : int64 array (classes + 1,)
+        Class c has the pieces ``piece_begin[c] : piece_begin[c + 1]``, at least one.
+    until : float64 array (pieces,)
+        Picoseconds behind the beginning at which a piece ends; :data:`ENDLESS` of the last.
+    speed : float64 array (pieces,)
+        The most that it may have of full speed, by what overlaps in it.
+    load_begin, link, load : int64 (pieces + 1,), int64 (n,), float64 (n,) arrays
+        What a piece puts on links, in the unit of the capacities; no more than each has.
+    slows : int64 array (classes, 2)
+        Ranks whose units run at most at ``beside`` while the class is in a piece with loads; -1.
+    beside : float
+        Fraction of full speed.
+    """
+
+    capacity: Floats
+    piece_begin: Ints
+    until: Floats
+    speed: Floats
+    load_begin: Ints
+    link: Ints
+    load: Floats
+    slows: Ints
+    beside: float
+
+    @staticmethod
+    def none(units: Units) -> Loads:
+        """Nothing meets."""
+        classes = len(units.steps) + len(units.edges)
+        return Loads(
+            np.zeros(0), np.arange(classes + 1), np.full(classes, ENDLESS), np.ones(classes),
+            np.zeros(classes + 1, np.int64), np.zeros(0, np.int64), np.zeros(0),
+            np.full((classes, 2), -1, np.int64), 1.0,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Activities:
+    """Runs of units, messages and joins.
+
+    Attributes
+    ----------
+    matrix : int64 array
+        Maps of kinds of units one behind the other, each (outputs, ports).
+    matrix_begin, matrix_ports : int64 arrays (kinds,)
+        Where each begins, and its ports.
+    kind, group, rank, spent : int64 arrays (activities,)
+        Number of the map, or :data:`FLOW`, or :data:`JOIN`; class; rank of a unit; duration of a
+        message that meets nothing.
+    in_begin, ins : int64 arrays (activities + 1,), (n,)
+        Tokens that each waits for: of a unit one per port.
+    out_begin : int64 array (activities + 1,)
+        Activity a makes the tokens ``out_begin[a] : out_begin[a + 1]``.
+    """
+
+    matrix: Ints
+    matrix_begin: Ints
+    matrix_ports: Ints
+    kind: Ints
+    group: Ints
+    rank: Ints
+    spent: Ints
+    in_begin: Ints
+    ins: Ints
+    out_begin: Ints
+
+
+@dataclass(frozen=True)
+class Woven:
+    """The activities of units on ranks.
+
+    Attributes
+    ----------
+    activities : Activities
+    runs : int64 array (runs,)
+        Activities that are runs, those of each rank in turn.
+    sent : int64 array (edges, micros)
+        Activity of each message, -1 where there is none.
+    finish : int64 array (ranks, 6)
+        Tokens of the streams behind the last step.
+    position : int64 array (ranks,)
+        As :class:`.units.Ran` has it.
+    """
+
+    activities: Activities
+    runs: Ints
+    sent: Ints
+    finish: Ints
+    position: Ints
+
+
+class Weaver:
+    """Goes through the programs of all ranks, with tokens instead of times."""
+
+    def __init__(self, maps: Maps, units: Units) -> None:
+        self.units = units
+        ranks = units.program_begin.size - 1
+        self.streams = [[AT_ZERO] * RANK_STREAMS for _ in range(ranks)]
+        self.cells = [ALL_ALONG] * units.cells
+        self.sent = np.full((len(units.edges), units.micros), -1, np.int64)
+        self.runs: list[list[int]] = [[] for _ in range(ranks)]
+        self.rows: list[tuple[int, int, int, int]] = []
+        self.ins: list[int] = []
+        self.in_begin, self.out_begin = [0], [2]
+        self.matrices: list[Ints] = []
+        self.reads: list[list[tuple[int, int]]] = []
+        self.writes: list[list[tuple[int, int]]] = []
+        at = 0
+        for function in units.kind_function.tolist():
+            matrix, ports = maps.matrix(function), maps.ports(function)
+            places = units.kind_places[at:].reshape(-1, 2)
+            count = len(maps.apart(function))
+            results = len(matrix) - STREAM_PORTS
+            at += 2 * (count + results)
+            kept = [r for r in range(results) if places[count + r, 0] >= 0]
+            self.reads.append([(int(a), int(b)) for a, b in places[ports]])
+            self.writes.append([(int(a), int(b)) for a, b in places[[count + r for r in kept]]])
+            rows = [*range(STREAM_PORTS), *(STREAM_PORTS + r for r in kept)]
+            self.matrices.append(matrix[rows])
+
+    def woven(self) -> Woven:
+        """Go on with each rank until none gets further."""
+        units, ranks = self.units, len(self.streams)
+        position, step, moved = [0] * ranks, [0] * ranks, True
+        begin, program = units.template_begin.tolist(), units.programs.tolist()
+        steps, first = units.steps.tolist(), units.program_begin.tolist()
+        while moved:
+            moved = False
+            for rank in range(ranks):
+                while position[rank] < first[rank + 1] - first[rank]:
+                    template, micro = program[first[rank] + position[rank]]
+                    at = begin[template] + step[rank]
+                    if at == begin[template + 1]:
+                        position[rank], step[rank] = position[rank] + 1, 0
+                        continue
+                    if not self._do(rank, at, steps[at], micro):
+                        break
+                    step[rank] += 1
+                    moved = True
+        sizes = [one.size for one in self.matrices]
+        rows = np.array(self.rows, np.int64).reshape(-1, 4)
+        activities = Activities(
+            np.concatenate([np.zeros(0, np.int64), *(one.ravel() for one in self.matrices)]),
+            np.cumsum([0, *sizes])[:-1].astype(np.int64),
+            np.array([one.shape[1] for one in self.matrices], np.int64),
+            *(np.ascontiguousarray(rows[:, column]) for column in range(4)),
+            np.array(self.in_begin, np.int64),
+            np.array(self.ins, np.int64),
+            np.array(self.out_begin, np.int64),
+        )
+        return Woven(
+            activities,
+            np.array([one for own in self.runs for one in own], np.int64),
+            self.sent,
+            np.array(self.streams, np.int64),
+            np.array(position, np.int64),
+        )
+
+    def _add(self, kind: int, group: int, rank: int, spent: int, ins: list[int], outs: int) -> int:
+        """Add an activity; the first token that it makes."""
+        token = self.out_begin[-1]
+        self.rows.append((kind, group, rank, spent))
+        self.ins += ins
+        self.in_begin.append(len(self.ins))
+        self.out_begin.append(token + outs)
+        return token
+
+    def _do(self, rank: int, at: int, row: list[int], micro: int) -> bool:
+        """A step; whether it could be done."""
+        kind, a, b, c, d = row
+        streams, cells = self.streams[rank], self.cells
+        if kind == RUN:
+            self._run(rank, at, a, b, micro)
+        elif kind == COPY:
+            cells[c + d * micro] = cells[a + b * micro]
+        elif kind == SEND:
+            self.sent[a, micro] = len(self.rows)
+            spent = int(self.units.edges[a, 1])
+            ins = [streams[d], cells[b + c * micro]]
+            streams[d] = self._add(FLOW, len(self.units.steps) + a, rank, spent, ins, 1)
+        elif kind == RECV:
+            if self.sent[a, micro] < 0:
+                return False
+            cells[b + c * micro] = self.out_begin[int(self.sent[a, micro])]
+        elif kind == MARK:
+            cells[b + c * micro] = streams[a]
+        elif kind == WAIT:
+            streams[a] = self._add(JOIN, 0, rank, 0, [streams[a], cells[b + c * micro]], 1)
+        return True
+
+    def _run(self, rank: int, at: int, kind: int, base: int, micro: int) -> None:
+        streams, cells = self.streams[rank], self.cells
+        ins = streams[:STREAM_PORTS]
+        ins += [cells[base + place + stride * micro] for place, stride in self.reads[kind]]
+        self.runs[rank].append(len(self.rows))
+        token = self._add(kind, at, rank, 0, ins, len(self.matrices[kind]))
+        streams[:STREAM_PORTS] = range(token, token + STREAM_PORTS)
+        for number, (place, stride) in enumerate(self.writes[kind]):
+            cells[base + place + stride * micro] = token + STREAM_PORTS + number

@@ -1,0 +1,229 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Activities that meet in plain Python: max-min fair speeds, made anew at every event."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from .activities import ALL_ALONG, AT_ZERO, FLOW, JOIN, Activities, Loads
+from .functions import NEVER, Ints
+from .units_reference import times_of
+
+EXACT = 1 << 53
+"""Times up to which a float64 is exact."""
+SLOWEST = 1e-6
+"""Least speed: what rounding leaves of a link that is full."""
+ROUNDING = 1e-9
+"""A link is full beyond this much more than its capacity."""
+
+
+def fair_speeds(
+    most: Sequence[float], loads: Sequence[Mapping[int, float]], capacity: Sequence[float]
+) -> list[float]:
+    """Max-min fair speeds: none can grow but by slowing one that is no faster.
+
+    Faster is who puts more on the link that it loads most.
+
+    Parameters
+    ----------
+    most : sequence of float
+        Speed of each activity where it meets nothing.
+    loads : sequence of mapping of int to float
+        By activity what it puts on links at speed 1, one load at least.
+    capacity : sequence of float
+        Of the links.
+    """
+    found = list(most)
+    total: dict[int, float] = {}
+    for own, speed in zip(loads, most, strict=True):
+        for link, load in own.items():
+            total[link] = total.get(link, 0.0) + load * speed
+    if all(load <= capacity[link] * (1.0 + ROUNDING) for link, load in total.items()):
+        return found
+    left = {link: capacity[link] for link in total}
+    peak = [max(own.values()) for own in loads]
+    waiting = list(range(len(loads)))
+    while waiting:
+        weight: dict[int, float] = {}
+        for one in waiting:
+            for link, load in loads[one].items():
+                weight[link] = weight.get(link, 0.0) + load / peak[one]
+        level = min(left[link] / weight[link] for link in weight)
+        chosen = [one for one in waiting if most[one] * peak[one] <= level]
+        if not chosen:
+            full = {link for link in weight if left[link] / weight[link] == level}
+            chosen = [one for one in waiting if not full.isdisjoint(loads[one])]
+            for one in chosen:
+                found[one] = max(level / peak[one], SLOWEST)
+        for one in chosen:
+            for link, load in loads[one].items():
+                left[link] = max(left[link] - load * found[one], 0.0)
+        gone = set(chosen)
+        waiting = [one for one in waiting if one not in gone]
+    return found
+
+
+class Meeting:
+    """One run of activities.
+
+    Attributes
+    ----------
+    time : list of int
+        Of the tokens.
+    clock : list of (int, int, int)
+        Where the speed of a unit changes: activity, time at full speed, time.
+    """
+
+    def __init__(self, activities: Activities, loads: Loads) -> None:
+        self.activities, self.loads = activities, loads
+        self._ins = activities.ins.tolist()
+        self._in_begin = activities.in_begin.tolist()
+        self._out_begin = activities.out_begin.tolist()
+        self._kind = activities.kind.tolist()
+        self._rank = activities.rank.tolist()
+        self._group = activities.group.tolist()
+        self.time = [NEVER] * self._out_begin[-1]
+        self.clock: list[tuple[int, int, int]] = []
+        self._readers: list[list[int]] = [[] for _ in self.time]
+        self._missing = [0] * len(self._kind)
+        for one in range(len(self._kind)):
+            for token in self._ins[self._in_begin[one] : self._in_begin[one + 1]]:
+                self._readers[token].append(one)
+                self._missing[one] += 1
+        self._ready: deque[int] = deque(one for one, n in enumerate(self._missing) if not n)
+        self._active: list[_Active] = []
+        self._now = 0
+
+    def go(self) -> tuple[Ints, Ints]:
+        """Times of all tokens, and the clock."""
+        self._come(ALL_ALONG, NEVER)
+        self._come(AT_ZERO, 0)
+        changed = True
+        while True:
+            while self._ready:
+                changed |= self._begin(self._ready.popleft())
+            if not self._active:
+                return np.array(self.time, np.int64), np.array(self.clock, np.int64).reshape(-1, 3)
+            if changed:
+                self._hasten()
+            changed = self._advance()
+
+    def _come(self, token: int, time: int) -> None:
+        self.time[token] = time
+        for one in self._readers[token]:
+            self._missing[one] -= 1
+            if not self._missing[one]:
+                self._ready.append(one)
+
+    def _begin(self, number: int) -> bool:
+        """Begin an activity; whether it takes any more time."""
+        tokens = self._ins[self._in_begin[number] : self._in_begin[number + 1]]
+        times = [self.time[token] for token in tokens]
+        kind, token, origin = self._kind[number], self._out_begin[number], self._now
+        if kind == JOIN:
+            self._come(token, max(times))
+            return False
+        if kind == FLOW:
+            origin = max(times)
+            ends = [origin + int(self.activities.spent[number])]
+        else:
+            own, begin = self.activities, int(self.activities.matrix_begin[kind])
+            ports = int(own.matrix_ports[kind])
+            count = self._out_begin[number + 1] - token
+            matrix = own.matrix[begin : begin + count * ports].reshape(count, ports)
+            ends = times_of(matrix, np.array(times, np.int64)[:, None])[:, 0].tolist()
+        later = []
+        for place, end in enumerate(ends):
+            if end <= self._now:
+                self._come(token + place, end)
+            else:
+                later.append((end, token + place))
+        if not later:
+            return False
+        later.sort(reverse=True)
+        first = int(self.loads.piece_begin[self._group[number]])
+        one = _Active(number, float(origin), float(self._now), later, first)
+        one.turn(self.loads)
+        self._active.append(one)
+        return True
+
+    def _hasten(self) -> None:
+        """Give all activities the speeds of this moment."""
+        loads = self.loads
+        slowed: set[int] = set()
+        for one in self._active:
+            if self._kind[one.number] == FLOW and one.loads:
+                slowed.update(loads.slows[self._group[one.number]].tolist())
+        most = []
+        for one in self._active:
+            speed = float(loads.speed[one.piece])
+            unit = self._kind[one.number] != FLOW
+            if unit and self._rank[one.number] in slowed:
+                speed = min(speed, loads.beside)
+            most.append(speed)
+        at = [place for place, one in enumerate(self._active) if one.loads]
+        found = fair_speeds(
+            [most[place] for place in at],
+            [self._active[place].loads for place in at],
+            loads.capacity.tolist(),
+        )
+        for place, speed in zip(at, found, strict=True):
+            most[place] = speed
+        for one, speed in zip(self._active, most, strict=True):
+            if speed != one.speed and self._kind[one.number] != FLOW:
+                self.clock.append((one.number, math.floor(one.clock + 0.5), self._now))
+            one.speed = speed
+
+    def _advance(self) -> bool:
+        """Go on to the next event; whether speeds may change."""
+        when = [one.next_at(self._now, self.loads) for one in self._active]
+        now, changed = min(when), False
+        if now > EXACT:
+            raise OverflowError("a time is too long")
+        spent, self._now = now - self._now, now
+        for one, own in zip(self._active, when, strict=True):
+            if own > now:
+                one.clock += one.speed * spent
+                continue
+            one.clock = one.goal(self.loads)
+            while one.later and one.later[-1][0] <= one.clock:
+                self._come(one.later.pop()[1], now)
+            if one.turn(self.loads) or not one.later:
+                changed = True
+            if not one.later and one.speed != 1.0 and self._kind[one.number] != FLOW:
+                self.clock.append((one.number, math.floor(one.clock + 0.5), now))
+        self._active = [one for one in self._active if one.later]
+        return changed
+
+
+class _Active:
+    """An activity under way: its clock shows how late it would be at full speed."""
+
+    def __init__(
+        self, number: int, origin: float, clock: float, later: list[tuple[int, int]], piece: int
+    ) -> None:
+        self.number, self.origin, self.clock, self.later = number, origin, clock, later
+        self.piece, self.speed = piece, 1.0
+        self.loads: dict[int, float] = {}
+
+    def turn(self, loads: Loads) -> bool:
+        """Take the piece of this moment; whether it is another one."""
+        before = self.piece
+        while self.origin + float(loads.until[self.piece]) <= self.clock:
+            self.piece += 1
+        own = slice(*loads.load_begin[self.piece : self.piece + 2].tolist())
+        self.loads = dict(zip(loads.link[own].tolist(), loads.load[own].tolist(), strict=True))
+        return self.piece != before
+
+    def goal(self, loads: Loads) -> float:
+        """What the clock shows at its next event."""
+        return min(float(self.later[-1][0]), self.origin + float(loads.until[self.piece]))
+
+    def next_at(self, now: int, loads: Loads) -> int:
+        """When that is."""
+        return now + math.floor((self.goal(loads) - self.clock) / self.speed + 0.5)
