@@ -37,6 +37,11 @@ def add_parser(commands: Any) -> None:
         metavar="P",
         help="kernel profile (eager, megatron, ...) or its file; else that of the system",
     )
+    parser.add_argument(
+        "--contention",
+        action="store_true",
+        help="let messages and collectives of a step in stages share the links on which they meet",
+    )
     parser.add_argument("--allocator", metavar="A", default="framework", help=ALLOCATORS_HELP)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     add_trace(parser)
@@ -47,6 +52,7 @@ def command_line(arguments: argparse.Namespace) -> str:
     """The command that gives the same prediction again, without its output files."""
     words = ["tvm-distir", "simulate", arguments.program, "--system", arguments.system]
     words += ["--blocking"] if arguments.blocking else []
+    words += ["--contention"] if arguments.contention else []
     return shlex.join([*words, *(["--kernels", arguments.kernels] if arguments.kernels else [])])
 
 
@@ -72,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
                 blocking=arguments.blocking,
                 kernels=arguments.kernels,
                 allocator=arguments.allocator,
+                contention=arguments.contention,
             )
     analysis = analysis_of(
         result,

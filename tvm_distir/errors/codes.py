@@ -157,6 +157,7 @@ CODES: dict[str, str] = {
     "DIST0721": "a simulated time is not finite or too large",
     "DIST0722": "a transfer has only one end",
     "DIST0723": "a step in stages cannot be simulated device by device",
+    "DIST0724": "contention is asked of a program that is no step in stages",
     "DIST0730": "measured rows cannot be read, or do not fit",
     "DIST0740": "a result to compare cannot be read, or is none",
     "DIST0750": "rows of a sweep cannot be read",

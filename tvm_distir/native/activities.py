@@ -178,11 +178,15 @@ class Weaver:
                     moved = True
         sizes = [one.size for one in self.matrices]
         rows = np.array(self.rows, np.int64).reshape(-1, 4)
+        kind, group, owner, spent = np.ascontiguousarray(rows.T)
         activities = Activities(
             np.concatenate([np.zeros(0, np.int64), *(one.ravel() for one in self.matrices)]),
             np.cumsum([0, *sizes])[:-1].astype(np.int64),
             np.array([one.shape[1] for one in self.matrices], np.int64),
-            *(np.ascontiguousarray(rows[:, column]) for column in range(4)),
+            kind,
+            group,
+            owner,
+            spent,
             np.array(self.in_begin, np.int64),
             np.array(self.ins, np.int64),
             np.array(self.out_begin, np.int64),

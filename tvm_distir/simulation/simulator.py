@@ -34,6 +34,7 @@ def simulate(
     blocking: bool = False,
     kernels: Profile | str | None = None,
     allocator: str = "framework",
+    contention: bool = False,
 ) -> Result:
     """Predict one step: time, memory and traffic of every device.
 
@@ -66,6 +67,10 @@ def simulate(
         Whose memory: ``framework``, or ``tvm``, the storage plan that the program carries (see
         :func:`tvm_distir.plan_storage`), as :func:`tvm_distir.run` takes it; live memory over time
         then is a line at the peak.
+    contention : bool
+        Let messages and collectives of a step in stages share the links on which they meet,
+        max-min fair, and slow kernels beside them by the system's ``overlap_slowdown``. Without,
+        durations do not depend on what else is under way.
 
     Raises
     ------
@@ -73,7 +78,8 @@ def simulate(
         DIST0712 for a program that contradicts itself, DIST0720 when devices wait for each
         other forever, DIST0716 for a storage plan that is not there, DIST0721 for
         times that are no numbers, DIST0722 for a transfer with one
-        end, DIST0723 for a step in stages that is not to be folded.
+        end, DIST0723 for a step in stages that is not to be folded, DIST0724 for contention of a
+        program that is none.
     DependencyError
         DIST0110 without the native library.
     UsageError
@@ -100,8 +106,15 @@ def simulate(
                 place="program",
                 remedy="Write it out with ExpandSchedule, then export it.",
             )
-        result = simulate_stages(program, program.staged, system, engine, blocking)
+        result = simulate_stages(program, program.staged, system, engine, blocking, contention)
         return result if allocator == "framework" else with_plan(result, program)
+    if contention:
+        raise SimulationError(
+            "DIST0724",
+            "contention is found between units and messages, and the program is no step in stages",
+            place="program",
+            remedy="Leave it out, or give the step a schedule.",
+        )
     costs = OpCosts(program, system)
     graph = build_graph(program, costs, engine, fold_devices, blocking)
     lowering = graph.lowering

@@ -87,6 +87,8 @@ class RankAccount:
                 found, (self.mesh.name, "send", ends, len(self.mesh.device_ids)), count,
                 (edge.bytes[1], edge.wire_bytes[1], spent),
             )  # fmt: skip
+            late = int((messages.end - messages.start).sum()) - count * self.ran.edge_ps(edge)
+            found[self.mesh.name, "send", ends, len(self.mesh.device_ids)][3] += late
         for copies in self.timeline.copied:
             move, count = copies.move, int(copies.start.size)
             add_traffic(

@@ -91,13 +91,14 @@ class Kinds:
     ----------
     lowering : Lowering
     maps : Maps
+    engine : str
     of_rank : list of Alike
     """
 
     def __init__(
         self, program: Program, staged: Staged, system: System, blocking: bool, engine: str
     ) -> None:
-        self.staged, self.lowering = staged, Lowering(blocking)
+        self.staged, self.lowering, self.engine = staged, Lowering(blocking), engine
         keys = lying(axes_used(program), program.meshes, system)
         roles: dict[Hashable, set[int]] = {}
         for stage, rank in zip(staged.stages, staged.schedule.rank_of, strict=True):

@@ -89,10 +89,8 @@ class StageTimeline:
 
     def sheets(self) -> Iterator[Sheet]:
         """The ops of all units."""
-        lowering, maps = self.ran.kinds.lowering, self.ran.kinds.maps
         for one, place, first, last in self.parts:
-            start = maps.expand(one.unit.number, one.times)
-            end = start + lowering.durations(one.unit.function)
+            start, end = self.ran.op_times(one)
             span = np.stack((first, last), axis=1)
             kinds = self.ran.ops(one.unit.function)
             yield Sheet(kinds, start, end, one.order, _word(one), place, one.micros, span)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import SimulationError
-from ..native import NEVER, STREAM_PORTS, Ints
+from ..native import NEVER, STREAM_PORTS, Ints, Loads, meet
 from ..program import Edge, Mesh
+from .costs import COMPUTE
 from .stage_kinds import Kinds, RankUnit
 from .stage_moves import Move
 from .stage_steps import StageSteps
@@ -75,6 +76,8 @@ class StageRuns:
     steps : StageSteps
     meshes : sequence of Mesh
         Of the ranks.
+    loads : Loads, optional
+        What meets on links; None: all run at full speed.
 
     Attributes
     ----------
@@ -91,12 +94,24 @@ class StageRuns:
         DIST0720 where ranks wait for each other, DIST0721 for times that do not fit.
     """
 
-    def __init__(self, kinds: Kinds, steps: StageSteps, meshes: Sequence[Mesh]) -> None:
+    def __init__(
+        self,
+        kinds: Kinds,
+        steps: StageSteps,
+        meshes: Sequence[Mesh],
+        loads: Loads | None = None,
+    ) -> None:
         self.kinds, self.steps, self.meshes = kinds, steps, meshes
         self._kinds: dict[int, list[Kind]] = {}
         units = steps.units
         ran = kinds.maps.run(units)
         self._check(ran.position)
+        alone = np.array(units.edges[:, 1:], np.int64)
+        ended = np.where(ran.sent >= 0, ran.sent + alone, -1)
+        self._met = None
+        if loads is not None:
+            self._met = meet(kinds.maps, units, loads, kinds.engine)
+            ran, ended = self._met.ran, self._met.ended
         self.times = ran.times
         self.finish = int(ran.finish.max(initial=0))
         self.program, self.step, self.begin = units.runs()
@@ -107,17 +122,17 @@ class StageRuns:
         self._at = np.concatenate(([0], np.cumsum(ports[kind])))
         self.messages = []
         count = len(steps.edges)
-        for edge, spent, starts in zip(steps.edges, steps.edge_ps, ran.sent[:count], strict=True):
-            self.messages.append(Messages(edge, *self._sent(starts, spent)))
-        moves = zip(steps.stashes.moves, ran.sent[count:], strict=True)
-        self.copies = [Copies(one, *self._sent(starts, one.spent_ps)) for one, starts in moves]
+        for edge, *own in zip(steps.edges, ran.sent[:count], ended[:count], strict=True):
+            self.messages.append(Messages(edge, *self._sent(*own)))
+        moves = zip(steps.stashes.moves, ran.sent[count:], ended[count:], strict=True)
+        self.copies = [Copies(one, *self._sent(*own)) for one, *own in moves]
 
-    def _sent(self, starts: Ints, spent: int) -> tuple[Ints, Ints, Ints]:
-        """Micro-batches, starts and ends of what was sent, from the starts by micro-batch."""
+    def _sent(self, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
+        """Micro-batches, starts and ends of what was sent, from those by micro-batch."""
         micros = np.flatnonzero(starts >= 0)
         micros = micros[np.argsort(starts[micros], kind="stable")]
         once = np.where(micros == self.steps.units.micros - 1, -1, micros)
-        return once, starts[micros], starts[micros] + spent
+        return once, starts[micros], ends[micros]
 
     def _check(self, position: Ints) -> None:
         units, schedule = self.steps.units, self.steps.schedule
@@ -175,9 +190,42 @@ class StageRuns:
     def busy(self, rank: int, talking: Ints) -> tuple[int, int, int]:
         """Time in which a rank computes, communicates (also ``talking``), and does both."""
         first, last = self.begin[rank : rank + 2].tolist()
-        times = self.times[self._at[first] : self._at[last]]
         none = np.zeros(0, np.int64)
-        return self.kinds.maps.busy(self._functions[first:last], times, none, talking)
+        slowed = np.zeros(last - first, bool)
+        if self._met is not None:
+            slowed = np.diff(self._met.clock_begin[first : last + 1]) > 0
+        if not slowed.any():
+            times = self.times[self._at[first] : self._at[last]]
+            return self.kinds.maps.busy(self._functions[first:last], times, none, talking)
+        parts: list[list[Ints]] = [[none], [none, talking]]
+        for one in self.of(rank):
+            function = one.unit.function
+            start, end = self.op_times(one)
+            both = np.stack((start, end), axis=2)
+            talks = self.kinds.lowering.streams(function) != COMPUTE
+            parts[0].append(both[:, ~talks].ravel())
+            parts[1].append(both[:, talks].ravel())
+        computing, communicating = (np.concatenate(own) for own in parts)
+        return self.kinds.maps.busy(none, none, computing, communicating)
+
+    def edge_ps(self, edge: Edge) -> int:
+        """Duration of an edge's messages where they meet nothing."""
+        return self.steps.edge_ps[self.steps.number_of(edge)]
+
+    def op_times(self, runs: Runs) -> tuple[Ints, Ints]:
+        """When the ops of runs start and end, (runs, ops) each."""
+        start = self.kinds.maps.expand(runs.unit.number, runs.times)
+        end = start + self.kinds.lowering.durations(runs.unit.function)
+        return self._real(runs, start), self._real(runs, end)
+
+    def _real(self, runs: Runs, times: Ints) -> Ints:
+        """When runs did what they would have done at times (runs, n) at full speed."""
+        if self._met is None:
+            return times
+        rank = self.steps.rank_of[runs.stage]
+        numbers = (self.begin[rank] + runs.order).tolist()
+        rows = [self._met.real(n, own) for n, own in zip(numbers, times, strict=True)]
+        return np.array(rows, np.int64).reshape(times.shape)
 
     def ops(self, function: int) -> list[Kind]:
         """What traces say of the ops of a unit."""
@@ -190,7 +238,6 @@ class StageRuns:
         number = runs.unit.number
         found = self.kinds.maps.spans(number, runs.times)
         if found.size and found[0, 0] == NEVER and self.kinds.maps.tasks(number):
-            start = self.kinds.maps.expand(number, runs.times)
-            end = start + self.kinds.lowering.durations(runs.unit.function)
-            found = np.stack((start.min(axis=1), end.max(axis=1)), axis=1)
-        return found
+            start, end = self.op_times(runs)
+            return np.stack((start.min(axis=1), end.max(axis=1)), axis=1)
+        return self._real(runs, found)

@@ -86,6 +86,10 @@ class StageSteps:
         self.stashes = StashMoves(staged, costs, len(self.edges), self._base[-1])
         self.units = self._write()
 
+    def number_of(self, edge: Edge) -> int:
+        """Place of an edge among those between ranks."""
+        return self._number[id(edge)]
+
     def _crosses(self, edge: Edge) -> bool:
         """Whether an edge is a message."""
         return self.rank_of[edge.source[0]] != self.rank_of[edge.target[0]]

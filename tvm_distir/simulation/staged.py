@@ -24,13 +24,19 @@ from .memory import Framework, RankMemories, RankMemory
 from .result import PipelineResult, Result
 from .stage_accounts import RankAccount
 from .stage_kinds import Kinds
+from .stage_loads import StageLoads
 from .stage_runs import StageRuns
 from .stage_steps import StageSteps
 from .timeline import seconds
 
 
 def simulate_stages(
-    program: Program, staged: Staged, system: System, engine: str, blocking: bool
+    program: Program,
+    staged: Staged,
+    system: System,
+    engine: str,
+    blocking: bool,
+    contention: bool = False,
 ) -> Result:
     """Predict a step in stages: see :func:`.simulator.simulate`.
 
@@ -42,12 +48,17 @@ def simulate_stages(
     system : System
     engine : str
     blocking : bool
+    contention : bool
     """
     laps = Laps()
     kinds = Kinds(program, staged, system, blocking, engine)
     laps.end("build")
     costs = OpCosts(program, system)
-    ran = StageRuns(kinds, StageSteps(staged, kinds, costs), program.meshes)
+    steps = StageSteps(staged, kinds, costs)
+    loads = None
+    if contention:
+        loads = StageLoads(program, system, kinds, steps, costs).loads()
+    ran = StageRuns(kinds, steps, program.meshes, loads)
     laps.end("schedule")
     lanes: list[Lane] = []
     works: list[Work] = []

@@ -75,11 +75,15 @@ MEANINGS: Mapping[str, Meaning] = {
     "nic_efficiency_gradients": Meaning(
         "fraction of the line rate", "sums of gradients between nodes", 0.1, 1.0, 0.3
     ),
+    "overlap_slowdown": Meaning(
+        "multiple of the time", "kernels beside communication, where it is asked for", 1.0, 3.0, 0.3
+    ),
 }
 """A system names at most 14 of them, so that a few measured rows determine them."""
 MOST = 14
 OTHERWISE: Mapping[str, float | str] = {
     "burst_us": 0.0,
+    "overlap_slowdown": 1.0,
     "vocabulary_efficiency": "matmul_efficiency",
 }
 """What a constant that a system does not name is: a value, or another's."""

@@ -142,6 +142,8 @@ def _constants(data: JsonValue) -> dict[str, Constant]:
         value = given["value"].number(least=0.0)
         if meaning.unit.startswith("fraction") and not 0 < value <= 1:
             raise given["value"].wrong(f"{value} of a peak", "Give a fraction up to 1.")
+        if name == "overlap_slowdown" and value < 1:
+            raise given["value"].wrong(f"{value} times as long", "Give 1 or more.")
         out[name] = Constant(value, given["source"].text())
     return out
 

@@ -8,10 +8,11 @@ import random
 from collections.abc import Iterable
 
 import numpy as np
+from random_loads import random_loads
 from random_maps import Flat, random_functions
 from random_pipelines import Pipeline, starts_of
 
-from tvm_distir.native import NEVER, STREAM_PORTS, maps_of, schedule
+from tvm_distir.native import NEVER, STREAM_PORTS, Loads, maps_of, meet, schedule
 
 MOST = 1500
 """Ops up to which the plain reference is asked as well."""
@@ -53,5 +54,29 @@ def differing_pipelines(seeds: Iterable[int]) -> tuple[int, list[str]]:
             maps = maps_of(pipeline.functions.table, engine)
             if starts_of(maps, pipeline.units(maps)) != wanted:
                 wrong.append(f"pipeline {seed} ({pipeline.schedule.kind}), {engine}")
+        count += 1
+    return count, wrong
+
+
+def differing_meetings(seeds: Iterable[int]) -> tuple[int, list[str]]:
+    """Random pipelines on links that are often full: their number, what differs.
+
+    Where nothing loads a link all is as without; the engines are equal event by event.
+    """
+    wrong, count = [], 0
+    for seed in seeds:
+        pipeline, found = Pipeline(random.Random(seed), seed % 3 == 2), []
+        for engine in ("native", "reference"):
+            maps = maps_of(pipeline.functions.table, engine)
+            units = pipeline.units(maps)
+            plain, alone = maps.run(units), meet(maps, units, Loads.none(units), engine)
+            names = ("times", "finish", "sent", "position")
+            same = all(np.array_equal(getattr(alone.ran, n), getattr(plain, n)) for n in names)
+            if not same or len(alone.clock):
+                wrong.append(f"meeting {seed}, {engine}, alone")
+            met = meet(maps, units, random_loads(random.Random(seed), units), engine)
+            found.append((met.ran.finish, met.ran.sent, met.ended, met.clock_begin, met.clock))
+        if not all(np.array_equal(*both) for both in zip(*found, strict=True)):
+            wrong.append(f"meeting {seed} ({pipeline.schedule.kind})")
         count += 1
     return count, wrong

@@ -4,18 +4,16 @@
 
 from __future__ import annotations
 
-import random
-
 import numpy as np
 import pytest
-from random_pipelines import Pipeline
+from random_loads import loads_of
+from simulation_proof import differing_meetings
 
 from tvm_distir.native import (
     ENDLESS,
     RUN,
     SEND,
     FunctionTable,
-    Loads,
     Units,
     fair_speeds,
     maps_of,
@@ -23,23 +21,6 @@ from tvm_distir.native import (
 )
 
 ENGINES = ("native", "reference")
-
-
-def loads_of(classes, capacity, slows=None, beside=1.0):
-    """Loads from per class a list of pieces: end, speed, and a load per link."""
-    rows = [piece for own in classes for piece in own]
-    counts = [len(own) for own in classes]
-    return Loads(
-        np.array(capacity, float),
-        np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
-        np.array([end for end, _, _ in rows], float),
-        np.array([speed for _, speed, _ in rows], float),
-        np.concatenate(([0], np.cumsum([len(own) for *_, own in rows]))).astype(np.int64),
-        np.array([link for *_, own in rows for link in own], np.int64),
-        np.array([load for *_, own in rows for load in own.values()], float),
-        np.full((len(classes), 2), -1, np.int64) if slows is None else np.array(slows, np.int64),
-        beside,
-    )
 
 
 def messages(spent, links, capacity, lead=0, engine="native"):
@@ -120,38 +101,6 @@ def test_a_message_slows_the_unit_beside_it(engine):
     assert found.real(0, np.array([0, 160, 320, 1000])).tolist() == [0, 200, 400, 1080]
 
 
-def random_loads(rng, units):
-    """Pieces and loads that meet often."""
-    count = len(units.steps) + len(units.edges)
-    capacity = [rng.choice([1.0, 2.0, 3.5]) for _ in range(3)]
-    classes, slows = [], []
-    for _ in range(count):
-        own, end = [], 0.0
-        for last in (*[False] * rng.randint(0, 2), True):
-            end = ENDLESS if last else end + rng.randint(1, 50)
-            links = rng.sample(range(3), rng.randint(0, 2))
-            load = {link: rng.uniform(0.1, 1.0) * capacity[link] for link in sorted(links)}
-            own.append((end, rng.choice([1.0, 1.0, 0.9]), load))
-        classes.append(own)
-        slows.append([rng.randint(-1, len(units.program_begin) - 2) for _ in range(2)])
-    return loads_of(classes, capacity, slows, rng.choice([1.0, 0.7]))
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_random_pipelines_meet(seed):
+def test_random_pipelines_meet():
     """As without meeting where there are no loads; both engines are equal event by event."""
-    pipeline = Pipeline(random.Random(seed), seed % 3 == 2)
-    found = []
-    for engine in ENGINES:
-        maps = maps_of(pipeline.functions.table, engine)
-        units = pipeline.units(maps)
-        alone, plain = meet(maps, units, Loads.none(units), engine), maps.run(units)
-        for name in ("times", "finish", "sent", "position"):
-            assert np.array_equal(getattr(alone.ran, name), getattr(plain, name)), name
-        assert not len(alone.clock)
-        met = meet(maps, units, random_loads(random.Random(seed), units), engine)
-        assert (met.ran.finish.max(axis=0) >= plain.finish.max(axis=0)).all()
-        found.append((met.ran.finish, met.ran.sent, met.ended, met.clock_begin, met.clock))
-    assert all(np.array_equal(*both) for both in zip(*found, strict=True))
-
-
+    assert differing_meetings(range(30)) == (30, [])
