@@ -3,8 +3,9 @@
 """Writes programs of JAX as StableHLO, each with inputs and with what JAX computes of them.
 
 ``python scripts/jax_programs.py FOLDER [NAME ...]`` in an environment that has jax. NAME.mlir is
-the text, NAME.npz the inputs (``in:NUMBER``) in its order and the results (``out:NUMBER``).
-Locations of operations, which name files, are left out of the text; names of arguments stay.
+the text, NAME.mlirbc the same as bytecode, NAME.npz the inputs (``in:NUMBER``) in its order and
+the results (``out:NUMBER``). Locations of operations, which name files, are left out of the text;
+names of arguments stay.
 """
 
 from __future__ import annotations
@@ -119,6 +120,20 @@ def shortened(text: str) -> str:
     return re.sub(r" loc\((?:#loc\d*|unknown|\"[^\"]*\"\(#loc\d+\))\)", "", "\n".join(lines)) + "\n"
 
 
+def bytecode(text: str) -> bytes:
+    """A text as bytecode that later versions of StableHLO read."""
+    from jax._src.interpreters import mlir
+    from jaxlib.mlir import ir
+    from jaxlib.mlir.dialects import stablehlo
+
+    module = ir.Module.parse(text, mlir.make_ir_context())
+    return bytes(stablehlo.serialize_portable_artifact(module, VERSION))
+
+
+VERSION = "1.0.0"
+"""Of StableHLO, the oldest that bytecode is written for."""
+
+
 def write(folder: Path, name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> None:
     """Write one program with its inputs and results."""
     lowered = jax.jit(f).lower(*args)
@@ -129,6 +144,7 @@ def write(folder: Path, name: str, f: Callable[..., Any], args: tuple[Any, ...])
     held = {f"in:{i}": leaves[index] for i, index in enumerate(kept)}
     held |= {f"out:{i}": array for i, array in enumerate(results)}
     (folder / f"{name}.mlir").write_text(shortened(text), encoding="utf-8")
+    (folder / f"{name}.mlirbc").write_bytes(bytecode(shortened(text)))
     wide = {k: a.astype("float32") if a.dtype == jnp.bfloat16 else a for k, a in held.items()}
     np.savez_compressed(folder / f"{name}.npz", **wide)
 

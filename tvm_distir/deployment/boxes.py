@@ -7,7 +7,9 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import tokenize
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +22,11 @@ from ..runtime.program import Bounds
 
 Array = npt.NDArray[Any]
 _PIECE_BYTES = 1 << 18
+BROKEN = (
+    *(OSError, EOFError, LookupError, MemoryError, NotImplementedError, RuntimeError),
+    *(SyntaxError, ValueError, tokenize.TokenError, zipfile.BadZipFile, zlib.error),
+)
+"""What readers of archives and of NumPy's headers raise for files that are damaged."""
 
 
 class _Reader(Protocol):
@@ -90,7 +97,7 @@ class FileArray:
                     os.close(descriptor)
             with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as stream:
                 return self._box(_Packed(stream), bounds)
-        except (OSError, zipfile.BadZipFile, KeyError) as err:
+        except BROKEN as err:
             raise unreadable(self.path, str(err)) from err
 
     def _box(self, reader: _Reader, bounds: Bounds) -> Array:

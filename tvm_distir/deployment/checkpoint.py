@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import shortened
 from ..reading import file_fault
 from . import safetensors
-from .boxes import FileArray, unreadable
+from .boxes import BROKEN, FileArray, unreadable
 
 _LOCAL_HEADER = struct.Struct("<26xHH")
 """Of a zip member: the lengths of its name and of its extra field, 30 bytes in all."""
 
+_MOST_HEADER_BYTES = 1 << 20
 INDEX_SUFFIX = ".safetensors.index.json"
 
 
@@ -76,8 +78,11 @@ def _index(where: Path) -> dict[str, FileArray]:
     try:
         homes = json.loads(where.read_text(encoding="utf-8"))["weight_map"]
         files = {name: where.parent / str(file) for name, file in homes.items()}
-    except (OSError, ValueError, RecursionError, KeyError, AttributeError) as err:
+    except (OSError, ValueError, RecursionError, KeyError, AttributeError, TypeError) as err:
         raise unreadable(where, f"it is no index of safetensors files: {err}") from err
+    for file in sorted(set(files.values())):
+        if file.parent != where.parent or file.name in ("", ".."):
+            raise unreadable(where, f'"{shortened(file.name)}" is not in the folder of the index')
     opened = {file: safetensors.read_header(file) for file in sorted(set(files.values()))}
     missing = sorted(name for name, file in files.items() if name not in opened[file])
     if missing:
@@ -92,7 +97,7 @@ def _npz(where: Path) -> dict[str, FileArray]:
                 info.filename.removesuffix(".npy"): _member(where, archive, info)
                 for info in archive.infolist()
             }
-    except (OSError, zipfile.BadZipFile, ValueError) as err:
+    except BROKEN as err:
         raise unreadable(where, f"it is no npz file: {err}") from err
 
 
@@ -114,8 +119,23 @@ def _npy(where: Path) -> dict[str, FileArray]:
         with open(where, "rb") as file:
             shape, dtype = _npy_header(where, file, where.name)
             return {where.stem: FileArray(where, shape, dtype, file.tell())}
-    except (OSError, ValueError) as err:
+    except BROKEN as err:
         raise unreadable(where, f"it is no npy file: {err}") from err
+
+
+class _Head:
+    """The begin of a stream, no more of which is read than a header can have."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._left = stream, _MOST_HEADER_BYTES
+
+    def read(self, count: int = -1, /) -> bytes:
+        """So many bytes, fewer at the end."""
+        self._left -= count
+        if count < 0 or self._left < 0:
+            raise ValueError(f"a header of over {_MOST_HEADER_BYTES} bytes")
+        found: bytes = self._stream.read(count)
+        return found
 
 
 def _npy_header(where: Path, stream: Any, name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -126,7 +146,9 @@ def _npy_header(where: Path, stream: Any, name: str) -> tuple[tuple[int, ...], n
     }.get(version)
     if read is None:
         raise unreadable(where, f'"{name}" is of the unknown version {version}')
-    shape, is_fortran, dtype = read(stream)
+    shape, is_fortran, dtype = read(_Head(stream))
+    if any(n < 0 for n in shape):
+        raise unreadable(where, f'"{name}" has the shape {list(shape)}')
     if dtype.hasobject:
         raise unreadable(where, f'"{name}" holds Python objects')
     if is_fortran and len(shape) > 1:

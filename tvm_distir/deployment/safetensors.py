@@ -66,6 +66,8 @@ def read_header(path: Path) -> dict[str, FileArray]:
     except (OSError, struct.error, ValueError, RecursionError) as err:
         raise unreadable(path, f"it is no safetensors file: {err}") from err
     start = _LENGTH.size + count
+    if not isinstance(header, dict):
+        raise unreadable(path, "its header is no table of arrays")
     return {
         name: _array(path, name, item, start, size_bytes)
         for name, item in header.items()
@@ -82,6 +84,8 @@ def _array(path: Path, name: str, item: Any, start: int, size_bytes: int) -> Fil
     if code not in _TYPES:
         raise unreadable(path, f'"{name}" has the unknown type {code}')
     dtype = np_dtype(_TYPES[code])
+    if begin < 0 or min(shape, default=0) < 0:
+        raise unreadable(path, f'"{name}" has a negative size or place')
     if end - begin != math.prod(shape) * dtype.itemsize or start + end > size_bytes:
         raise unreadable(path, f'the bytes of "{name}" do not fit its shape, or the file')
     return FileArray(path, shape, dtype, start + begin)

@@ -23,6 +23,7 @@ from .spec import (
     STABLEHLO,
     ZOO,
     batch_fault,
+    check_archive,
     check_file,
     check_torch,
     model_file,
@@ -195,6 +196,7 @@ def from_exported_program(
     """
     if isinstance(source, (str, Path)):
         check_file(source)
+        check_archive(source)
     check_torch("from_exported_program")
     from .torch import from_exported_program as read
 

@@ -5,9 +5,10 @@
 from __future__ import annotations
 
 import importlib.util
+import zipfile
 from pathlib import Path
 
-from ..errors import ModelError
+from ..errors import ModelError, shortened
 from ..reading import file_fault
 
 ZOO = "zoo:"
@@ -16,6 +17,8 @@ RELAX = ".json"
 FILES = (".onnx", ".pt2", ".py", RELAX, *STABLEHLO)
 """How the names of model files end."""
 _BYTECODE = b"ML\xefR"
+_MOST_PACKED_BYTES = 64 << 20
+"""What the compressed members of an archive may unpack to."""
 
 
 def model_file(spec: str) -> str | None:
@@ -83,6 +86,28 @@ def check_torch(place: str) -> None:
         )
 
 
+def check_archive(path: str | Path) -> None:
+    """Refuse (DIST0303) what is no archive of PyTorch, or would unpack to much more than it is."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            held = archive.infolist()
+    except (OSError, ValueError, RuntimeError, NotImplementedError, zipfile.BadZipFile) as error:
+        raise _no_archive(path, f"it is no zip archive: {error}") from error
+    packed_bytes = sum(item.file_size for item in held if item.compress_type != zipfile.ZIP_STORED)
+    if packed_bytes > _MOST_PACKED_BYTES:
+        raise _no_archive(path, f"it would unpack to {packed_bytes} bytes; PyTorch packs nothing")
+    if not held:
+        raise _no_archive(path, "it holds nothing")
+    for item in held:
+        if item.filename.startswith("/") or ".." in item.filename.split("/"):
+            raise _no_archive(path, f'"{shortened(item.filename)}" would leave its folder')
+
+
+def _no_archive(path: str | Path, what: str) -> ModelError:
+    remedy = "Write it by torch.export.save."
+    return ModelError("DIST0303", what, place=str(path), remedy=remedy)
+
+
 def is_bytecode(data: bytes) -> bool:
     """Whether a file that begins with these bytes is bytecode of MLIR."""
     return data.startswith(_BYTECODE)
@@ -105,7 +130,8 @@ def check_model(spec: str) -> None:
     Raises
     ------
     ModelError
-        DIST0301 it names a file of a known kind which is not there, DIST0304 an archive of
+        DIST0301 it names a file of a known kind which is not there, DIST0303 an archive that is
+        none, DIST0304 an archive of
         PyTorch where torch is not installed, bytecode of MLIR where jax is not.
     """
     path = model_file(spec)
@@ -114,6 +140,7 @@ def check_model(spec: str) -> None:
     check_file(path)
     suffix = Path(path).suffix.lower()
     if suffix == ".pt2":
+        check_archive(path)
         check_torch(spec)
     elif suffix in STABLEHLO and is_bytecode(_first_bytes(path)):
         check_jax(spec)

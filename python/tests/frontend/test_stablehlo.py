@@ -9,6 +9,7 @@ import random
 
 import numpy as np
 import pytest
+import tvm
 from stablehlo_cases import DATA, NAMES, REFUSED, function, stored
 
 import tvm_distir as td
@@ -145,6 +146,29 @@ def test_refusals(case):
         td.from_stablehlo(text)
     assert caught.value.code == code
     assert words in str(caught.value)
+
+
+BYTECODE = DATA / "recurrent_gradient.mlirbc"
+"""What MLIR itself wrote of the text beside it."""
+
+
+def test_bytecode_is_what_its_text_is():
+    pytest.importorskip("jax", reason="bytecode is read with the extra jax, which is not installed")
+    expected = td.from_stablehlo(BYTECODE.with_suffix(".mlir"))
+    for source in (BYTECODE, BYTECODE.read_bytes()):
+        tvm.ir.assert_structural_equal(td.from_stablehlo(source), expected)
+    with pytest.raises(ModelError, match="DIST0303"):
+        td.from_stablehlo(BYTECODE.read_bytes()[:200])
+
+
+def test_bytecode_without_jax(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if "jax" in name else find(name)
+    )
+    for source in (BYTECODE, BYTECODE.read_bytes()):
+        with pytest.raises(ModelError, match=r"DIST0304 .*bytecode of MLIR is read with jax"):
+            td.from_stablehlo(source)
 
 
 def damaged(text, rng):

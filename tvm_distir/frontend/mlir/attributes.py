@@ -63,7 +63,9 @@ class Attributes:
         element = found.group(2).split(",")[0].strip() if found else ""
         if not element or element[0].isdigit() or "*" in element:
             raise self._scan.fault(f"tensor<{body}> is no type of a tensor of known rank")
-        return TensorType(tuple(None if w == "?" else int(w) for w in words), element)
+        return TensorType(
+            tuple(None if w == "?" else self._scan.integer(w) for w in words), element
+        )
 
     def types(self) -> list[Type]:
         """Take types between parentheses, or one."""
@@ -129,7 +131,7 @@ class Attributes:
             text = number.group()
             if "0x" in text:
                 return int(text, 16)
-            return int(text) if text.lstrip("+-").isdecimal() else float(text)
+            return scan.integer(text) if text.lstrip("+-").isdecimal() else float(text)
         if scan.peek("(") or scan.peek("tensor<") or scan.peek("!"):
             return self.type()
         return self._of_word(scan.word(NAME, "an attribute"), typed)

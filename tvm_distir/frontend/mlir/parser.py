@@ -15,6 +15,7 @@ from .tree import Argument, Block, Module, Opaque, Operation, Type
 
 _LABEL = re.compile(r"\^[\w$.\-]+")
 _COUNT = re.compile(r":\d+")
+_MOST_RESULTS = 1 << 16
 _ALIAS = re.compile(r"[#!][\w$.]+(?=\s*=)")
 
 
@@ -92,7 +93,9 @@ class _Parser:
         while scan.peek("%"):
             name = scan.word(VALUE, "a value")
             count = scan.match(_COUNT)
-            parts = int(count.group()[1:]) if count else 0
+            parts = scan.integer(count.group()[1:]) if count else 0
+            if parts > _MOST_RESULTS:
+                raise scan.fault(f"{parts} results")
             found += [f"{name}#{i}" for i in range(parts)] if count else [name]
             if not scan.take(","):
                 scan.expect("=")

@@ -13,6 +13,7 @@ _NEXT = re.compile(r'"(?:[^"\\]|\\.)*"|->|[<>()\[\]{}]')
 _CLOSING = {"<": ">", "(": ")", "[": "]", "{": "}"}
 MAX_DEPTH = 64
 """How deeply brackets and regions may be nested."""
+MOST_DIGITS = 20
 
 
 class Scanner:
@@ -111,6 +112,12 @@ class Scanner:
     def higher(self) -> None:
         """Leave what :meth:`deeper` entered."""
         self._depth -= 1
+
+    def integer(self, digits: str) -> int:
+        """A number; refuse (DIST0370) one of more digits than any attribute has."""
+        if len(digits) > MOST_DIGITS:
+            raise self.fault(f"a number of {len(digits)} digits")
+        return int(digits)
 
     def fault(self, what: str) -> ModelError:
         """An error at this place (DIST0370)."""

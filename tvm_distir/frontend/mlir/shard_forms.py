@@ -71,7 +71,7 @@ class ShardForms:
         for word in ("(", "shape", "="):
             scan.expect(word)
         dims = scan.word(_DIMS, "the sizes of a grid").split("x")
-        found.attributes["shape"] = [-1 if n == "?" else int(n) for n in dims]
+        found.attributes["shape"] = [-1 if n == "?" else scan.integer(n) for n in dims]
         scan.expect(")")
         if scan.take("{"):
             found.attributes.update(self._attributes.dictionary())
@@ -125,7 +125,7 @@ class ShardForms:
                 word = scan.word(_INDEX, "an index")
                 if word.startswith("%"):
                     found.operands.append(word)
-                items.append(int(word) if word.lstrip("-").isdecimal() else word)
+                items.append(scan.integer(word) if word.lstrip("-").isdecimal() else word)
             if not scan.peek("]"):
                 scan.expect(",")
         scan.higher()

@@ -15,6 +15,8 @@ from onnx import TensorProto, external_data_helper, numpy_helper
 from ...errors import ModelError
 from ..spec import file_bytes
 
+_TYPES = {*TensorProto.DataType.values()} - {TensorProto.UNDEFINED}
+
 
 def read_model(path: str | Path) -> onnx.ModelProto:
     """Read a file without the values of external weights.
@@ -77,6 +79,17 @@ def opset_version(model: onnx.ModelProto) -> int | None:
     """Version of the default operator set, None when the model imports none."""
     versions = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
     return int(versions[0]) if versions else None
+
+
+def check_tensor(tensor: TensorProto) -> None:
+    """Refuse (DIST0310) a stored value of no known type, or of negative sizes."""
+    if tensor.data_type not in _TYPES or any(n < 0 for n in tensor.dims):
+        raise ModelError(
+            "DIST0310",
+            f"a stored value of the type {tensor.data_type} and the shape {list(tensor.dims)}",
+            place=tensor.name,
+            remedy="Export the model again.",
+        )
 
 
 def tensor_array(tensor: TensorProto, folder: str) -> npt.NDArray[np.generic]:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from .reading import tensor_array
+from .reading import check_tensor, tensor_array
 from .rewriting import rewritten
 
 SMALL_NUMEL = 16
@@ -111,6 +111,7 @@ def strip_weights(model: onnx.ModelProto, folder: str = "") -> Skeleton:
         if tensor.name not in used:
             continue
         dims = tuple(int(n) for n in tensor.dims)
+        check_tensor(tensor)
         floating = tensor.data_type in FLOATS
         big = math.prod(dims) > SMALL_NUMEL
         if floating and (big or (tensor.name in trained and math.prod(dims) > 1)):

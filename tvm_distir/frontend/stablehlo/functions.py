@@ -21,10 +21,9 @@ from .grids import Grids
 from .names import Names
 from .ports import PORT, has_ports, read_ports
 from .shardings import Shardings, sharding_of
+from .sizes import MAX_OPERATIONS, Sizes
 from .table import CALLS, CONVERTERS, RETURNS
 from .values import Unsupported, Value, identifier, typed
-
-_LARGE = 1 << 20
 
 
 class Functions:
@@ -48,10 +47,10 @@ class Functions:
         self.module, self.place = module, place
         self.shardings = shardings if annotates else None
         self.grids = Grids(shardings, annotates)
-        self._inline, self._said = inline, shardings
+        self._said = shardings
         found = (op for op in module.operations if op.name == "func.func")
         self.held = {str(op.attributes.get("sym_name")): op for op in found}
-        self._sizes: dict[str, int] = {}
+        self.sizes = Sizes(self.held, self.callee, inline)
         self._open: list[str] = []
         self._written: dict[str, ir.GlobalVar] = {}
         self._root = relax.BlockBuilder()
@@ -87,6 +86,12 @@ class Functions:
             remedy="Write this part of the model otherwise.",
         )
 
+    def count(self, operation: Operation) -> None:
+        """Count an operation that is translated; refuse (DIST0372) more than can be meant."""
+        if not self.sizes.count():
+            what = f"over {MAX_OPERATIONS} operations, with loops and calls written out"
+            raise self.fault(operation, what)
+
     def callee(self, operation: Operation) -> str:
         """Name of the function that an operation calls."""
         symbol = operation.attributes.get("callee", operation.attributes.get("decomposition"))
@@ -94,25 +99,6 @@ class Functions:
         if name not in self.held:
             raise self.fault(operation, f'there is no function "{name}"')
         return name
-
-    def size(self, name: str) -> int:
-        """How many operations a function has, those of its callees too; many for regions."""
-        if name not in self._sizes:
-            self._sizes[name] = _LARGE
-            body = self.held[name].regions[0].operations
-            self._sizes[name] = sum(self._size_of(op) for op in body)
-        return self._sizes[name]
-
-    def _size_of(self, operation: Operation) -> int:
-        if operation.name in CALLS:
-            return self.size(self.callee(operation))
-        if operation.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if"):
-            return _LARGE
-        return 1
-
-    def is_inlined(self, name: str, operands: Sequence[Value]) -> bool:
-        """Whether a call is written out: of a small function, or with numbers loops count with."""
-        return self.size(name) <= self._inline or any(v.integer is not None for v in operands)
 
     def variable(self, operation: Operation, name: str) -> ir.GlobalVar:
         """The private function of Relax that a function is."""
@@ -178,7 +164,12 @@ class _Body:
             if public and shardings is not None:
                 expr = self._placed(operation, expr, argument.attributes)
             values.append(self._write.value(expr))
-        found = [self._write.whole(value) for value in self.run(block, values)]
+        results = self.run(block, values)
+        try:
+            found = [self._write.whole(value) for value in results]
+        except IMPORT_ERRORS as error:
+            what = f"its results do not fit: {reason(error)}"
+            raise self._functions.fault(operation, what) from error
         if public and shardings is not None:
             notes = operation.attributes.get("res_attrs") or []
             for index, attributes in enumerate(notes):
@@ -212,6 +203,7 @@ class _Body:
                     if not all(isinstance(value, Value) for value in operands):
                         raise self._functions.fault(operation, "a sharding is returned")
                     return operands
+                self._functions.count(operation)
                 for name in operation.results:
                     if name in own:
                         raise self._functions.fault(operation, f"{name} is defined twice")
@@ -279,7 +271,7 @@ class _Body:
 
     def _called(self, operation: Operation, operands: list[Value]) -> list[Value]:
         name = self._functions.callee(operation)
-        if self._functions.is_inlined(name, operands) or operation.name != "func.call":
+        if self._functions.sizes.is_inlined(name, operands) or operation.name != "func.call":
             return self._in_scope(self._functions.held[name].regions[0], operands, [])
         variable = self._functions.variable(operation, name)
         args = [self._write.whole(value) for value in operands]

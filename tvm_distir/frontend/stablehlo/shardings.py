@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ...errors import ModelError
+from ...errors import ModelError, parse_int
 from ...ir import (
     AXES_ATTR,
     DEVICE_NUM_ATTR,
@@ -185,8 +185,8 @@ def _meshes(module: Module) -> list[Mesh]:
         if operation.name != "sdy.mesh" or not isinstance(mesh, Opaque):
             continue
         ids = _IDS.search(mesh.body)
-        numbers = tuple(int(n) for n in ids.group(1).split(",") if n.strip()) if ids else None
-        axes = {name: int(size) for name, size in _AXIS.findall(mesh.body)}
+        numbers = tuple(parse_int(n) or 0 for n in ids.group(1).split(",")) if ids else None
+        axes = {name: parse_int(size) or 0 for name, size in _AXIS.findall(mesh.body)}
         found.append(Mesh(str(operation.attributes["sym_name"]), axes, numbers))
     return found
 
@@ -219,7 +219,7 @@ def split_axes(found: Any) -> list[list[int]]:
     """
     if isinstance(found, Opaque) and found.body.startswith("axisarray"):
         return [
-            [int(n) for n in re.findall(r"\d+", dim)]
+            [parse_int(n) or 0 for n in re.findall(r"\d+", dim)]
             for dim in re.findall(r"\[([\d,\s]*)\]", found.body.removeprefix("axisarray")[1:-1])
         ]
     good = isinstance(found, list) and all(
