@@ -85,10 +85,9 @@ def input_specs(mod: ir.IRModule) -> list[InputSpec]:
         is_data = None if data_count is None else index < data_count
         for leaf_name, ty in named_leaves(param_name, param.ty):
             known = uses[len(specs)]
-            if param_name in states:
-                known = [InputUse("variance", firm=True)]
-            if param_name in counters:
-                known = [InputUse(high=int(counters[param_name]))]
+            if param_name in states or param_name in counters:  # integers have no role
+                most = int(counters.get(param_name, 0))
+                known = [InputUse("variance", firm=True, high=most)]
             specs.append(_spec(f"{entry}/{leaf_name}", leaf_name, ty, known, is_data))
     return specs
 

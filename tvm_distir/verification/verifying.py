@@ -23,6 +23,7 @@ from ..runtime.program import opened, same_bits
 from ..schedules import Pipeline
 from ..transform import ExpandSchedule, RunInTurn
 from .bisect import Bisection, Fault, first_difference
+from .cancelling import with_terms
 from .claims import claimed_collectives, differences
 from .compare import OutputReport, coarsest_float, compare_outputs, largest, not_finite
 from .inputs import named_leaves
@@ -269,6 +270,8 @@ def verify(
         outputs, twin = _twins(case, dist, chosen, got)
     else:
         outputs = compare_outputs(got, expected, dtype, exact, atol, rtol)
+        if not exact and atol is None:
+            outputs = with_terms(outputs, plain, values, got, expected)
     equal = all(o.equal for o in (*outputs, *twin)) and not replicas
     claims = claimed_collectives(export(ExpandSchedule()(dist)))
     fault, no_fault = None, ""
