@@ -21,6 +21,7 @@ from tvm_distir.frontend.mlir import parse_module
 from tvm_distir.runtime import Reference
 from tvm_distir.runtime.engines.xla import XlaEngine
 from tvm_distir.runtime.engines.xla.process import XlaProcess
+from tvm_distir.runtime.engines.xla.worker import collectives
 from tvm_distir.verification import draw_inputs
 
 MESH = {"dp": 2, "tp": 2}
@@ -147,6 +148,26 @@ def test_engine_xla_without_jax(gpt, monkeypatch):
         td.verify(*gpt, engine="xla")
     with pytest.raises(EngineError, match="DIST0615"):
         XlaEngine("/bin/false").run(td.distribute(*gpt), draw_inputs(gpt[0], 0))
+
+
+COMPILED = """
+  %a = f32[8,64]{1,0} all-gather(%p), channel_id=1, replica_groups=[2,2]<=[4], dimensions={0}
+  ROOT %b = (f32[16]{0}, bf16[3,5]{1,0}) all-reduce(%p, %q), replica_groups={{0,2},{1,3}}
+  %c = pred[] all-reduce(%p), replica_groups={}, to_apply=%and
+  %d = (s64[2]{0}, s64[4]{0}) all-gather-start(%p), replica_groups={{0,1,2,3}}
+  %e = f8e4m3fn[6]{0} collective-permute(%p), source_target_pairs={{0,1},{1,2}}
+  %f = f32[8,64]{1,0} add(%a, %all-reduce.1)
+"""
+
+
+def test_collectives_of_what_xla_compiled_are_read():
+    assert collectives(COMPILED, 4) == [
+        ("all-gather", 2048, 2),
+        ("all-reduce", 64 + 30, 2),
+        ("all-reduce", 1, 4),
+        ("all-gather", 32, 4),
+        ("collective-permute", 6, 4),
+    ]
 
 
 def test_engine_xla(gpt):

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections import Counter
 from typing import Any
 
 from ....errors import EngineError
 from ....interchange import to_stablehlo
 from ...program import LocalInputs, Runnable
 from ..base import Engine, LocalResults
-from .process import TIMEOUT_S, missing, running
+from .process import TIMEOUT_S, XlaCollective, missing, running
 
 
 class XlaEngine(Engine):
@@ -30,8 +31,8 @@ class XlaEngine(Engine):
 
     Attributes
     ----------
-    compiled : dict of str to int
-        Collectives of each kind (``all-reduce``, ...) in what XLA compiled last.
+    ran : list of XlaCollective
+        Those in what XLA compiled last.
     """
 
     name = "xla"
@@ -40,7 +41,12 @@ class XlaEngine(Engine):
     def __init__(self, python: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
         self._python = python or sys.executable
         self.timeout_s = timeout_s
-        self.compiled: dict[str, int] = {}
+        self.ran: list[XlaCollective] = []
+
+    @property
+    def compiled(self) -> dict[str, int]:
+        """How many collectives of each kind (``all-reduce``, ...) XLA compiled last."""
+        return dict(Counter(one.kind for one in self.ran))
 
     def check_available(self) -> None:
         """Refuse (DIST0111) to begin without JAX in this environment, where none else is named."""
@@ -75,7 +81,7 @@ class XlaEngine(Engine):
         arrays = [array for rank in ranks for array in local.of(entry, rank)]
         worker = running(self._python, len(ranks), self.timeout_s)
         text = to_stablehlo(mod, "replicas")
-        found, self.compiled = worker.run(
+        found, self.ran = worker.run(
             text, arrays, len(ranks), replicas=True, timeout_s=self.timeout_s
         )
         width = len(found) // len(ranks)

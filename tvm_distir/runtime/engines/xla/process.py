@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -29,6 +29,24 @@ _PART = 1 << 16
 TIMEOUT_S = 600.0
 """How long the process may take to start, and to compile and run one program."""
 _RUNNING: dict[tuple[str, int], XlaProcess] = {}
+
+
+class XlaCollective(NamedTuple):
+    """One collective of a program that XLA compiled.
+
+    Attributes
+    ----------
+    kind : str
+        ``all-reduce``, ...
+    result_bytes : int
+        Of a device's result; of several in one, of all.
+    ranks : int
+        In a group.
+    """
+
+    kind: str
+    result_bytes: int
+    ranks: int
 
 
 class XlaProcess:
@@ -78,7 +96,7 @@ class XlaProcess:
         devices: int,
         replicas: bool,
         timeout_s: float = TIMEOUT_S,
-    ) -> tuple[list[Array], dict[str, int]]:
+    ) -> tuple[list[Array], list[XlaCollective]]:
         """Compile and run a program.
 
         Parameters
@@ -97,8 +115,8 @@ class XlaProcess:
         -------
         outputs : list of ndarray
             As the inputs are.
-        collectives : dict of str to int
-            How many of each kind the compiled program has.
+        collectives : list of XlaCollective
+            Those of the compiled program; one in the body of a loop once.
 
         Raises
         ------
@@ -130,7 +148,7 @@ class XlaProcess:
                 )
             with np.load(paths["outputs.npz"]) as held:
                 found = [_typed(held[str(i)], kind) for i, kind in enumerate(answer["kinds"])]
-        return found, {str(k): int(n) for k, n in answer["collectives"].items()}
+        return found, [XlaCollective(*one) for one in answer["collectives"]]
 
     def close(self) -> int:
         """End the process, which nobody asks any more; its exit status."""

@@ -10,7 +10,6 @@ host has, stand in the environment before JAX is imported.
 
 from __future__ import annotations
 
-import collections
 import json
 import os
 import queue
@@ -22,7 +21,9 @@ from typing import Any
 import numpy as np
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-_COLLECTIVE = re.compile(rf" = (?:\(.*?\)|\S+) ({'|'.join(_KINDS)})(?:-start)?\(")
+_COLLECTIVE = re.compile(rf" = (\(.*?\)|\S+) ({'|'.join(_KINDS)})(-start)?\(")
+_ARRAY = re.compile(r"\b([a-z]+)(\d*)[a-z0-9]*\[([\d,]*)\]")
+_GROUPS = re.compile(r"replica_groups=(?:\[\d+,(\d+)\]|\{\{([\d,]*)\})")
 
 
 class Xla:
@@ -110,10 +111,38 @@ def _whole_shape(shape: tuple[int, ...], proto: Any) -> tuple[int, ...]:
     return tuple(n * k for n, k in zip(shape, sharding.tile_assignment_dimensions()))
 
 
-def collectives(program: Any) -> dict[str, int]:
-    """How many collectives of each kind a compiled program has."""
-    text = program.hlo_modules()[0].to_string()
-    return dict(collections.Counter(m.group(1) for m in _COLLECTIVE.finditer(text)))
+def collectives(text: str, devices: int) -> list[tuple[str, int, int]]:
+    """Each collective of a compiled program: kind, bytes of a device's result, ranks of a group.
+
+    Parameters
+    ----------
+    text : str
+        HLO.
+    devices : int
+        That run it: a collective that names no groups is of all of them.
+    """
+    found = []
+    for line in text.splitlines():
+        match = _COLLECTIVE.search(line)
+        if match is None:
+            continue
+        kind = match.group(2)
+        sizes = [_bytes(*array) for array in _ARRAY.findall(match.group(1))]
+        if match.group(3) and kind in ("all-gather", "collective-permute"):
+            sizes = sizes[1:2]  # what it was given, what it gives
+        groups = _GROUPS.search(line)
+        ranks = devices
+        if groups is not None:
+            ranks = int(groups.group(1) or 1 + groups.group(2).count(","))
+        found.append((kind, sum(sizes), ranks))
+    return found
+
+
+def _bytes(kind: str, bits: str, shape: str) -> int:
+    count = 1
+    for dim in filter(None, shape.split(",")):
+        count *= int(dim)
+    return count * max(int(bits or 8) // 8, 1)
 
 
 def _read(path: str, kinds: list[str]) -> list[Any]:
@@ -145,7 +174,8 @@ def _answer(xla: Xla, question: dict[str, Any]) -> dict[str, Any]:
         for array, kind in zip(results, kinds, strict=True)
     ]
     np.savez(question["outputs"], **{str(i): array for i, array in enumerate(plain)})
-    return {"kinds": kinds, "collectives": collectives(program)}
+    text = program.hlo_modules()[0].to_string()
+    return {"kinds": kinds, "collectives": collectives(text, count)}
 
 
 def _listen(questions: queue.Queue[str]) -> None:
