@@ -38,7 +38,8 @@ NUM_INPUT_ATTR = "num_input"
 TRAINING_ATTR = "dist.training"
 """Entry function of a training step: ``updated``, the value that is the new form of each updated
 parameter, by the parameter's name; ``states``, the names of a weight's optimizer states;
-``again``, the value as which the backward part reads a weight."""
+``again``, the value as which the backward part reads a weight; ``places``, of a step that was
+written elsewhere, the number of the result that updates a parameter."""
 
 PHASE_ATTR = "dist.phase"
 """Private function of a stage: which part of the schedule its calls are."""

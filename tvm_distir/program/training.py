@@ -25,17 +25,19 @@ def state_names(fn: relax.Function) -> set[str]:
 def updates(fn: relax.Function, made: Function) -> tuple[tuple[int, int], ...]:
     """Results of an entry, each with the parameter whose memory it takes.
 
-    The whole step returns its loss, then what ``dist.training`` says is updated, in its order.
+    ``dist.training`` says at which places the whole step returns what is updated; without, it
+    returns its loss, then those, in their order.
     """
     updated = [plain_name(name) for name in training_notes(fn, "updated")]
     if not updated:
         return ()
+    said = {int(place): name for name, place in training_notes(fn, "places").items()}
+    whole = {i: plain_name(name) for i, name in said.items()} or dict(enumerate(updated, 1))
     io = fn.attrs[IO_ATTR]
     places = {plain_name(str(item["name"])): k for k, item in enumerate(io["inputs"])}
     found = []
     for number, item in enumerate(io["outputs"]):
-        index = int(item["index"]) - 1
-        name = updated[index] if 0 <= index < len(updated) else ""
+        name = whole.get(int(item["index"]), "")
         if "name" in item:  # of a step in stages written out
             name = plain_name(str(item["name"]))
         param = places.get(name) if name in updated else None

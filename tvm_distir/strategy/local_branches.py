@@ -13,7 +13,7 @@ import numpy as np
 from tvm import ir, relax
 
 from ..errors import PlanError
-from ..ir import R, mesh_devices, tensor_type, training_notes
+from ..ir import R, mesh_devices, tensor_type
 from ..ir.rewrite import handle
 from ..plan import MeshSpec, Plan, PlanRule, data_positions
 from ..propagation import PlacedModule
@@ -21,7 +21,7 @@ from ..propagation.graph import Axis, Graph
 from .branches import Branch, Branches, balanced, branches_of, members
 from .facts import MeshLike, as_mesh_spec, entries, flat_positions, mesh_axis, tensor_parameters
 from .registry import plan_maker
-from .training import gradient_names
+from .training import gradient_names, loss_place
 
 LOCAL_LAYERS = "local_layers"
 """Name of the strategy: it takes an axis away, and others work on the mesh of each branch."""
@@ -72,7 +72,8 @@ def local_layers(
     rules: list[PlanRule] = []
     for name, fn, rule_name in entries(mod):
         g = module.graphs[module.entries[name]]
-        results = [0] if training_notes(fn, "updated") else range(len(g.rets))
+        loss = loss_place(fn)
+        results = range(len(g.rets)) if loss is None else [loss]
         found = branches_of(module, g, results, least)
         if not found.groups:
             raise PlanError(

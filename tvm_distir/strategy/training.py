@@ -58,15 +58,26 @@ def forward_bindings(fn: relax.Function) -> list[Any]:
     return kept[::-1]
 
 
-def _loss(fn: relax.Function, result: Any) -> Any:
-    """The loss among a function's results: the first of a step of ours.
+def loss_place(fn: relax.Function) -> int | None:
+    """Number of the result of a training step that is its loss; None of other functions."""
+    if not training_notes(fn, "updated"):
+        return None
+    taken = set(map(int, training_notes(fn, "places").values()))
+    if not taken:
+        return 0
+    return next(i for i, ty in enumerate(fn.ret_ty.fields) if i not in taken and _is_number(ty))
 
-    A step that was written elsewhere has one number, and gradients or new values of parameters,
-    all of the type of one. None of what is no step.
+
+def _loss(fn: relax.Function, result: Any) -> Any:
+    """The loss among a function's results.
+
+    A step without notes that was written elsewhere has one number, and gradients or new values of
+    parameters, all of the type of one. None of what is no step.
     """
     fields = list(result.fields) if isinstance(result, relax.Tuple) else []
-    if training_notes(fn, "updated"):
-        return fields[0] if fields else result
+    place = loss_place(fn)
+    if place is not None:
+        return fields[place] if fields else result
     losses = [field for field in fields if _is_number(field.ty)]
     known = {_shape_and_type(p.ty) for p in fn.params} - {None}
     others = [_shape_and_type(field.ty) for field in fields if not _is_number(field.ty)]

@@ -88,3 +88,10 @@ def test_gradients_are_those_of_autograd(make):
     report = td.verify(mod, plan, inputs=inputs)
     assert report.equal
     assert "all_reduce" in {c.kind for c in report.collectives}
+    noted = mod["main"].attrs["dist.training"]["gradients"]
+    assert {str(name) for name in noted} == {*targets} - {""}, targets
+    plan = td.strategy.make_plan(mod, "zero:stage=2", {"dp": 2})
+    dist = td.distribute(mod, plan)
+    assert td.verify(mod, plan, inputs=inputs, dist=dist).equal
+    outputs = dist["main"].attrs["dist.io"]["outputs"]
+    assert {str(item["placement"]) for item in outputs[1:]} <= {"S[0]", "S[1]"}

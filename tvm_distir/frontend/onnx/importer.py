@@ -20,6 +20,7 @@ from ...errors import ModelError
 from ...ir import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
 from ...ir.rewrite import check_sizes
 from ..quiet import IMPORT_ERRORS, drop_half_built, muted_stderr, reason
+from ..steps import noted_step
 from .batch import node_place
 from .inputs import static_shapes
 from .names import check_names
@@ -83,7 +84,7 @@ def from_onnx(
     main = mod["main"].with_attrs({NUM_INPUT_ATTR: len(skeleton.data), PARAM_NAMES_ATTR: names})
     mod.update_func(mod.get_global_var("main"), main)
     about = {"format": "onnx", "source": path, "batch": batch or 0}
-    return _fold_constants(mod.with_attr(FRONTEND_ATTR, about), place)
+    return noted_step(_fold_constants(mod.with_attr(FRONTEND_ATTR, about), place))
 
 
 def _check_batch(batch: int | None, place: str) -> None:

@@ -13,6 +13,7 @@ from ...errors import ModelError
 from ...ir import FRONTEND_ATTR
 from ..mlir import Block, Module, Operation, parse_module
 from ..quiet import drop_half_built
+from ..steps import noted_step
 from .functions import Functions
 from .grid_ops import CONVERTERS as GRID_OPS
 from .names import Names
@@ -56,7 +57,7 @@ def from_stablehlo(
         ]
     )
     mod = passes(mod)
-    mod = said.declare(mod)
+    mod = noted_step(said.declare(mod))
     return mod.with_attr(FRONTEND_ATTR, {"format": "stablehlo", "source": ""})  # no weights in it
 
 

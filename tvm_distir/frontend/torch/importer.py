@@ -11,11 +11,13 @@ from typing import Any
 import torch
 from torch import fx
 from torch.export import ExportedProgram
+from torch.export.graph_signature import OutputKind
 from tvm import ir, relax, transform
 
 from ...errors import ModelError
 from ...ir import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
 from ..quiet import drop_half_built, reason
+from ..steps import noted_step
 from .archive import read_archive
 from .call import Absent
 from .graph import Translation, check_operators, is_region
@@ -127,7 +129,12 @@ def _written(program: ExportedProgram, inputs: Inputs, outputs: str) -> ir.IRMod
         {NUM_INPUT_ATTR: len(inputs.data), PARAM_NAMES_ATTR: [name for name, _ in named]}
     )
     mod.update_func(mod.get_global_var("main"), main)
-    return mod
+    gradients = {
+        str(spec.target): i
+        for i, (_, spec) in enumerate(wanted)
+        if spec.kind is OutputKind.GRADIENT_TO_PARAMETER
+    }
+    return noted_step(mod, gradients)
 
 
 def _result(found: list[Any], index: int, spec: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ...ir import is_private, param_names, relax_functions
+from ...ir import is_private, param_names, relax_functions, training_notes
 from ...plan import data_positions, plain_name
 from ...schedules import Schedule
 from ...system import System
@@ -141,6 +141,8 @@ def train_step(
     found = functions.of.get("main")
     if not isinstance(found, relax.Function):
         raise unfit("there is no function main")
+    if training_notes(found, "updated"):
+        raise unfit("the model is a training step already")
     if plain_name(TARGETS) in map(plain_name, param_names(found)):
         raise unfit(f'a parameter is called "{TARGETS}": the model is a training step already')
     check_functions(
