@@ -83,9 +83,7 @@ def main() -> int:
         ours = dict(zip(targets, Reference(mod).run(inputs), strict=True))
         plan = td.strategy.make_plan(mod, "data_parallel", {"dp": 2})
         report = td.verify(mod, plan, inputs=inputs, locate=False)
-    print(
-        "gradient | largest, float64 | torch, apart from it | ours | ours from torch"
-    )
+    print("gradient | largest, float64 | torch, apart from it | ours | ours from torch")
     worst = 0.0
     for name in targets[1:]:
         apart = size(narrow[name] - wide[name]), size(ours[name] - wide[name])

@@ -66,7 +66,7 @@ def _fields(fn: relax.Function) -> list[Any]:
     """Results of a function; empty unless they are a flat tuple."""
     body = fn.body.body
     if type(body) in VARIABLES:
-        bound = {b.var: b.value for b in reversed(fn.body.blocks[-1].bindings)}
+        bound = {b.var: b.value for block in fn.body.blocks[-1:] for b in block.bindings}
         body = bound.get(body)
     return list(body.fields) if isinstance(body, relax.Tuple) else []
 
