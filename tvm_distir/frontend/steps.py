@@ -11,6 +11,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..ir import (
+    IO_ATTR,
     NUM_INPUT_ATTR,
     PARAM_NAMES_ATTR,
     TRAINING_ATTR,
@@ -49,6 +50,8 @@ def noted_step(mod: ir.IRModule, gradients: Mapping[str, int] | None = None) -> 
     if MAIN not in names or not isinstance(mod[MAIN], relax.Function):
         return mod
     fn = mod[MAIN]
+    if IO_ATTR in (fn.attrs or {}):  # a program of one device
+        return mod
     notes = _Step(mod, fn).notes() if not gradients and _may_be_step(fn) else {}
     fields = _fields(fn) if gradients else []
     said = {weight: str(fields[i].name) for weight, i in (gradients or {}).items()}
