@@ -11,19 +11,18 @@ Stashes go to the host, and come back, between units of their rank.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .offloading import Absence, absences
 from .schedule import Schedule
 from .timeline import Ran, Times, timeline
-from .units import BACKWARD, FORWARD, WEIGHT, Unit
+from .units import FORWARD, WEIGHT, Unit
 
 RUN, SEND, RECV = "run", "send", "recv"
 STORE, FETCH = "store", "fetch"
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One thing that a rank does.
 
     Attributes
@@ -103,8 +102,9 @@ def _with_moves(steps: Iterable[Step], away: Iterable[Absence]) -> list[Step]:
 
 def _peer(one: Ran, schedule: Schedule) -> int:
     """Stage on another rank that reads what a unit makes; -1 where there is none."""
-    if one.unit.phase == WEIGHT:
+    phase = one.unit.phase
+    if phase == WEIGHT:
         return -1
-    peer = one.stage + {FORWARD: 1, BACKWARD: -1}[one.unit.phase]
+    peer = one.stage + (1 if phase == FORWARD else -1)
     inside = 0 <= peer < schedule.stage_count
     return peer if inside and schedule.rank_of[peer] != one.rank else -1

@@ -75,6 +75,8 @@ class RankEvents:
     Attributes
     ----------
     events : list of Event
+    before : list of int
+        By step how many events there are before it.
     makers : list of (int, int)
         By event that makes instances its number and the buffer, or slot, that is the first of them.
     first : list of int
@@ -90,6 +92,7 @@ class RankEvents:
         self.rank_of = staged.schedule.rank_of
         self.own = [k for k, owner in enumerate(self.rank_of) if owner == rank]
         self.events: list[Event] = []
+        self.before: list[int] = []
         self.makers: list[tuple[int, int]] = [(-1, -1)]
         self.first: list[int] = [ALWAYS]
         self.sizes, self.roles = [0], [0]
@@ -113,6 +116,7 @@ class RankEvents:
         for stage in self.own:
             self._unit(stage, BEGIN, -1)
         for step in steps:
+            self.before.append(len(self.events))
             if step.kind == RUN:
                 self._run(step.stage, step.unit.phase, step.unit.micro)
                 continue

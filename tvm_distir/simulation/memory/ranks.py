@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from .account import Held, Label, MemoryAccount, by_role, holders
 from .arena import Arenas
 from .entries import constants, residents, role_sums
 from .framework import Framework, Level
+from .periods import Cut, cut
 from .rank_events import ALWAYS, Event, RankEvents
 from .stages import Stages
 from .units import Death, UnitLevels
@@ -35,7 +37,7 @@ class RankMemory:
     ----------
     account : MemoryAccount
     events : list of Event
-        What the rank does, in order.
+        What the rank does, in order; those of steady periods are the same again.
     during, after : int64 arrays (events,)
         Live bytes: the most while each runs, and behind it.
     resident_bytes : int
@@ -66,7 +68,26 @@ class RankMemories:
 
     def of(self, rank: int, steps: Sequence[Step]) -> RankMemory:
         """Measure a rank that takes these steps."""
+        shorter = cut(steps, self.staged.schedule)
+        if shorter is not None:
+            walk = RankEvents(self.staged, self.stages, rank, shorter.steps)
+            begin, end = (walk.before[shorter.at - n] for n in (shorter.period, 0))
+            period = np.arange(begin, end)
+            rest = np.arange(end, len(walk.events))
+            parts = [np.arange(end), *[period] * shorter.times, rest]
+            found = self._measured(walk, np.concatenate(parts), shorter)
+            if found is not None:
+                return found
         walk = RankEvents(self.staged, self.stages, rank, steps)
+        whole = self._measured(walk, np.arange(len(walk.events)), None)
+        assert whole is not None
+        return whole
+
+    def _measured(self, walk: RankEvents, which: Ints, shorter: Cut | None) -> RankMemory | None:
+        """Measure a rank whose events are those of a walk, some again and again.
+
+        None where the periods that were left out are not like those around them.
+        """
         resident = self.resident(walk)
         base = sum(one.bytes for one in resident)
         deaths = deaths_of(walk)
@@ -76,6 +97,10 @@ class RankMemories:
         order = np.array([kind for kind, _, _ in table], np.int64)
         known = {kind: (level, top) for kind, level, top in table}
         rows = [known[kind] for kind in range(len(kinds))]
+        facts = [(one.live, one.peak, size, *one.roles, *one.most) for one, size in rows]
+        if shorter is not None and not _steady(walk, shorter, np.array(facts, np.int64)[order]):
+            return None
+        order = order[which]
         live = np.array([level.live for level, _ in rows], np.int64)[order]
         peak = np.array([level.peak for level, _ in rows], np.int64)[order]
         top = np.array([size for _, size in rows], np.int64)[order]
@@ -84,7 +109,8 @@ class RankMemories:
         during = before + peak
         at = int(np.argmax(during))
         most = int(during[at])
-        held = [*resident, *self._held(walk, deaths, at)]
+        place = int(which[at])
+        held = [*resident, *self._held(walk, deaths, place)]
         roles = np.array([level.roles for level, _ in rows], np.int64)[order]
         mosts = np.array([level.most for level, _ in rows], np.int64)[order]
         above = (np.cumsum(roles, axis=0) - roles + mosts).max(axis=0).tolist()
@@ -92,13 +118,14 @@ class RankMemories:
             "framework",
             most,
             max(0, int((before + top).max()) - most),
-            self._moment(walk, deaths, at),
+            self._moment(walk, deaths, place, _later(walk, shorter, at)),
             by_role(role_sums(held)),
             by_role(map(sum, zip(role_sums(resident), above, strict=True))),
             holders(held),
             self._host_bytes(walk),
         )
-        return RankMemory(account, walk.events, during, after, base)
+        events = walk.events
+        return RankMemory(account, [events[k] for k in which.tolist()], during, after, base)
 
     def _host_bytes(self, walk: RankEvents) -> int:
         """Most that a device keeps in the host's memory, stores and fetches under way included."""
@@ -173,14 +200,31 @@ class RankMemories:
         many = self.staged.schedule.rank_of.count(self.staged.schedule.rank_of[event.stage]) > 1
         return f"{word} of stage {event.stage}" if many else word
 
-    def _moment(self, walk: RankEvents, deaths: Sequence[Death], at: int) -> str:
+    def _moment(self, walk: RankEvents, deaths: Sequence[Death], at: int, later: int) -> str:
         event = walk.events[at]
         word = self._word(event)
         if event.micro >= 0:
-            word += f" {event.micro}"
+            word += f" {event.micro + later}"
         if event.unit is None:
             return word
         return f"{word}: {self.levels.moment(event.unit, deaths[at])}"
+
+
+def _steady(walk: RankEvents, shorter: Cut, facts: Ints) -> bool:
+    """Whether the periods before and behind those left out are alike, and leave nothing."""
+    at, period = shorter.at, shorter.period
+    marks = [walk.before[at + n * period] for n in (-2, -1, 0, 1)]
+    parts = [facts[a:b] for a, b in itertools.pairwise(marks)]
+    alike = all(np.array_equal(one, parts[0]) for one in parts)
+    return alike and int(parts[0][:, 0].sum()) == 0
+
+
+def _later(walk: RankEvents, shorter: Cut | None, at: int) -> int:
+    """By how many micro-batches an event of the whole is later than the one of the walk."""
+    if shorter is None:
+        return 0
+    begin, end = (walk.before[shorter.at - n] for n in (shorter.period, 0))
+    return min(max(at - begin, 0) // (end - begin), shorter.times) * shorter.stride
 
 
 def deaths_of(walk: RankEvents) -> list[Death]:
