@@ -8,6 +8,8 @@
 #include <limits>
 #include <utility>
 
+#include "simulate/summarise.h"
+
 namespace tvm_distir {
 namespace simulate {
 namespace {
@@ -51,6 +53,7 @@ Functions::Functions(const Ints& functions, const Ints& ops, Ints ins, Ints outs
   Parts rows(functions, "functions"), op_rows(ops, "ops");
   Parts in_part(ins_, "ins"), out_part(outs_, "outs"), result_part(results_, "results");
   const int64_t count = static_cast<int64_t>(functions.size()) / kFunctionColumns;
+  int64_t number = 0;
   functions_.resize(count);
   for (int64_t id = 0; id < count; ++id) {
     const int64_t* row = rows.Take(kFunctionColumns);
@@ -60,7 +63,7 @@ Functions::Functions(const Ints& functions, const Ints& ops, Ints ins, Ints outs
     CheckRange(f.params, 0, f.values + 1, "the number of parameters");
     for (int64_t o = 0; o < row[2]; ++o) {
       const int64_t* r = op_rows.Take(kOpColumns);
-      Op op{r[0], (r[1] & 3) != 0, (r[1] & 2) != 0, (r[1] & 4) != 0, r[2], r[3], r[4],
+      Op op{number++, r[0], (r[1] & 3) != 0, (r[1] & 2) != 0, (r[1] & 4) != 0, r[2], r[3], r[4],
             in_part.Take(r[5]), r[5], out_part.Take(r[6]), r[6]};
       CheckAll(op.ins, op.in_count, f.values, "an operand");
       CheckAll(op.outs, op.out_count, f.values, "a result");
@@ -129,7 +132,7 @@ int64_t Functions::Edge(int64_t id, const int64_t* times, bool last) const {
   if (f.first < 0) return kNever;
   const int64_t o = last ? f.last : f.first;
   const Op& op = f.ops[o];
-  const int64_t* row = &f.starts[f.row_at[o]];
+  const int64_t* row = &f.summary.starts[f.summary.row_at[o]];
   if (op.callee < 0) return Dot(row, times, f.ports) + (last ? op.duration : 0);
   Ints inner(functions_[op.callee].ports);
   for (size_t k = 0; k < inner.size(); ++k) inner[k] = Dot(row + k * f.ports, times, f.ports);
@@ -147,6 +150,7 @@ void Functions::Open(int64_t id, const Ints& classes) {
 
 // Top down: how late each parameter of each function may be.
 void Functions::Classify() {
+  if (classified_) return;
   for (int64_t id = size() - 1; id >= 0; --id) {
     const Function& f = functions_[id];
     Ints found(f.values, kAtHand);
@@ -169,114 +173,29 @@ void Functions::Classify() {
       }
     }
   }
-  classified_ = true;
-}
-
-void Functions::Retime(const Ints& columns, const int64_t* table, int64_t stride) {
-  size_t at = 0;
   for (Function& f : functions_) {
-    for (Op& op : f.ops) {
-      const int64_t column = columns.at(at++);
-      if (column >= 0) op.duration = table[column * stride];
+    f.port_of.assign(f.params, -1);
+    for (int64_t p = 0; p < f.params; ++p) {
+      if (f.classes[p] == kFree || (f.classes[p] == kSettled && f.apart[p])) {
+        f.port_of[p] = f.ports++;
+      }
     }
-    f.summarised = false;
-    f.ports = kStreams;
-    f.starts.clear();
-    f.row_at.clear();
   }
+  classified_ = true;
 }
 
 const Function& Functions::Summarised(int64_t id) {
   CheckRange(id, 0, size(), "a function");
-  if (!classified_) Classify();
-  if (!functions_[id].summarised) Summarise(&functions_[id]);
-  return functions_[id];
-}
-
-void Functions::Summarise(Function* f) {
-  f->port_of.assign(f->params, -1);
-  for (int64_t p = 0; p < f->params; ++p) {
-    if (f->classes[p] == kFree || (f->classes[p] == kSettled && f->apart[p])) {
-      f->port_of[p] = f->ports++;
-    }
+  Classify();
+  Function& f = functions_[id];
+  if (!f.summarised) {
+    Exact exact;
+    f.summary = Summarise(&exact, *this, f, [this](int64_t callee) -> const Summary<int64_t>& {
+      return Summarised(callee).summary;
+    });
+    f.summarised = true;
   }
-  const int64_t ports = f->ports;
-  Ints value(f->values * ports, kNever), stream(kStreams * ports, kNever), row(ports);
-  std::vector<char> timed(f->values, false);
-  for (int64_t s = 0; s < kStreams; ++s) stream[s * ports + s] = 0;
-  for (int64_t p = 0; p < f->params; ++p) {
-    if (f->port_of[p] < 0) continue;
-    value[p * ports + f->port_of[p]] = 0;
-    timed[p] = true;
-  }
-  auto latest = [&](const int64_t* other) {
-    for (int64_t p = 0; p < ports; ++p) row[p] = std::max(row[p], other[p]);
-  };
-  auto shift = [&](int64_t by) {
-    if (by > kLatest) by = kLatest + 1;
-    for (int64_t p = 0; p < ports; ++p) {
-      row[p] = Plus(row[p], by);
-      if (row[p] > kLatest) TVM_FFI_THROW(OverflowError) << "a time is too long";
-    }
-  };
-  auto keep = [&](int64_t out) {
-    if (out < 0) return;
-    std::copy(row.begin(), row.end(), value.begin() + out * ports);
-    timed[out] = true;
-  };
-  for (const Op& op : f->ops) {
-    f->row_at.push_back(static_cast<int64_t>(f->starts.size()));
-    if (op.callee >= 0) {
-      const Function& callee = Summarised(op.callee);
-      Ints inner(stream);  // rows of the callee's ports
-      inner.resize(callee.ports * ports, kNever);
-      for (int64_t k = 0; k < op.in_count; ++k) {
-        if (callee.port_of[k] < 0 || op.ins[k] < 0) continue;
-        std::copy_n(value.begin() + op.ins[k] * ports, ports,
-                    inner.begin() + callee.port_of[k] * ports);
-      }
-      for (int64_t r = 0; r < kStreams + op.out_count; ++r) {
-        row.assign(ports, kNever);
-        for (int64_t k = 0; k < callee.ports; ++k) {
-          const int64_t by = callee.map[r * callee.ports + k];
-          if (by <= kNever) continue;
-          for (int64_t p = 0; p < ports; ++p) {
-            row[p] = std::max(row[p], Plus(inner[k * ports + p], by));
-          }
-        }
-        shift(0);
-        if (r < kStreams) {
-          std::copy(row.begin(), row.end(), stream.begin() + r * ports);
-        } else {
-          keep(op.outs[r - kStreams]);
-        }
-      }
-      f->starts.insert(f->starts.end(), inner.begin(), inner.end());
-      continue;
-    }
-    row.assign(stream.begin() + kHost * ports, stream.end());
-    shift(op.issue);
-    std::copy(row.begin(), row.end(), stream.begin() + kHost * ports);
-    latest(&stream[op.stream * ports]);
-    if (op.after) latest(&stream[kCompute * ports]);
-    for (int64_t k = 0; k < op.in_count; ++k) {
-      if (op.ins[k] >= 0 && timed[op.ins[k]]) latest(&value[op.ins[k] * ports]);
-    }
-    f->starts.insert(f->starts.end(), row.begin(), row.end());
-    shift(op.duration);
-    std::copy(row.begin(), row.end(), stream.begin() + op.stream * ports);
-    if (op.holds) std::copy(row.begin(), row.end(), stream.begin() + kCompute * ports);
-    if (op.sync) std::copy(row.begin(), row.end(), stream.begin() + kHost * ports);
-    for (int64_t k = 0; k < op.out_count; ++k) keep(op.outs[k]);
-  }
-  f->map = std::move(stream);
-  f->map.resize((kStreams + f->result_count) * ports, kNever);
-  for (int64_t r = 0; r < f->result_count; ++r) {
-    if (f->results[r] < 0) continue;
-    std::copy_n(value.begin() + f->results[r] * ports, ports,
-                f->map.begin() + (kStreams + r) * ports);
-  }
-  f->summarised = true;
+  return f;
 }
 
 }  // namespace simulate

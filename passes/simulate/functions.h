@@ -35,9 +35,8 @@ enum Class : int64_t {
   kFree = 2,     // whenever
 };
 
-inline int64_t Plus(int64_t a, int64_t b) { return a <= kNever ? kNever : a + b; }
-
 struct Op {
+  int64_t number;    // among all of the table
   int64_t stream;    // kCompute or kComm
   bool after;        // a communication that waits for the compute ops issued before it
   bool holds;        // ... and stops those issued behind it until it ends
@@ -56,6 +55,14 @@ struct Op {
   bool busies() const { return stream == kCompute || holds; }
 };
 
+// The map of a function, whose entries are times: numbers, or what stands for many of them.
+template <class Time>
+struct Summary {
+  std::vector<Time> map;     // (streams + results) x ports
+  std::vector<Time> starts;  // rows of starts, of a call those of its callee's ports
+  Ints row_at;               // per op: where its rows begin
+};
+
 struct Function {
   int64_t params, values;
   std::vector<Op> ops;
@@ -70,13 +77,13 @@ struct Function {
   Ints origin;                // per result: the parameter that it is, or kIsSettled, kIsFree
   Ints classes;               // per parameter: the latest class over all calls
 
-  // The map. Ports: the streams, then those of the parameters that have one.
-  bool summarised = false;
+  // Ports of the map: the streams, then those of the parameters that have one. Known when all
+  // functions are classified.
   int64_t ports = kStreams;
   Ints port_of;  // per parameter, -1: none
-  Ints map;      // (streams + results) x ports
-  Ints starts;   // rows of starts, of a call those of its callee's ports
-  Ints row_at;   // per op: where its rows begin
+
+  bool summarised = false;
+  Summary<int64_t> summary;
 };
 
 constexpr int64_t kIsSettled = -1;
@@ -98,9 +105,8 @@ class Functions {
   // What parameters of a function that is run from outside are.
   void Open(int64_t id, const Ints& classes);
 
-  // Gives all ops other durations, those of column columns[o] at of the rows of a table that are
-  // stride apart; calls have none, -1. Maps are to be made anew.
-  void Retime(const Ints& columns, const int64_t* table, int64_t stride);
+  // Settles which parameters are ports.
+  void Classify();
 
   // The function with its map.
   const Function& Summarised(int64_t id);
@@ -111,7 +117,7 @@ class Functions {
     const Function& f = functions_[id];
     for (size_t o = 0; o < f.ops.size(); ++o) {
       const Op& op = f.ops[o];
-      const int64_t* row = &f.starts[f.row_at[o]];
+      const int64_t* row = &f.summary.starts[f.summary.row_at[o]];
       if (op.callee < 0) {
         visit(op, Dot(row, times, f.ports));
         continue;
@@ -143,8 +149,6 @@ class Functions {
   static constexpr int64_t kFew = 32;
 
   void Trace(Function* f);
-  void Classify();
-  void Summarise(Function* f);
 
   Ints ins_, outs_, results_;
   std::vector<Function> functions_;

@@ -18,6 +18,7 @@
 #include "ffi/array.h"
 #include "simulate/busy.h"
 #include "simulate/functions.h"
+#include "simulate/retimed.h"
 #include "simulate/units.h"
 
 namespace tvm_distir {
@@ -73,7 +74,9 @@ class Session {
     return AsShape(out);
   }
 
-  void Map(int64_t id, const TensorView& out) { Give(functions_.Summarised(id).map, out, "out"); }
+  void Map(int64_t id, const TensorView& out) { 
+    Give(functions_.Summarised(id).summary.map, out, "out");
+  }
 
   // Starts of all tasks of runs of a function, (runs, tasks), from (runs, ports) times.
   void Expand(int64_t id, const TensorView& times_in, const TensorView& out_in) {
@@ -141,20 +144,16 @@ class Session {
              const TensorView& steps, const TensorView& template_begin,
              const TensorView& program_begin, const TensorView& programs, const TensorView& edges,
              int64_t cells, int64_t micros, const TensorView& out_in) {
-    Units units = Read(kind_function, kind_places, steps, template_begin, program_begin, programs,
-                       edges, cells, micros);
-    const Ints known = Listed(columns, "columns");
+    const Units units = Read(kind_function, kind_places, steps, template_begin, program_begin,
+                             programs, edges, cells, micros);
     const Int64View spent(spent_in, "spent"), sent(sent_in, "sent"), out(out_in, "out");
-    const int64_t rows = out.size(), messages = static_cast<int64_t>(units.edges.size()) / 2;
+    const int64_t rows = out.size();
+    sent.CheckSize(static_cast<int64_t>(units.edges.size()) / 2 * rows, "sent");
+    const Durations durations{&spent[0], &sent[0], rows, Listed(columns, "columns")};
     int64_t used = 0;
-    for (const int64_t column : known) used = std::max(used, column + 1);
+    for (const int64_t column : durations.column) used = std::max(used, column + 1);
     if (spent.size() < used * rows) TVM_FFI_THROW(ValueError) << "durations are too few";
-    sent.CheckSize(messages * rows, "sent");
-    for (int64_t row = 0; row < rows; ++row) {
-      functions_.Retime(known, &spent[row], rows);
-      for (int64_t e = 0; e < messages; ++e) units.edges[2 * e + 1] = sent[e * rows + row];
-      out[row] = EndOf(&functions_, units);
-    }
+    EndsOf(&functions_, units, durations, &out[0]);
   }
 
  private:

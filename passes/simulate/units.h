@@ -11,6 +11,7 @@
 #define TVM_DISTIR_PASSES_SIMULATE_UNITS_H_
 
 #include <cstdint>
+#include <vector>
 
 #include "simulate/functions.h"
 
@@ -42,19 +43,29 @@ struct Units {
   int64_t cells, micros;  // micros: cells of a slot
 };
 
-struct Ran {
-  Ints times;     // of the ports of each run, ranks in turn
-  Ints finish;    // per rank, when its streams are free: compute, communication, host, sends,
-                  // stores, fetches
-  Ints sent;      // per edge and micro-batch the start of its message, or -1
-  Ints position;  // per rank, how many of its programs it ended
+constexpr int64_t kRankStreams = 6;
+
+template <class Time>
+struct RanOf {
+  std::vector<Time> times;   // of the ports of each run, ranks in turn
+  std::vector<Time> finish;  // per rank, when its streams are free: compute, communication, host,
+                             // sends, stores, fetches
+  std::vector<Time> sent;    // per edge and micro-batch the start of its message, or -1
+  Ints position;             // per rank, how many of its programs it ended
+
+  // Whether all ranks ended all of theirs.
+  bool Done(const Units& units) const {
+    for (size_t r = 0; r < position.size(); ++r) {
+      if (position[r] < units.program_begin[r + 1] - units.program_begin[r]) return false;
+    }
+    return true;
+  }
 };
+
+using Ran = RanOf<int64_t>;
 
 // Runs all ranks as early as possible.
 Ran RunUnits(Functions* functions, const Units& units);
-
-// When the last rank is done; -1 where some never are, or a time is too long.
-int64_t EndOf(Functions* functions, const Units& units);
 
 }  // namespace simulate
 }  // namespace tvm_distir

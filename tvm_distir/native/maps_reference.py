@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..errors import SimulationError
 from .functions import (
     AFTER,
     COMPUTE_PORT,
@@ -190,8 +191,9 @@ class ReferenceMaps:
                 for fn in self._functions
             ]
             edges = np.stack((units.edges[:, 0], sent[:, row]), axis=1)
-            with contextlib.suppress(OverflowError):
-                ran = run_units(one, replace(units, edges=edges))
+            with contextlib.suppress(SimulationError):
+                with representable():
+                    ran = run_units(one, replace(units, edges=edges))
                 if (ran.position == np.diff(units.program_begin)).all():
                     found[row] = ran.finish.max(initial=0)
         return found

@@ -67,6 +67,12 @@ class Batch:
         self._lying: dict[Hashable, tuple[int, ...]] = {}
         self._plans: dict[tuple[int, ...], _Plan] = {}
 
+    @property
+    def micro_batches(self) -> int:
+        """Of each step."""
+        assert self.program.staged is not None
+        return self.program.staged.schedule.micro_batches
+
     def lies(self, meshes: Sequence[Mesh]) -> tuple[int, ...]:
         """Which ranks lie alike: by rank the first that it is like."""
         shape = meshes[0].shape

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..program import Edge, Mesh, Numbers, Op, Program, edges_of
-from ..system import PICOSECONDS, VIEW, System
+from ..system import PICOSECONDS, VIEW, GroupLayout, System
 from .costs import HOST, HOSTS, OpCosts
 
 Ints = npt.NDArray[np.int64]
@@ -21,6 +21,7 @@ BOUNDS = ("compute", "memory", "launch", "host", "network")
 _COMPUTE, _MEMORY, _LAUNCH, _HOST_BOUND, _NETWORK = range(5)
 _GRADIENTS = "gradients"
 _LATEST = float(1 << 60)
+_LARGEST = 1 << 62
 
 
 class BatchPrices:
@@ -120,45 +121,48 @@ class BatchPrices:
 
     def _collective(self, op: Op, payload: Ints) -> Ints:
         found = np.zeros(self.rows, np.int64)
+        gradients = op.kernel_class == _GRADIENTS
         for rows, costs in self._of_shape:
-            if not rows.size:
-                continue
-            axes = op.mesh_axes
-            layout = costs.layout(op.mesh, axes)
-            sizes, inverse = np.unique(payload[rows], return_inverse=True)
-            own = [
-                costs.clock.collective_ps(
-                    op.collective, size, layout, op.op, op.kernel_class == _GRADIENTS
-                )
-                for size in sizes.tolist()
-            ]
-            found[rows] = np.array(own, np.int64)[inverse.ravel()]
+            layout = costs.layout(op.mesh, op.mesh_axes)
+            found[rows] = self._slowest(op.collective, payload[rows], layout, rows, gradients)
+        return found
+
+    def _slowest(
+        self, kind: str, payload: Ints, layout: GroupLayout, rows: Ints, gradients: bool = False
+    ) -> Ints:
+        """As :meth:`tvm_distir.system.Clock.collective_ps`, for the payloads of some rows."""
+        found = np.zeros(payload.size, np.int64)
+        for where in layout.kinds:
+            fits = payload < _LARGEST // (2 * where.ranks)
+            self.fits[rows] &= fits
+            own = np.where(fits, payload, 0)
+            spent = self.system.spread_time_s(kind, own, where, layout.sharing, gradients)
+            np.maximum(found, self._picoseconds(spent, rows), out=found)
         return found
 
     def edge(self, edge: Edge, here: int, there: int) -> Ints:
-        """Durations of a message between ranks."""
+        """Durations of a message between ranks: as :meth:`.costs.OpCosts.edge_ps`."""
         at = self._edges[id(edge)]
-        table = self.quantities[self.which[at : at + 5]]
         found = np.zeros(self.rows, np.int64)
         for rows, costs in self._of_shape:
-            if not rows.size:
-                continue
-            sizes, inverse = np.unique(table[:, rows], axis=1, return_inverse=True)
-            own = []
-            for sent, taken, out, into, split in sizes.T.tolist():
-                one = Edge(
-                    edge.source, edge.target, edge.direction, (sent, taken), (out, into),
-                    edge.placements, split,
-                )  # fmt: skip
-                own.append(max(costs.edge_ps(one, here, there)))
-            found[rows] = np.array(own, np.int64)[inverse.ravel()]
+            sent, taken, _, into, split = self.quantities[self.which[at : at + 5]][:, rows]
+            both = []
+            for kind, size, ends in (("send", sent, (here, there)), ("recv", taken, (there, here))):
+                layout = costs.pair_layout(*ends)
+                spent = self._slowest(kind, -(-size // split), layout, rows)
+                both.append(np.where(size > 0, spent, 0))
+            for count in np.unique(split[split > 1]).tolist():
+                own = split == count
+                layout = costs.parts_layout(there, count)
+                both[0][own] += self._slowest("all_gather", into[own], layout, rows[own])
+            found[rows] = np.maximum(*both)
         return found
 
-    def _picoseconds(self, time_s: npt.NDArray[np.float64]) -> Ints:
-        """As :func:`tvm_distir.system.picoseconds`."""
+    def _picoseconds(self, time_s: npt.NDArray[np.float64], rows: Ints | None = None) -> Ints:
+        """As :func:`tvm_distir.system.picoseconds`, of some rows or all."""
         time = np.rint(time_s * PICOSECONDS)
         bad = ~(time < _LATEST)
-        self.fits &= ~bad
+        self.fits[slice(None) if rows is None else rows] &= ~bad
         return np.where(bad, 0.0, time).astype(np.int64)
 
     def _codes(self, code: int) -> Codes:

@@ -58,6 +58,7 @@ class OpCosts:
         self.program, self.clock = program, Clock(system)
         self._layouts: dict[tuple[int, tuple[int, ...]], GroupLayout] = {}
         self._pairs: dict[tuple[int, int], GroupLayout] = {}
+        self._parts: dict[tuple[int, int], GroupLayout] = {}
 
     def row(self, function: str, number: int) -> OpRow:
         """Cost of the op ``number`` of a function (not a call or view)."""
@@ -118,11 +119,7 @@ class OpCosts:
             )
         )
         if edge.split > 1:  # gathered where it arrives, along the last axes
-            mesh = self.program.meshes[there]
-            ids, count = mesh.device_ids, edge.split
-            layout = self.clock.system.layout(
-                [ids[k : k + count] for k in range(0, len(ids), count)]
-            )
+            layout = self.parts_layout(there, edge.split)
             sent += self.clock.collective_ps("all_gather", edge.bytes[1], layout, place)
         return sent, received
 
@@ -138,14 +135,28 @@ class OpCosts:
             self._layouts[key] = self.clock.system.layout(groups)
         return self._layouts[key]
 
+    def parts_layout(self, mesh: int, parts: int) -> GroupLayout:
+        """How the devices of a mesh lie that gather so many parts of a message."""
+        key = (mesh, parts)
+        if key not in self._parts:
+            ids = self.program.meshes[mesh].device_ids
+            self._parts[key] = self.clock.system.layout(
+                [ids[k : k + parts] for k in range(0, len(ids), parts)]
+            )
+        return self._parts[key]
+
+    def pair_layout(self, mesh: int, peer: int) -> GroupLayout:
+        """How the devices of two meshes lie, each paired with another one of the other mesh."""
+        key = (mesh, peer)
+        if key not in self._pairs:
+            here, there = (self.program.meshes[number].device_ids for number in key)
+            self._pairs[key] = self.clock.transfer_layout(here, there)
+        return self._pairs[key]
+
     def _transfer_ps(self, op: Op, place: str) -> int:
         """Duration of a transfer, every device paired with another one of the other mesh."""
         return self._pair_ps(op.collective, op.wire_bytes, op.mesh, op.peer_mesh, place)
 
     def _pair_ps(self, kind: str, size_bytes: int, mesh: int, peer: int, place: str) -> int:
         """Duration of one end of a transfer on a mesh, from or to a peer."""
-        key = (mesh, peer)
-        if key not in self._pairs:
-            here, there = (self.program.meshes[number].device_ids for number in key)
-            self._pairs[key] = self.clock.transfer_layout(here, there)
-        return self.clock.transfer_ps(kind, size_bytes, self._pairs[key], place)
+        return self.clock.transfer_ps(kind, size_bytes, self.pair_layout(mesh, peer), place)

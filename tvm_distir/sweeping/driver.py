@@ -111,13 +111,13 @@ def sweep(
     assert known is not None
     check_model_given(model)
     pipeline = Pipeline(model, known, train, tensor, cuts, decide, dims or {})
-    if isinstance(rows, Mapping):
-        axes = {name: [str(value) for value in values] for name, values in rows.items()}
-        table = grid_table(axes, pipeline.keys)
-    else:
-        table = read_table(rows, pipeline.keys)
-    table.show(pipeline.usual)
     with collector_paused():
+        if isinstance(rows, Mapping):
+            axes = {name: [str(value) for value in values] for name, values in rows.items()}
+            table = grid_table(axes, pipeline.keys)
+        else:
+            table = read_table(rows, pipeline.keys)
+        table.show(pipeline.usual)
         work = _Sweep(
             pipeline, table, output, resume, settings or {}, structures, cache, on_progress
         )

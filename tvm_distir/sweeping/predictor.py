@@ -62,12 +62,12 @@ class Predictor:
 
     def predict(self, rows: Ints) -> Iterator[Predicted]:
         """Predict rows; those whose numbers are not whole, or too large, are left out."""
+        structure = self.structure
+        peaks = Peaks(structure.program, structure.numbers, structure.which)
         micros = self.table.numbers["micro_batches"][rows]
         for count in np.unique(micros).tolist():
             program = self._of(count)
-            structure = self.structure
             batch = Batch(program, self.system, structure.numbers, structure.which, self.blocking)
-            peaks = Peaks(program, structure.numbers, structure.which)
             own = rows[micros == count]
             for at in range(0, own.size, MOST_ROWS):
                 yield self._predict(batch, peaks, own[at : at + MOST_ROWS])
@@ -79,7 +79,7 @@ class Predictor:
         sizes, shape = np.unique(axes, axis=1, return_inverse=True)
         shapes = [meshes_of(batch.program, dp, tp) for dp, tp in sizes.T.tolist()]
         ran = batch.run(quantities, shapes, shape.ravel())
-        peak = peaks.of(quantities)
+        peak = peaks.of(quantities, batch.micro_batches)
         fits = ran.fits
         return Predicted(rows[fits], ran.time_ps[fits], peak[fits], ran.bound[fits])
 

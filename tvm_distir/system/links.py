@@ -5,14 +5,25 @@
 from __future__ import annotations
 
 import math
+from typing import Any
+
+import numpy as np
 
 from ..ir import TRANSFERS
 from .hardware import InterNode, IntraNode
 from .network import Spread, ring_steps, wire_bytes
 
 
-def near_time_s(near: IntraNode, kind: str, payload_bytes: int, ranks: int) -> float:
+def near_time_s(near: IntraNode, kind: str, payload_bytes: Any, ranks: int) -> Any:
     """Seconds inside a node.
+
+    Parameters
+    ----------
+    near : IntraNode
+    kind : str
+    payload_bytes : int, or int64 array
+        Of an array: the seconds of each, as of the numbers alone.
+    ranks : int
 
     Notes
     -----
@@ -24,7 +35,7 @@ def near_time_s(near: IntraNode, kind: str, payload_bytes: int, ranks: int) -> f
     if kind in TRANSFERS and near.send_us is not None:
         return 1e-6 * near.send_us + wire / (near.bandwidth_GBps * 1e9)
     alpha_us = near.setup_us + ring_steps(kind, ranks) * near.latency_us
-    alpha_us += near.root_us * math.sqrt(wire * 1e-6)
+    alpha_us = alpha_us + near.root_us * _root(wire * 1e-6)
     return 1e-6 * alpha_us + wire / (near.bandwidth_GBps * 1e9) * (1.0 + near.share / ranks)
 
 
@@ -32,18 +43,19 @@ def far_time_s(
     near: IntraNode,
     far: InterNode,
     kind: str,
-    payload_bytes: int,
+    payload_bytes: Any,
     where: Spread,
     far_bandwidth: float,
     hop_us: float | None,
-) -> float:
+) -> Any:
     """Seconds between nodes.
 
     Parameters
     ----------
     near, far : IntraNode, InterNode
     kind : str
-    payload_bytes : int
+    payload_bytes : int, or int64 array
+        As in :func:`near_time_s`.
     where : Spread
     far_bandwidth : float
         Bytes per second that the group sends out of a node.
@@ -84,7 +96,7 @@ def far_time_s(
         near_bandwidth, far_bandwidth
     )
     if where.per_node == 1 or where.ranks != where.per_node * where.nodes:
-        return min(ring_s, tree_s)
+        return _least(ring_s, tree_s)
     shared = payload_bytes / where.per_node
     inside_s = near_time_s(near, kind, payload_bytes, where.per_node)
     crossing_s = (
@@ -92,4 +104,14 @@ def far_time_s(
         * (where.nodes - 1)
         * (1e-6 * hop_us + shared / where.nodes * where.per_node / far_bandwidth)
     )
-    return min(ring_s, tree_s, inside_s + crossing_s)
+    return _least(ring_s, tree_s, inside_s + crossing_s)
+
+
+def _root(value: Any) -> Any:
+    return np.sqrt(value) if isinstance(value, np.ndarray) else math.sqrt(value)
+
+
+def _least(*times_s: Any) -> Any:
+    if isinstance(times_s[0], np.ndarray):
+        return np.minimum.reduce(times_s)
+    return min(times_s)

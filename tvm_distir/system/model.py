@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from .links import far_time_s, near_time_s
 from .network import GroupLayout, Spread, check_kind, layout_of, nic_sharing, spread
 from .rates import Rate, rate
 from .reading import load, parse
+
+Ints = npt.NDArray[np.int64]
 
 
 class WorkLike(Protocol):
@@ -233,16 +235,25 @@ class System:
         where = spread(ranks, self.intra_node.devices_per_node)
         return self.spread_time_s(kind, payload_bytes, where, sharing)
 
+    @overload
     def spread_time_s(
         self, kind: str, payload_bytes: int, where: Spread, sharing: int, gradients: bool = False
-    ) -> float:
+    ) -> float: ...
+    @overload
+    def spread_time_s(
+        self, kind: str, payload_bytes: Ints, where: Spread, sharing: int, gradients: bool = False
+    ) -> npt.NDArray[np.float64]: ...
+    def spread_time_s(
+        self, kind: str, payload_bytes: Any, where: Spread, sharing: int, gradients: bool = False
+    ) -> Any:
         """Seconds of one collective over a group that lies on the nodes as ``where`` says.
 
-        See :mod:`.links`; ``gradients`` as in :meth:`node_bandwidth_bytes_per_s`.
+        See :mod:`.links`; ``gradients`` as in :meth:`node_bandwidth_bytes_per_s`. Of an array of
+        payloads the seconds of each, as of the numbers alone.
         """
         check_kind(kind)
         if where.ranks <= 1:
-            return 0.0
+            return 0.0 * payload_bytes
         if where.nodes == 1:
             factor = self.constant("collective_factor") if self.constants else 1.0
             return factor * near_time_s(self.intra_node, kind, payload_bytes, where.ranks)

@@ -142,6 +142,27 @@ def test_random_pipelines():
     assert differing_pipelines(range(20)) == (20, [])
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_many_runs_of_other_durations(seed):
+    """Each ends when it ends by itself; one that does not fit leaves the others alone."""
+    rng = random.Random(seed)
+    pipeline = Pipeline(rng, seed % 2 == 1)
+    draws, found = np.random.default_rng(seed), []
+    table = pipeline.functions.table
+    ops = np.array(table.ops, np.int64).reshape(-1, 7)
+    columns = np.where(ops[:, 4] < 0, draws.integers(-1, 9, len(ops)), -1)
+    spent = draws.integers(0, 50, (9, 11))
+    spent[int(columns.max(initial=0)), 4] = LATEST
+    for engine in ENGINES:
+        maps = maps_of(table, engine)
+        units = pipeline.units(maps)
+        sent = np.random.default_rng(seed).integers(0, 60, (len(units.edges), 11))
+        found.append(maps.sweep(columns, spent, sent, units).tolist())
+    assert found[0] == found[1]
+    assert min(found[0][:4] + found[0][5:]) >= 0
+    assert len(set(found[0])) > 3
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_time_in_which_ranks_are_busy(seed):
     pipeline = Pipeline(random.Random(seed), seed % 2 == 1)

@@ -10,7 +10,7 @@ than at another one is left out. What remains is few, and exact for all sizes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,9 @@ from .ranks import RankMemories, deaths_of
 from .units import Death, Unit
 
 Ints = npt.NDArray[np.int64]
+
+_AT_ONCE = 64
+"""Rows that are compared with each other at once."""
 
 
 class Forms(Level):
@@ -63,17 +66,29 @@ class Forms(Level):
 
 def highest(moments: Ints) -> Ints:
     """Rows that no other row reaches in all columns."""
-    moments = np.unique(moments, axis=0)
+    moments = different(moments)
     order = np.argsort(-moments.sum(axis=1), kind="stable")
     kept = np.zeros((0, moments.shape[1]), np.int64)
-    for row in moments[order]:
-        if not (kept >= row).all(axis=1).any():
-            kept = np.concatenate((kept, row[None]))
+    for at in range(0, order.size, _AT_ONCE):
+        rows = moments[order[at : at + _AT_ONCE]]
+        rows = rows[~(kept[None] >= rows[:, None]).all(axis=2).any(axis=1)]
+        reached = (rows[None] >= rows[:, None]).all(axis=2)
+        kept = np.concatenate((kept, rows[reached.sum(axis=1) == 1]))  # by itself alone
     return kept
 
 
+def different(moments: Ints) -> Ints:
+    """Rows that are there, each once."""
+    if len(moments) == 1:
+        return moments
+    rows = np.ascontiguousarray(moments)
+    whole = rows.view(np.dtype((np.void, rows.strides[0]))).ravel()
+    _, first = np.unique(whole, return_index=True)
+    return rows[first]
+
+
 class Peaks:
-    """Peaks of steps alike.
+    """Peaks of steps alike, but for their sizes and numbers of micro-batches.
 
     Parameters
     ----------
@@ -88,8 +103,6 @@ class Peaks:
     ----------
     quantities : list of int
         Those that are sizes.
-    moments : int64 array (moments, quantities)
-        How many tensors of each size are there.
     """
 
     def __init__(self, program: Program, numbers: Numbers, which: Ints) -> None:
@@ -115,39 +128,41 @@ class Peaks:
         self.quantities = list(found)
         self.kinds = len(found)
         program = dataclasses.replace(program, functions=functions, staged=staged)
-        self.moments = self._all(program, staged)
-
-    def of(self, quantities: Ints) -> Ints:
-        """Bytes of the fullest rank of steps, (rows,), from (quantities, rows)."""
-        blocks = -(-quantities[self.quantities] // BLOCK_BYTES) * BLOCK_BYTES
-        peak = np.zeros(quantities.shape[1], np.int64)
-        for moment in self.moments:
-            used = np.flatnonzero(moment)
-            np.maximum(peak, moment[used] @ blocks[used], out=peak)
-        return peak
-
-    def _all(self, program: Program, staged: Staged) -> Ints:
+        self._staged = staged
         framework = Framework(program, level=lambda: Forms(self.kinds))
-        memories = RankMemories(program, staged, framework)
-        levels: dict[tuple[int, Death], Forms] = {}
-        found = []
-        for rank, steps in enumerate(programs(staged.schedule)):
-            walk = RankEvents(staged, memories.stages, rank, steps)
-            found.append(self._rank(memories, walk, levels))
-        return highest(np.concatenate(found))
+        self._memories = RankMemories(program, staged, framework)
+        self._levels: dict[Hashable, Forms] = {}
+        self._moments: dict[int, Ints] = {}
 
-    def _rank(
-        self, memories: RankMemories, walk: RankEvents, levels: dict[tuple[int, Death], Forms]
-    ) -> Ints:
+    def of(self, quantities: Ints, micro_batches: int) -> Ints:
+        """Bytes of the fullest rank of steps, (rows,), from (quantities, rows)."""
+        blocks = -(-quantities[self.quantities] // BLOCK_BYTES)
+        sums = self.moments(micro_batches).astype(np.float64) @ blocks.astype(np.float64)
+        return np.asarray(sums.max(axis=0, initial=0.0), np.int64) * BLOCK_BYTES  # below 2^53
+
+    def moments(self, micro_batches: int) -> Ints:
+        """How many tensors of each size are there, (moments, quantities)."""
+        if micro_batches not in self._moments:
+            own = self._staged.schedule
+            schedule = dataclasses.replace(own, micro_batches=micro_batches)
+            staged = dataclasses.replace(self._staged, schedule=schedule)
+            found = [
+                self._rank(RankEvents(staged, self._memories.stages, rank, steps))
+                for rank, steps in enumerate(programs(schedule))
+            ]
+            self._moments[micro_batches] = highest(np.concatenate(found))
+        return self._moments[micro_batches]
+
+    def _rank(self, walk: RankEvents) -> Ints:
         """Moments of a rank."""
         base = Forms(self.kinds)
-        for one in memories.resident(walk):
+        for one in self._memories.resident(walk):
             base.add(one.role, one.bytes)
         known: list[Forms] = []
         number: dict[int, int] = {}
         order = []
         for place, death in enumerate(deaths_of(walk)):
-            level = self._level(memories, walk, place, death, levels)
+            level = self._level(walk, place, death)
             if id(level) not in number:
                 number[id(level)] = len(known)
                 known.append(level)
@@ -161,36 +176,33 @@ class Peaks:
             found.append((own[:, None] + level.most_held[None]).reshape(-1, self.kinds))
         return highest(np.concatenate(found))
 
-    def _level(
-        self,
-        memories: RankMemories,
-        walk: RankEvents,
-        place: int,
-        death: Death,
-        levels: dict[tuple[int, Death], Forms],
-    ) -> Forms:
-        """Level of an event."""
-        event = walk.events[place]
+    def _level(self, walk: RankEvents, place: int, death: Death) -> Forms:
+        """Level of an event: one object for those alike."""
+        event, levels = walk.events[place], self._levels
         if event.unit is None:
-            return self._message(walk, place, death)
+            size = walk.sizes[int(event.ids[0])]
+            made, dead = event.name in (RECV, FETCH), bool(death.buffers)
+            if (made, dead, size) not in levels:
+                levels[made, dead, size] = self._message(made, dead, size)
+            return levels[made, dead, size]
         key = id(event.unit), death
         if key not in levels:
-            levels[key] = self._unit(memories, event.unit, death)
+            levels[key] = self._unit(event.unit, death)
         return levels[key]
 
-    def _unit(self, memories: RankMemories, unit: Unit, death: Death) -> Forms:
-        level = Forms(self.kinds)
+    def _unit(self, unit: Unit, death: Death) -> Forms:
+        level, memories = Forms(self.kinds), self._memories
         for number, use, rest in memories.levels.uses(unit, death):
             level.over(memories.framework.level(use), number)
             for buffer in rest:
                 level.add(death.roles[buffer], -unit.sizes[buffer])
         return level
 
-    def _message(self, walk: RankEvents, place: int, death: Death) -> Forms:
-        level, instance = Forms(self.kinds), int(walk.events[place].ids[0])
-        if walk.events[place].name in (RECV, FETCH):
-            level.add(0, walk.sizes[instance])
+    def _message(self, made: bool, dead: bool, size: int) -> Forms:
+        level = Forms(self.kinds)
+        if made:
+            level.add(0, size)
             level.reach(0)
-        if death.buffers:
-            level.add(0, -walk.sizes[instance])
+        if dead:
+            level.add(0, -size)
         return level

@@ -223,8 +223,11 @@ class UnitLevels:
     def uses(self, unit: Unit, death: Death) -> Iterator[tuple[int, Use, list[int]]]:
         """Number of each part, how it runs, and what is freed behind it."""
         dying: dict[int, list[int]] = {}
+        lasts: dict[int, int] = {}
+        for one, last in zip(death.same, unit.last, strict=True):
+            lasts[one] = max(last, lasts.get(one, last))
         for buffer in death.buffers:
-            dying.setdefault(self._last(unit, death, buffer), []).append(buffer)
+            dying.setdefault(lasts[buffer], []).append(buffer)
         for number, part in enumerate(unit.parts):
             lives = self.framework.lives[part.function]
             reads = [death.same[b] if b >= 0 else b for b in part.reads]

@@ -1,0 +1,110 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""``td.sweep``: rows per second of a structure that is known, and what it takes to know one.
+
+The rows are GPT configurations of one structure: 32 layers on 8 stages x dp 4 x tp 4, all else
+varied. The first sweep finds the structure, with an empty cache; those behind it have its samples on
+disk, and what they take to read and fit these is told apart, and so are the rows that are taken
+through the whole pipeline too.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from measure import parser, print_setting, table
+
+import tvm_distir as td
+from tvm_distir.sweeping import driver, learning
+
+MODEL = "zoo:gpt?layers=32,dropout=0.1,fused_qkv=1"
+HIDDEN = [str(size) for size in range(4096, 10241, 256)]
+GRID = {
+    "tp": ["4"], "pp": ["8"], "dp": ["4"], "hidden": HIDDEN, "heads": ["16", "32", "64"],
+    "seq": ["2048", "4096"], "vocab": [str(size) for size in range(48000, 64001, 400)],
+}  # fmt: skip
+MICRO_BATCHES = {"3 numbers of micro-batches": ("8", "16", "64"), "1": ("32",)}
+
+
+class Apart:
+    """CPU seconds of what is told apart."""
+
+    def __init__(self) -> None:
+        self.seconds = {"structure": 0.0, "checked": 0.0}
+        sweep: Any = driver._Sweep
+        learner: Any = learning.Learner
+        sweep._checked = self._timed(sweep._checked)
+        learner.parts = self._drawn(learner.parts)
+
+    def _timed(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any) -> Any:
+            start = time.process_time()
+            found = work(*arguments)
+            self.seconds["checked"] += time.process_time() - start
+            return found
+
+        return timed
+
+    def _drawn(self, work: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        def drawn(*arguments: Any) -> Iterator[Any]:
+            parts = work(*arguments)
+            while True:
+                start = time.process_time()
+                one = next(parts, None)
+                self.seconds["structure"] += time.process_time() - start
+                if one is None:
+                    return
+                yield one
+
+        return drawn
+
+
+def measured(apart: Apart, micro_batches: tuple[str, ...], cache: str) -> dict[str, float]:
+    """One sweep, its CSV text included."""
+    apart.seconds = dict.fromkeys(apart.seconds, 0.0)
+    start = time.process_time()
+    found = td.sweep(
+        MODEL, {**GRID, "micro_batches": micro_batches}, "dgx-a100-megatron",
+        train={"optimizer": "adamw"}, cache=cache,
+    )  # fmt: skip
+    found.to_csv()
+    whole = time.process_time() - start
+    way = found.header.index("way")
+    assert all(row[way] == "structure" for row in found.rows)
+    own = whole - sum(apart.seconds.values())
+    return {**apart.seconds, "rows": own, "count": len(found.rows), "checks": len(found.checked)}
+
+
+def main() -> None:
+    """Print the table."""
+    options = parser(__doc__).parse_args()
+    print_setting()
+    apart, rows = Apart(), []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, micro_batches in MICRO_BATCHES.items():
+            first = measured(apart, micro_batches, f"{folder}/{len(micro_batches)}")
+            later = [
+                measured(apart, micro_batches, f"{folder}/{len(micro_batches)}")
+                for _ in range(options.repeat)
+            ]
+            best = min(later, key=lambda one: one["rows"])
+            known = min(one["structure"] for one in later)
+            rows.append(
+                [
+                    name, f"{best['count']:,}", f"{first['structure']:.1f}", f"{known:.1f}",
+                    f"{best['rows']:.2f}", f"{best['count'] / best['rows']:,.0f}",
+                    f"{best['checked'] / best['checks']:.2f}",
+                ]
+            )  # fmt: skip
+    header = [
+        "micro-batches", "rows", "structure, s", "from disk, s", "rows, s", "rows/s",
+        "a checked row, s",
+    ]  # fmt: skip
+    table(header, rows)
+
+
+if __name__ == "__main__":
+    main()
