@@ -3,8 +3,8 @@
 """``td.sweep``: rows per second of a structure that is known, and what it takes to know one.
 
 The rows are GPT configurations of one structure: 32 layers on 8 stages x dp 4 x tp 4, all else
-varied. The first sweep finds the structure, with an empty cache; those behind it have its samples on
-disk, and what they take to read and fit these is told apart, and so are the rows that are taken
+varied. The first sweep finds the structure, with an empty cache; those behind it have its samples
+on disk. What it takes to read and fit these is told apart, and so are the rows that are taken
 through the whole pipeline too.
 """
 

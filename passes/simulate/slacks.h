@@ -27,7 +27,7 @@ class Slacks {
     const Function& f = functions_.at(id);
     found.assign(f.ports, kLatest);
     for (size_t o = 0; o < f.ops.size(); ++o) {
-      const int64_t* rows = &f.starts[f.row_at[o]];
+      const int64_t* rows = &f.summary.starts[f.summary.row_at[o]];
       if (f.ops[o].callee < 0) {
         Narrow(f.ports, rows, rows, -kLatest, &found);
         continue;

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ...program import Numbers, Program, Staged, Value
+from ...program import Numbers, Program, Value
 from ...schedules import FETCH, RECV, programs
 from .framework import BLOCK_BYTES, Framework, Level
 from .rank_events import RankEvents
@@ -71,10 +71,15 @@ def highest(moments: Ints) -> Ints:
     kept = np.zeros((0, moments.shape[1]), np.int64)
     for at in range(0, order.size, _AT_ONCE):
         rows = moments[order[at : at + _AT_ONCE]]
-        rows = rows[~(kept[None] >= rows[:, None]).all(axis=2).any(axis=1)]
-        reached = (rows[None] >= rows[:, None]).all(axis=2)
-        kept = np.concatenate((kept, rows[reached.sum(axis=1) == 1]))  # by itself alone
+        rows = rows[_reaching(rows, kept) == 0]
+        kept = np.concatenate((kept, rows[_reaching(rows, rows) == 1]))  # by itself alone
     return kept
+
+
+def _reaching(rows: Ints, others: Ints) -> Ints:
+    """By row how many of others are as high in all columns."""
+    found: Ints = (others[None] >= rows[:, None]).all(axis=2).sum(axis=1)
+    return found
 
 
 def different(moments: Ints) -> Ints:
