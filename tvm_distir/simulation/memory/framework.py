@@ -274,16 +274,24 @@ class Framework:
     def _mark_gradients(
         self, lives: Lives, donated: set[int], roles: list[int], sizes: list[int]
     ) -> None:
-        """Gradients: what a call reads that only updates, and what a collective makes it of."""
+        """Gradients: what a call reads that only updates, and what a collective makes it of.
+
+        A call updates where all that it makes takes the memory of what it replaces, or is gathered
+        to what does.
+        """
         found, values = set[int](), self.values[lives.name]
+        updated = set(donated)
         for step, ends in zip(reversed(lives.steps), reversed(lives.ends), strict=True):
-            if step.op.callees and step.new and donated.issuperset(step.new):
+            moves = step.op.kind in ("collective", "wait")
+            if moves and step.new and updated.issuperset(step.new):
+                updated.update(step.reads)
+            if step.op.callees and step.new and updated.issuperset(step.new):
                 found.update(
                     buffer
                     for buffer in step.reads
                     if buffer >= lives.params and values[lives.values[buffer]].bytes > _SCALAR_BYTES
                 )
-            if step.op.kind in ("collective", "wait") and found.intersection(step.writes):
+            if moves and found.intersection(step.writes):
                 found.update(b for b in step.reads if b >= lives.params and b in ends)
         for buffer in found - donated:
             if sizes[buffer]:
