@@ -202,16 +202,19 @@ class _Caller:
     def _place(self, bindings: list[Any], earlier: int, number: int) -> int:
         """Before which binding to begin: the last one from which on there is time enough.
 
-        Not before the call ``earlier``, so that at most one is ahead.
+        Not before the call ``earlier``, so that at most one is ahead, nor before another
+        collective of the caller, which may be needed first.
         """
         value = bindings[number].value
         lifted = self.named[value.op].lifted
         needs = {var for n in lifted.given for var in variables(value.args[n])}
         left_ps, place = lifted.wire_ps, number
-        while left_ps > 0 and place > max(earlier, 0) and bindings[place - 1].var not in needs:
+        while left_ps > 0 and place > max(earlier, 0):
+            binding = bindings[place - 1]
+            if binding.var in needs or started_op(binding.value) is not None:
+                break
             place -= 1
-            if started_op(bindings[place].value) is None:
-                left_ps -= self.costs.picoseconds(bindings[place].var, bindings[place].value)
+            left_ps -= self.costs.picoseconds(binding.var, binding.value)
         return place
 
     def _begin(self, writer: BlockWriter, binding: Any) -> Any:
