@@ -32,14 +32,15 @@ def one_f_one_b(ranks: int, micro_batches: int, chunks: int = 1) -> Orders:
 
     Rank s has at most ``ranks - s`` micro-batches in flight.
     """
+    forward = [Unit(FORWARD, i) for i in range(micro_batches)]
+    backward = [Unit(BACKWARD, i) for i in range(micro_batches)]
     found = []
     for rank in range(ranks):
         warm = min(ranks - 1 - rank, micro_batches)
-        units = [Unit(FORWARD, i) for i in range(warm)]
-        for i in range(micro_batches - warm):
-            units += [Unit(FORWARD, warm + i), Unit(BACKWARD, i)]
-        units += [Unit(BACKWARD, i) for i in range(micro_batches - warm, micro_batches)]
-        found.append(units)
+        steady = forward[warm:] * 2
+        steady[::2] = forward[warm:]
+        steady[1::2] = backward[: micro_batches - warm]
+        found.append([*forward[:warm], *steady, *backward[micro_batches - warm :]])
     return found
 
 
