@@ -96,6 +96,8 @@ class Draft:
         rescale: bool = False,
         apart: bool = False,
         adjacent: bool = False,
+        kernels: int = 0,
+        passes: int = 0,
     ) -> None:
         """Add a factor: operand dims and result dims that are cut together.
 
@@ -119,6 +121,8 @@ class Draft:
             extent, whatever the size.
         adjacent : bool
             See :class:`Factor`; what is ``apart`` is adjacent too.
+        kernels, passes : int
+            See :class:`Factor`.
 
         Raises
         ------
@@ -162,6 +166,8 @@ class Draft:
                 pads,
                 rescale,
                 apart or adjacent,
+                kernels,
+                passes,
             )
         )
 

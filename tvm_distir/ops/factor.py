@@ -45,6 +45,9 @@ class Factor:
     adjacent : bool
         The call reads across the borders of shards, so that no padding may lie between them: one
         mesh axis may cut an uneven extent, several may not.
+    kernels, passes : int
+        Of a ``stat``: how many kernels of the first operand's size a device then runs in the place
+        of one, and how often they read or write as much; 0 where it stays about one.
     """
 
     size: Any
@@ -55,6 +58,8 @@ class Factor:
     uneven: bool = False
     rescale: bool = False
     adjacent: bool = False
+    kernels: int = 0
+    passes: int = 0
 
     @property
     def reduces(self) -> bool:

@@ -49,6 +49,8 @@ class Net:
         Per node when it begins; at the end when the function ends.
     spliced : dict of int to (Net, int)
         Per call node the callee's, and its first variable here.
+    lasts : list of int
+        Per parameter when it is read last.
     """
 
     domains: list[int] = field(default_factory=list)
@@ -59,6 +61,7 @@ class Net:
     holdings: list[Holding] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)
     spliced: dict[int, tuple[Net, int]] = field(default_factory=dict)
+    lasts: list[int] = field(default_factory=list)
 
 
 class Holding(NamedTuple):

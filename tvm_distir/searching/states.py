@@ -178,12 +178,33 @@ class OpStates:
             self._local(b, x) for b, x in zip(ins, map(state.needs, range(len(ins))))
         ) + sum(self._local(b, x) for b, x in zip(outs, map(state.gives, range(len(outs)))))
         kind = "memory" if view else work.kernel_class
-        found = self.prices.kernel_ps(-(-work.flops // math.prod(splits)), moved, kind, dtype)
+        flops = -(-work.flops // math.prod(splits))
+        count, passes = self._apart(rule, state)
+        if count:
+            each = passes * self._local(rule.in_bytes[0], state.needs(0)) // count
+            found = count * self.prices.kernel_ps(-(-flops // count), each, kind, dtype)
+        else:
+            found = self.prices.kernel_ps(flops, moved, kind, dtype)
         for axis, x in enumerate(state.axes):
             if x.factor is not None:
                 share = math.prod(splits) // sizes[axis]
                 found += self._inside_ps(rule, rule.factors[x.factor], state, axis, share)
         return found
+
+    def _apart(self, rule: Rule, state: State) -> tuple[int, int]:
+        """Kernels in the place of one, and their passes, where statistics are reduced inside.
+
+        Padding is masked before they are made: one kernel that reads and writes.
+        """
+        found, parts, padded = (0, 0), dict[int, int](), 0
+        for size, x in zip(self.prices.sizes, state.axes):
+            if x.factor is not None and rule.factors[x.factor].kernels:
+                parts[x.factor] = parts.get(x.factor, 1) * size
+        for number, count in parts.items():
+            factor = rule.factors[number]
+            found = max(found, (factor.kernels, factor.passes))
+            padded |= isinstance(factor.size, int) and factor.size % count > 0
+        return found[0] + padded, found[1] + 2 * padded
 
     def _inside_ps(self, rule: Rule, factor: Factor, state: State, axis: int, share: int) -> int:
         """Time of what a call that walks a factor sends along an axis."""

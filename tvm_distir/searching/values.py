@@ -11,7 +11,9 @@ import numpy as np
 from ..ir import Labels, P, R
 from ..native import INFINITE
 from ..ops import VIEWS
+from ..propagation.graph import Uses
 from ..redistribution import PriceMatrix
+from .arithmetic import in_place
 from .net import Assembly, Bytes, Holding, Interned, Side
 
 
@@ -34,8 +36,9 @@ class Values:
         for v, uses in enumerate(self.g.uses):
             if uses:
                 self._value(v, uses)
+        self.net.lasts = [self._last(v) for v in self.g.param_values]
 
-    def _value(self, v: int, uses: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+    def _value(self, v: int, uses: Uses) -> None:
         """Add what it costs to hand a value to its readers."""
         g = self.g
         k, j = g.producer[v]
@@ -63,29 +66,51 @@ class Values:
             key = ("edge", id(matrix), held, given, needs, g.times(v))
             table = self.shared.table(key, lambda: self._moves(v, given, needs))
             self.to.put_pair(variable, other, table)
-            self._copy(matrix, (given, variable), (needs, other), self._span([uses[0][0]]))
+            self._copy(matrix, (given, variable), (needs, other), self._span(uses))
             return
         self._several(v, matrix, held, (given, variable), readers)
 
-    def _span(self, nodes: Sequence[int]) -> tuple[int, int]:
-        """From the beginning of the first of some nodes to the end of the last."""
+    def _span(self, uses: Uses) -> tuple[int, int]:
+        """From the first of some uses of a value to the end of the last."""
         begins = self.net.begins
-        return begins[min(nodes)], begins[max(nodes) + 1] - 1
+        return begins[min(k for k, _ in uses)], max(self._end(k, where) for k, where in uses)
+
+    def _end(self, k: int, operands: Sequence[int]) -> int:
+        """When a node has read operands: in a function that is called, what reads them last."""
+        begins = self.net.begins
+        if k in self.net.spliced:
+            lasts = self.net.spliced[k][0].lasts
+            return begins[k] + max(lasts[i] for i in operands)
+        return begins[k + 1] - 1
+
+    def _last(self, v: int) -> int:
+        """When a value, or another view of it, is read last."""
+        found = [self._end(k, where) for k, where in self.g.uses[v]]
+        for k, _ in self.g.uses[v]:
+            if self._aliases(k):
+                found.append(self._last(self.g.nodes[k].results[0]))
+        return max(found, default=0)
 
     def _keep(self, v: int, matrix: PriceMatrix, producer: Side) -> None:
         """Note how long a value is kept in the form in which it is given."""
         g, (given, variable) = self.g, producer
         maker = g.producer[v][0]
         node = g.nodes[maker]
-        view = node.rule is not None and node.rule.op in VIEWS
-        if v in self.donated or view or (node.kind == "param" and not g.public):
+        if v in self.donated or self._aliases(maker) or (node.kind == "param" and not g.public):
             return
-        first, last = self._span([maker, *[k for k, _ in g.uses[v]]])
+        first, last = self.net.begins[maker], self._last(v)
         if node.kind == "param":
             first, last = 0, self.net.begins[-1] - 1
         elif maker in self.net.spliced:
             first = self.net.begins[maker + 1] - 1
         self._hold((variable,), self._bytes(matrix, given), first, last)
+
+    def _aliases(self, k: int) -> bool:
+        """Whether a node's result is its operand's memory."""
+        node = self.g.nodes[k]
+        if node.rule is None:
+            return False
+        return node.rule.op in VIEWS or in_place(self.g, node)
 
     def _copy(
         self,
@@ -141,7 +166,7 @@ class Values:
         if len(forms) > 1:
             shared = len(self.net.domains)
             self.net.domains.append(len(forms))
-        span = self._span([k for k, _ in self.g.uses[v]])
+        span = self._span(self.g.uses[v])
         self._copy(matrix, producer, (forms, shared), span)
         self.to.put_pair(variable, shared, first)
         for (_, other), table in zip(readers, rest, strict=True):

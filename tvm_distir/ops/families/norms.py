@@ -109,7 +109,11 @@ def layer_norm(call: CallShape) -> Draft:
         if d in axes:
             own = axes.index(d)
             scales = dict.fromkeys(range(1, len(call.ins)), own)
-            draft.tie({0: d, **scales}, {0: d}, "stat", comm_bytes=rows)
+            # (sum, difference,) square, sum, quotient, gamma, (beta)
+            kernels, passes = (4, 7) if call.op == "relax.nn.rms_norm" else (7, 12)
+            draft.tie(
+                {0: d, **scales}, {0: d}, "stat", comm_bytes=rows, kernels=kernels, passes=passes
+            )
         else:
             draft.tie({0: d}, {0: d})
     draft.per_element(8 if len(call.ins) > 2 else 5)
