@@ -25,7 +25,8 @@ too; the weights too (ZeRO, Rajbhandari et al. 2020, section 5)."""
 
 
 SURE = 2
-"""So many candidates of a schedule that were longer than was likely tell that all are."""
+"""So many candidates of a schedule tell how far estimates are off: before, the margin is twice as
+wide, and that they were longer than was likely counts for nothing."""
 
 
 class Outlook(NamedTuple):

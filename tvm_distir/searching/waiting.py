@@ -14,7 +14,7 @@ from .arithmetic import work_of_step
 from .candidates import Candidate, Enumeration
 from .contradictions import contradiction
 from .layers import Tables
-from .outlook import Outlook, Outlooks
+from .outlook import SURE, Outlook, Outlooks
 from .result import BOUND, ESTIMATE, Row
 from .trials import Trials
 
@@ -112,7 +112,8 @@ class Queue:
         kind = _kind(one.candidate)
         seen = [(x, y) for other, x, y in self._seen if _kind(other) == kind]
         expected = one.outlook.corrected(seen)
-        if seen and expected.time_s >= (1 + self.trials.margin) * worst_s:
+        margin = self.trials.margin * (1 if len(seen) >= SURE else 2)
+        if seen and expected.time_s >= (1 + margin) * worst_s:
             return Row(one.candidate, ESTIMATE, one.least_s, likely_s=one.likely_s)
         if expected.peak_bytes <= self.trials.limit:
             return None
