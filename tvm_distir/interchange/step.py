@@ -152,9 +152,8 @@ def clipped(body: Body, index: Ssa, size: int) -> Ssa:
 
 
 def take(body: Body, rows: Ssa, index: Ssa, axis: int) -> Ssa:
-    """Rows along a dim, by indices."""
+    """Rows along a dim, by indices, which a gather of StableHLO clips by itself."""
     count = len(index.shape)
-    index = clipped(body, index, rows.shape[axis])
     rank = len(rows.shape)
     windows = [*range(axis), *range(axis + count, rank - 1 + count)]
     numbers = (

@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import relax
 
-from .values import Value, constant, dtype_of, shape_of
+from .values import Value, constant, dtype_of, is_constant, shape_of
 
 _op = relax.op
 
@@ -46,6 +46,8 @@ class Emitter:
         return Value(expr, shape_of(expr))
 
     def _spread(self, value: Value) -> Any:
+        if math.prod(shape_of(value.expr)) == math.prod(value.shape):
+            return self.reshape(value.expr, value.shape)
         return self.emit(_op.broadcast_to(value.expr, list(value.shape)))
 
     def _joined(self, value: Value) -> Any:
@@ -146,9 +148,29 @@ class Emitter:
 
     def clipped(self, index: Any, highest: int) -> Any:
         """Indices from 0 to the highest."""
+        if self._is_clipped(index, highest):
+            return index
         dtype = dtype_of(index)
         least = self.emit(_op.maximum(index, constant(0, dtype)))
         return self.emit(_op.minimum(least, constant(max(highest, 0), dtype)))
+
+    def _is_clipped(self, index: Any, highest: int) -> bool:
+        """Whether indices are the smaller of the highest and of what is 0 or more."""
+        low, most = self._bounded(index, "relax.minimum")
+        _, least = self._bounded(low, "relax.maximum")
+        return most is not None and most <= highest and least is not None and least >= 0
+
+    def _bounded(self, index: Any, name: str) -> tuple[Any, int | None]:
+        """Both sides of such an operation with a number; None where it is none."""
+        held = isinstance(index, relax.Var)
+        found: Any = self.builder.lookup_binding(index) if held else None
+        if getattr(getattr(found, "op", None), "name", "") != name:
+            return None, None
+        sides = [Value(side, ()) if is_constant(side) else None for side in found.args]
+        for side, other in zip(sides, reversed(found.args)):
+            if side is not None and side.integer is not None:
+                return other, side.integer
+        return None, None
 
     def counting(self, size: int, dtype: str) -> Any:
         """``0, 1, ...``, as a tensor of one dim."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import tvm_ffi
 from tvm import ir, relax
 
 from ...errors import ModelError, parse_int
@@ -84,6 +85,9 @@ class Shardings:
         placed = relax.op.distributed.annotate_sharding(
             expr, self._device_mesh(mesh), placement_of(labels)
         )
+        before: Any = builder.lookup_binding(expr) if isinstance(expr, relax.Var) else None
+        if before is not None and _says(before, placed):
+            return expr
         return builder.emit(placed)
 
     def _device_mesh(self, mesh: Mesh) -> Any:
@@ -189,6 +193,12 @@ def _meshes(module: Module) -> list[Mesh]:
         axes = {name: parse_int(size) or 0 for name, size in _AXIS.findall(mesh.body)}
         found.append(Mesh(str(operation.attributes["sym_name"]), axes, numbers))
     return found
+
+
+def _says(before: Any, placed: Any) -> bool:
+    """Whether an expression is an annotation as another one is."""
+    same_op = isinstance(before, ir.Call) and before.op.same_as(placed.op)
+    return same_op and bool(tvm_ffi.structural_equal(before.attrs, placed.attrs))
 
 
 def _grid(operation: Operation) -> Mesh:
