@@ -141,6 +141,7 @@ ELSEWHERE = {
     "RunInTurn": "test_stages.py: it changes steps in stages only",
     "ExpandSchedule": "test_stages.py: it changes steps in stages only",
     "UseStockCollectives": "test_legalize_stock.py: it takes some meshes only",
+    "PrefetchGathers": "test_optimize_prefetch.py: it changes steps for a system only",
 }
 
 
