@@ -7,7 +7,11 @@ from __future__ import annotations
 from dataclasses import astuple, replace
 from typing import Any
 
+from tvm import ir
+
 from ..frontend import load_model, zoo
+from ..ir import R
+from ..plan import CHECKPOINT, Plan, PlanRule
 from ..program import Program, export
 from ..strategy import make_plan
 from ..sweeping import kept_program
@@ -77,4 +81,19 @@ def _of_gpt(row: Row) -> Program:
         strategies.append(f"megatron:sequence={row.sequence_parallel}")
     mesh = {"pp": row.pp, "dp": row.dp, "tp": row.tp}
     mesh = {axis: size for axis, size in mesh.items() if size > 1 or axis == "pp"}
-    return export(distribute(step, make_plan(step, "+".join(strategies), mesh)))
+    plan = make_plan(step, "+".join(strategies), mesh)
+    if row.tp > 1 and row.recompute == CHECKPOINT and not row.sequence_parallel:
+        plan = _summed_again(step, plan)
+    return export(distribute(step, plan))
+
+
+def _summed_again(step: ir.IRModule, plan: Plan) -> Plan:
+    """A plan that sums a layer's result over ``tp`` also where it is made again, and not read.
+
+    Megatron's projection does: 6 all-reduces per layer (Narayanan et al. 2021, section 3.2).
+    """
+    made = step["layer_forward"].body.body.fields[0]
+    (mesh,) = plan.meshes
+    whole = tuple(R if axis == "tp" else None for axis in mesh.axes)
+    rule = PlanRule("value", str(made.name), whole, mesh.name, function="layer_forward")
+    return replace(plan, rules=(*plan.rules, rule))

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import SimulationError
+from ..plan import CHECKPOINT, CORE, FULL, NONE, SELECTIVE
 from .rows import BYTES, AnyRow, ProductRow, Row, StepRow
 
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -30,6 +31,8 @@ _OTHERS: Mapping[str, tuple[tuple[str, ...], int]] = {
 }
 _AXES = ("dp", "tp", "ep", "cp", "sp")
 """Columns with axes of the mesh of any model's step."""
+_POLICIES: Mapping[str, str] = {NONE: NONE, SELECTIVE: CORE, FULL: CHECKPOINT}
+"""What Megatron-LM makes again, by its names for it, as policies here."""
 TIME = "iteration_time_ms"
 
 
@@ -99,9 +102,10 @@ def _gpt(row: Mapping[str, str], place: str, measured: bool) -> Row:
             "It counts the sequences of all replicas and micro-batches.",
         )  # fmt: skip
     recompute = row.get("recompute") or "full"
-    if recompute not in ("none", "selective", "full"):
+    if recompute not in _POLICIES:
         raise _wrong(place, f"recompute is {recompute!r}", "Give none, selective or full.")
-    return Row(**values, recompute=recompute, time_s=_time(row, TIME, place, measured) * 1e-3)
+    policy = _POLICIES[recompute]
+    return Row(**values, recompute=policy, time_s=_time(row, TIME, place, measured) * 1e-3)
 
 
 def _time(row: Mapping[str, str], column: str, place: str, measured: bool) -> float:

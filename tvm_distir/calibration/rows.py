@@ -20,7 +20,7 @@ class Row:
     tp, dp, pp, chunks : int
         Degrees of parallelism; stages per rank.
     recompute : str
-        ``none``, ``selective`` or ``full``.
+        A policy: ``none``, ``core`` or ``checkpoint``, Megatron-LM's selective and full ones.
     sequence_parallel : int
         0 or 1.
     time_s : float
@@ -41,7 +41,7 @@ class Row:
     vocab: int = 51200
     chunks: int = 1
     sequence_parallel: int = 0
-    recompute: str = "full"
+    recompute: str = "checkpoint"
     time_s: float = 0.0
     weight: float = 1.0
 

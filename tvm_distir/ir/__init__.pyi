@@ -32,6 +32,7 @@ from .attributes import ROLE_ATTR as ROLE_ATTR
 from .attributes import STATIONARY_ATTR as STATIONARY_ATTR
 from .attributes import TRAINING_ATTR as TRAINING_ATTR
 from .attributes import WEIGHT_PHASE as WEIGHT_PHASE
+from .attributes import WHOLE_ATTR as WHOLE_ATTR
 from .attributes import num_input as num_input
 from .attributes import param_names as param_names
 from .attributes import training_notes as training_notes

@@ -24,6 +24,9 @@ OPEN_AXES_ATTR = "dist.open_axes"
 BRANCH_ATTR = "dist.branch"
 """Private function: the branch of an ``If`` that it was, as ``main_y:then``."""
 
+WHOLE_ATTR = "dist.whole"
+"""Private function that runs whole wherever it is called: also what no caller reads is made."""
+
 INPUTS_ATTR = "dist.inputs"
 """Names of the parameters that are data, not weights."""
 

@@ -11,6 +11,8 @@ from .names import match_name as match_name
 from .names import plain_name as plain_name
 from .plan import Plan as Plan
 from .recomputation import ATTENTION as ATTENTION
+from .recomputation import CHECKPOINT as CHECKPOINT
+from .recomputation import CORE as CORE
 from .recomputation import CUT as CUT
 from .recomputation import FULL as FULL
 from .recomputation import NONE as NONE

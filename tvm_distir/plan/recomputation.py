@@ -7,7 +7,7 @@
     rules = policy | runs | NAME "=" runs ("," NAME "=" runs)*
     runs  = run ("+" run)*          the calls of main, in order; the last run holds for all further
     run   = policy ["*" count]
-    policy = "none" | "attention" | "selective" | "full" | "cut:" share
+    policy = "none" | "attention" | "core" | "selective" | "full" | "checkpoint" | "cut:" share
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from ..errors import DistIRError, PlanError, nearest, parse_int, shortened
 from ..ir import relax_functions, training_notes
 from .names import match_name
 
-NONE, ATTENTION, SELECTIVE, FULL = "none", "attention", "selective", "full"
-NAMED = (NONE, ATTENTION, SELECTIVE, FULL)
+NONE, ATTENTION, CORE, SELECTIVE, FULL = "none", "attention", "core", "selective", "full"
+CHECKPOINT = "checkpoint"
+NAMED = (NONE, ATTENTION, CORE, SELECTIVE, FULL, CHECKPOINT)
 
 CUT = "cut:"
 """Begins the policy that keeps at most a share of the bytes that ``none`` keeps."""

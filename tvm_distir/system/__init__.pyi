@@ -11,6 +11,7 @@ from .constants import OTHERWISE as OTHERWISE
 from .constants import Constant as Constant
 from .constants import Meaning as Meaning
 from .hardware import KERNEL_CLASSES as KERNEL_CLASSES
+from .hardware import TENSOR_CLASSES as TENSOR_CLASSES
 from .hardware import VIEW as VIEW
 from .hardware import Device as Device
 from .hardware import Efficiency as Efficiency

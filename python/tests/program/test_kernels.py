@@ -147,6 +147,22 @@ def test_host_issues_forward_and_what_is_made_again(step):
     assert launches["layer_update"] == 0
 
 
+def test_what_checkpoint_runs_again_is_launched_with_the_gradients():
+    """The host does not wait between what is made again and the gradients: one function."""
+    made = grouped(step_of(recompute="checkpoint", seq=64, positions=64), "megatron")
+    products = {
+        name: sum(op.kernel_class in ("matmul", "batched") for op in kernels(made, name))
+        for name in ("layer_forward", "layer_backward", "layer_backward_checkpoint")
+    }
+    assert products["layer_forward"] == 6
+    assert products["layer_backward"] == 2 * 6
+    assert products["layer_backward_checkpoint"] == 6 + 2 * 6
+    hosts = {
+        name: [op.flops for op in fn.ops if op.op == "host"] for name, fn in made.functions.items()
+    }
+    assert hosts["layer_checkpoint"] == hosts["layer_backward_checkpoint"] == [15]
+
+
 def test_sums_over_devices_are_made_once(step):
     made = grouped(step, "megatron")
     role = made.staged.roles[0]

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -32,8 +33,12 @@ GPT = {
 }
 
 
-def steps(model, **options):
-    return {p: td.train_step(model, rate=0.5, recompute=p, **options) for p in POLICIES}
+MEGATRON = ("core", "checkpoint")
+"""What Megatron-LM calls selective and full recomputation."""
+
+
+def steps(model, policies=POLICIES, **options):
+    return {p: td.train_step(model, rate=0.5, recompute=p, **options) for p in policies}
 
 
 def kept(step, name="layer"):
@@ -48,10 +53,10 @@ def kept(step, name="layer"):
 @pytest.mark.parametrize("name", ["gpt", "llama"])
 def test_the_numbers_are_the_same_bits(name):
     model = getattr(td.zoo, name)(**GPT) if name == "gpt" else td.zoo.llama(size="tiny", layers=2)
-    made = steps(model)
+    made = steps(model, (*POLICIES, *MEGATRON))
     values = draw_inputs(made["none"])
     found = {policy: Reference(step).run(values) for policy, step in made.items()}
-    for policy in POLICIES[1:]:
+    for policy in (*POLICIES[1:], *MEGATRON):
         assert all(np.array_equal(a, b) for a, b in zip(found["none"], found[policy], strict=True))
 
 
@@ -67,6 +72,33 @@ def test_what_is_kept():
     # What selective keeps are the results of the layer's products with weights.
     products = {(4, seq, hidden), (4, seq, 4 * hidden)}
     assert set(kept(made["selective"])) == products
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.1, "dtype": "float16"}])
+def test_core_keeps_all_but_the_scores(options):
+    """Korthikanti et al. 2022, section 5: what grows with the square of the sequence."""
+    seq, hidden = 64, 64
+    model = td.zoo.gpt(**{**GPT, "hidden": hidden, "seq": seq, "positions": seq, **options})
+    made = steps(model, ("none", "core"))
+    square = (4, HEADS, seq, seq)
+    found = {policy: Counter(kept(step)) for policy, step in made.items()}
+    assert found["none"][square] >= 1
+    assert found["core"] == Counter({s: n for s, n in found["none"].items() if s != square})
+
+
+def test_checkpoint_does_all_work_of_the_forward_part_again():
+    """As many FLOPs as a layer's forward part has, the last product's among them."""
+    model = td.zoo.gpt(**{**GPT, "layers": 4, "batch": 32})
+    flops = {}
+    for policy, step in steps(model, ("none", "full", "checkpoint")).items():
+        program = td.export(
+            td.distribute(step, strategy.make_plan(step, "data_parallel", {"dp": 2}))
+        )
+        flops[policy] = sum(op.flops for _, op in program.executed("main"))
+    assert step["layer_checkpoint"].ret_ty == model["layer"].ret_ty  # nothing is kept
+    layer = sum(op.flops for op in program.functions["layer_forward"].ops)
+    assert flops["checkpoint"] - flops["none"] == 4 * layer
+    assert flops["full"] - flops["none"] < 4 * layer
 
 
 def test_memory_falls_and_work_grows_by_the_forward_part():

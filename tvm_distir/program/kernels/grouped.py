@@ -14,6 +14,7 @@ from .grouping import Grouping, plain
 from .hosts import with_hosts
 from .profile import Profile
 from .reductions import reduced
+from .wrappers import without_wrappers
 from .writing import Writer
 
 
@@ -42,7 +43,7 @@ def grouped(program: Program, profile: Profile | str) -> Program:
     known = Profile.known(profile)
     if known.changes_nothing or _measured(program):
         return program
-    program = reduced(program, known)
+    program = reduced(without_wrappers(program), known)
     functions, besides = dict[str, Function](), dict[str, int]()
     for name, fn in program.functions.items():
         functions[name], besides[name] = _function(fn, known)

@@ -20,7 +20,8 @@ from tvm import ir, relax
 from ...errors import ModelError
 from ...ir import is_private
 from ...ir.rewrite import is_pure, op_name, variables
-from ...plan import ATTENTION, NONE, Recomputation, plain_name
+from ...plan import ATTENTION, CHECKPOINT, NONE, Recomputation, plain_name
+from .checkpoints import checkpointed
 from .functions import Functions, only_read, private_function, tuple_of, written
 from .recompute import Frontier, Times, keeping_sums, kept_by
 from .reverse import Reverse, active
@@ -182,6 +183,9 @@ class Pairs:
 
     def _write(self, name: str, roles: Roles, policy: str) -> Pair:
         """Write both functions."""
+        if policy == CHECKPOINT:
+            inner = self.pair_with(name, roles, NONE)
+            return checkpointed(inner, self.functions) if inner.saves else inner
         draft = self.draft(name, roles)
         params, before, after, read = draft.params, draft.before, draft.after, draft.read
         if policy == ATTENTION:

@@ -69,8 +69,8 @@ def TrainStep(
     frozen : sequence of str
         Patterns of weights that are not trained.
     recompute : str
-        What functions make again instead of keeping it: none, attention, selective, full,
-        cut:SHARE, NAME=POLICY,..., or auto:memory_gib=..., the least within a memory.
+        What functions make again instead of keeping it: none, attention, core, selective, full,
+        checkpoint, cut:SHARE, NAME=POLICY,..., or auto:memory_gib=..., the least within a memory.
     system : System or str, optional
         Whose times and memory that goes by.
     schedule : str

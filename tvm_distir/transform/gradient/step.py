@@ -85,11 +85,12 @@ def train_step(
         Patterns of weights that are not trained.
     recompute : str or mapping of str to str
         What the backward part of a function makes again instead of keeping it: ``none``,
-        ``attention`` (its weights), ``selective`` (what takes little work), ``full`` (all),
-        ``cut:SHARE`` (all but that share of the bytes, in least time); ``NAME=POLICY,...`` by
-        functions, call by call as ``full*4+none``; ``auto``: what takes least time within the
-        memory of a device, ``auto:memory_gib=80,activations=8,weights=1`` (parts that they are
-        cut into).
+        ``attention`` (its weights, of the sums of their rows), ``core`` (scores of attention and
+        what has their size), ``selective`` (what takes little work), ``full`` (all that is read),
+        ``checkpoint`` (the whole function, as PyTorch does), ``cut:SHARE`` (all but that share of
+        the bytes, in least time); ``NAME=POLICY,...`` by functions, call by call as
+        ``full*4+none``; ``auto``: what takes least time within the memory of a device,
+        ``auto:memory_gib=80,activations=8,weights=1`` (parts that they are cut into).
     system : System or str, optional
         Whose times and memory ``auto`` and ``cut`` go by.
     schedule : Schedule, mapping or str, optional

@@ -10,6 +10,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ...ir import (
+    WHOLE_ATTR,
     branch_of,
     is_private,
 )
@@ -28,7 +29,7 @@ def RemoveUnused() -> Rewrite:
 
     Pure bindings, collectives among them, and the parameters and the fields of the result of
     private functions that no function or caller reads; those of all branches of an ``If`` alike.
-    No number changes.
+    Functions that are to run whole (``dist.whole``) keep their results. No number changes.
 
     Returns
     -------
@@ -95,7 +96,11 @@ def _size(fn: relax.Function) -> tuple[int, int]:
 
 def _fields_read(members: Sequence[Member]) -> dict[str, set[int] | None]:
     """Fields of the results of private functions that callers read; None: all of them."""
-    found: dict[str, set[int] | None] = {m.name: set() for m in members if is_private(m.fn)}
+    found: dict[str, set[int] | None] = {
+        m.name: None if WHOLE_ATTR in (m.fn.attrs or {}) else set()
+        for m in members
+        if is_private(m.fn)
+    }
     for member in members:
         reading = member.reading
         calls: dict[int, str] = {}

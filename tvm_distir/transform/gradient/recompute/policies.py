@@ -8,6 +8,9 @@ Each is for a function's forward bindings, what its backward part reads, and its
 - ``selective`` makes again what takes few FLOPs per byte (Korthikanti et al. 2022, section 5): all
   but contractions, and of these the ones with at most :data:`CHEAP` of the work per byte of the
   function's densest, as the products of attention have;
+- ``core`` makes again the scores of attention and all that has their size (the same section's
+  selective recomputation, and what Megatron-LM calls so): cheap contractions that write more than
+  they read, and what follows from them up to the next contraction;
 - ``full`` keeps nothing: the backward part runs the forward part again (Chen et al. 2016);
 - ``cut:SHARE`` keeps at most that share of the bytes that ``none`` keeps, and takes least time by
   a minimum cut (:mod:`.frontier`).
@@ -25,8 +28,9 @@ from tvm import ir
 
 from ....errors import PropagationError
 from ....ir.rewrite import variables
-from ....ops import work_of
-from ....plan import FULL, SELECTIVE, share_of
+from ....ops import Work, work_of
+from ....plan import CORE, FULL, SELECTIVE, share_of
+from ....system import TENSOR_CLASSES
 from .frontier import Frontier
 from .saving import kept_and_again, kept_bytes
 
@@ -74,17 +78,53 @@ def selective(
     return found if kept_bytes(found[0]) < kept_bytes(plain[0]) else plain
 
 
+def core(
+    forward: Sequence[Any], read: Sequence[Any], params: Sequence[Any], kernels: ir.IRModule
+) -> Kept:
+    """Make again the scores of attention and what follows from them; keep the rest as ``none``."""
+    works = {binding.var: _work(binding.value, kernels) for binding in forward}
+    most = max((_per_byte(w) for w in works.values() if w is not None), default=0.0)
+    region: set[Any] = set()
+    for binding in forward:
+        work = works[binding.var]
+        if work is None:
+            continue
+        if work.kernel_class in TENSOR_CLASSES:
+            grows = sum(work.out_bytes) > sum(work.in_bytes)
+            inside = grows and _per_byte(work) <= CHEAP * most
+        else:
+            inside = not region.isdisjoint(variables(binding.value))
+        if inside:
+            region.add(binding.var)
+    _, made = _again(forward, read, lambda binding: binding.var in region)
+    again = {binding.var for binding in made}
+    outside = [var for var in read if var not in again]
+    outside += [v for b in made for v in variables(b.value) if v not in again]
+    kept, views = kept_and_again(forward, outside, params)
+    again.update(binding.var for binding in views)
+    return kept, [binding for binding in forward if binding.var in again]
+
+
+def _work(value: Any, kernels: ir.IRModule) -> Work | None:
+    """Work of an op; None for calls of functions, and for ops that nobody has counted."""
+    if not isinstance(value, ir.Call) or isinstance(value.op, ir.GlobalVar):
+        return None
+    try:
+        return work_of(value, kernels, value.ty)
+    except PropagationError:
+        return None
+
+
+def _per_byte(work: Work) -> float:
+    return work.flops / max(sum(work.out_bytes), 1)
+
+
 def _density(value: Any, kernels: ir.IRModule) -> float:
-    """FLOPs per byte of what a binding makes; infinite for calls of functions."""
-    if isinstance(value, ir.Call) and isinstance(value.op, ir.GlobalVar):
-        return math.inf
+    """FLOPs per byte of what a binding makes; infinite for what nobody knows the cost of."""
     if not isinstance(value, ir.Call):
         return 0.0
-    try:
-        work = work_of(value, kernels, value.ty)
-    except PropagationError:  # an op without a rule: nobody knows what it costs
-        return math.inf
-    return work.flops / max(sum(work.out_bytes), 1)
+    work = _work(value, kernels)
+    return math.inf if work is None else _per_byte(work)
 
 
 def kept_by(
@@ -98,6 +138,8 @@ def kept_by(
     share = share_of(policy)
     if policy == FULL:
         return full(forward, read)
+    if policy == CORE:
+        return core(forward, read, params, frontier.times.kernels)
     if policy == SELECTIVE:
         return selective(forward, read, params, frontier.times.kernels)
     if share is None:
