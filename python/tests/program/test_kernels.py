@@ -12,6 +12,7 @@ import tvm_distir as td
 from tvm_distir.errors import HardwareError
 from tvm_distir.program import Entry, Function, Mesh, Op, Program, Value
 from tvm_distir.program.kernels import Profile, Rule, grouped, profile_names
+from tvm_distir.system import Constant
 from tvm_distir.transform.gradient import train_step
 
 SIZES = {
@@ -230,3 +231,25 @@ def test_no_kernel_waits_for_itself():
     made = grouped(program, ADDS)
     assert [op.op for op in kernels(made, "main")] == ["adds", "b", "adds"]
     made.check()
+
+
+def test_gradients_are_added_in_the_time_that_the_host_takes(step):
+    """As much is moved either way; where kernels wait for their launches, it takes no time."""
+    profiles = [
+        dataclasses.replace(Profile.load("megatron"), name=str(flag), accumulates=flag)
+        for flag in (False, True)
+    ]
+    apart, inside = (grouped(step, profile) for profile in profiles)
+    inside.check()
+    names = {op.op for op in kernels(inside, "layer_backward")}
+    assert "accumulate" in names
+    system = td.System.load("dgx-a100-megatron")
+    times = {}
+    for launch_us in (1e-3, 10.0):
+        own = {"python_launch_us": launch_us, "kernel_gap_us": 1e-6}
+        constants = system.constants | {n: Constant(value, "here") for n, value in own.items()}
+        for name, program in (("apart", apart), ("inside", inside)):
+            on = dataclasses.replace(system, constants=constants, kernels="eager")
+            times[launch_us, name] = td.simulate(program, on).time_s
+    assert times[1e-3, "inside"] == pytest.approx(times[1e-3, "apart"], rel=1e-3)
+    assert times[10.0, "inside"] < times[10.0, "apart"]

@@ -86,6 +86,19 @@ def test_core_keeps_all_but_the_scores(options):
     assert found["core"] == Counter({s: n for s, n in found["none"].items() if s != square})
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_core_keeps_what_the_formula_says(tp):
+    """Korthikanti et al. 2022, equation 2 without the scores: s b h (10 + 24 / t) bytes per layer."""
+    seq, hidden, batch = 64, 64, 4
+    sizes = {**GPT, "hidden": hidden, "seq": seq, "positions": seq, "dtype": "float16"}
+    step = td.train_step(td.zoo.gpt(**sizes, dropout=0.1), recompute="core")
+    plan = strategy.make_plan(step, "megatron", {"tp": tp})
+    layer = td.export(td.distribute(step, plan)).functions["layer_forward"]
+    kept_bytes = sum(layer.values[i].bytes for i in layer.results[1:])
+    kept_bytes += layer.values[layer.params[0]].bytes  # what the layer before it gave
+    assert kept_bytes == pytest.approx(seq * batch * hidden * (10 + 24 / tp), rel=0.02)
+
+
 def test_checkpoint_does_all_work_of_the_forward_part_again():
     """As many FLOPs as a layer's forward part has, the last product's among them."""
     model = td.zoo.gpt(**{**GPT, "layers": 4, "batch": 32})

@@ -8,6 +8,7 @@ import dataclasses
 
 from ..parts import Function
 from ..program import Program
+from .accumulation import accumulated
 from .classes import classified
 from .dataflow import Dataflow
 from .grouping import Grouping, plain
@@ -47,7 +48,10 @@ def grouped(program: Program, profile: Profile | str) -> Program:
     functions, besides = dict[str, Function](), dict[str, int]()
     for name, fn in program.functions.items():
         functions[name], besides[name] = _function(fn, known)
-    return with_hosts(dataclasses.replace(program, functions=functions), besides)
+    program = dataclasses.replace(program, functions=functions)
+    if known.accumulates:
+        program = accumulated(program)
+    return with_hosts(program, besides)
 
 
 def _function(fn: Function, profile: Profile) -> tuple[Function, int]:

@@ -20,7 +20,7 @@ SUM_DTYPES = ("float32", "weight")
 
 _TOP = (
     "schema_version", "name", "description", "casts", "absorb", "once", "bucket", "split_sends",
-    "blocking", "sums", "kernels",
+    "blocking", "accumulates", "sums", "kernels",
 )  # fmt: skip
 _OPTIONAL = _TOP[2:]
 _RULE = (
@@ -93,6 +93,8 @@ class Profile:
         What several devices hold alike is sent in parts, and gathered where it arrives.
     blocking : bool
         Collectives that are not split into start and done stop the kernels behind them.
+    accumulates : bool
+        Gradients are added to their sums as they come, in backward parts.
     sums : str
         Type of the sums of gradients over micro-batches: ``float32``, or that of the ``weight``.
     rules : tuple of Rule
@@ -107,6 +109,7 @@ class Profile:
     bucket: bool = False
     split_sends: bool = False
     blocking: bool = False
+    accumulates: bool = False
     sums: str = "float32"
     rules: tuple[Rule, ...] = ()
 
@@ -161,6 +164,7 @@ class Profile:
             bucket=flag("bucket"),
             split_sends=flag("split_sends"),
             blocking=flag("blocking"),
+            accumulates=flag("accumulates"),
             sums=top["sums"].word(SUM_DTYPES) if "sums" in top else "float32",
             rules=tuple(map(_rule, top["kernels"].items())) if "kernels" in top else (),
         )
