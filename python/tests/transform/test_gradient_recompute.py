@@ -88,7 +88,7 @@ def test_core_keeps_all_but_the_scores(options):
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_core_keeps_what_the_formula_says(tp):
-    """Korthikanti et al. 2022, equation 2 without the scores: s b h (10 + 24 / t) bytes per layer."""
+    """Korthikanti et al. 2022, equation 2 without scores: s b h (10 + 24 / t) bytes per layer."""
     seq, hidden, batch = 64, 64, 4
     sizes = {**GPT, "hidden": hidden, "seq": seq, "positions": seq, "dtype": "float16"}
     step = td.train_step(td.zoo.gpt(**sizes, dropout=0.1), recompute="core")

@@ -5,12 +5,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping
 
-from ..parts import Function, Op
+from ..parts import Function, Op, reached
 from ..program import Program
-from ..staged import BACKWARD, NEXT, Role
+from ..staged import BACKWARD, NEXT
 
 ADD = "accumulate"
 """Name of the kernels that add to the sums of gradients."""
@@ -19,60 +18,65 @@ Place = tuple[str, int]
 
 
 def accumulated(program: Program) -> Program:
-    """Let gradients be added to their sums where they are made.
+    """Let gradients be added to their sums where they are made, by every micro-batch.
 
-    A backward part that waits for its host has time for it. All micro-batches but the first add,
-    and one function is called by all of them: each call moves that share of the bytes. Programs
-    without stages or sums stay, and so do steps whose gradients of weights are units of their own.
+    A backward part that waits for its host has time for it. The first micro-batch adds to zeros, as
+    frameworks with buffers of sums have it. Programs without stages or sums stay, and so do steps
+    whose gradients of weights are units of their own.
     """
     staged = program.staged
     if staged is None or staged.schedule.splits_backward or staged.schedule.micro_batches < 2:
         return program
-    share = 1 - 1 / staged.schedule.micro_batches
-    functions = dict(program.functions)
+    known, functions = program.functions, dict(program.functions)
+    outputs = {name: {v: op for op in fn.ops for v in op.outputs} for name, fn in known.items()}
     added: dict[Place, Op] = {}
+    moved: set[int] = set()
     for role in staged.roles:
-        if {BACKWARD, NEXT}.issubset(phase.name for phase in role.phases):
-            for place, op in _adds(role, program.functions, share).items():
-                added.setdefault(place, op)
-            for name in _calls(program.functions, role.phase(NEXT).function):
-                functions[name] = _idle(functions[name])
-    for (name, _), op in added.items():
+        back, following = role.phase(BACKWARD), role.phase(NEXT)
+        if back is None or following is None:
+            continue
+        names = reached(known, [following.function])
+        readers = {name: _readers(known[name]) for name in names}
+        results = dict(zip(back.outputs, known[back.function].results, strict=True))
+        for slot, param in zip(following.inputs, known[following.function].params, strict=True):
+            op = _reader(known, readers, (following.function, param)) if slot in results else None
+            if op is not None:
+                made = _maker(known, outputs, (back.function, results[slot]))
+                added.setdefault(made, op)
+                moved.add(id(op))
+        for name in names:
+            functions[name] = _without_work(functions[name], moved)
+    for (name, value), op in added.items():
         fn = functions[name]
-        functions[name] = dataclasses.replace(fn, ops=(*fn.ops, op))
+        one = op._replace(op=ADD, inputs=(value,), outputs=())
+        functions[name] = dataclasses.replace(fn, ops=(*fn.ops, one))
     return dataclasses.replace(program, functions=functions)
 
 
-def _adds(role: Role, functions: Mapping[str, Function], share: float) -> dict[Place, Op]:
-    """What is added where: that of the whole phase, in parts as the bytes of gradients are."""
-    back, following = role.phase(BACKWARD), role.phase(NEXT)
-    outputs = {fn: {v: op for op in f.ops for v in op.outputs} for fn, f in functions.items()}
-    results = dict(zip(back.outputs, functions[back.function].results, strict=True))
-    places = [
-        _maker(functions, outputs, (back.function, results[slot]))
-        for slot in following.inputs
-        if slot in results
-    ]
-    spent = [
-        (op, count)
-        for name, count in _calls(functions, following.function).items()
-        for op in functions[name].ops
-        if op.kind == "compute"
-    ]
-    whole = sum(functions[name].values[value].bytes for name, value in places)
-    found = {}
-    for name, value in dict.fromkeys(places):
-        known = functions[name].values[value]
-        part = share * known.bytes / whole
-        flops, read, written = (
-            int(part * sum(getattr(op, what) * count for op, count in spent))
-            for what in ("flops", "bytes_read", "bytes_written")
-        )
-        found[name, value] = Op(
-            f"{known.name}_added", "compute", ADD, (value,), flops=flops, bytes_read=read,
-            bytes_written=written, kernel_class="memory", dtype=known.dtype,
-        )  # fmt: skip
+def _readers(fn: Function) -> dict[int, list[Op]]:
+    """By value the ops that read it."""
+    found: dict[int, list[Op]] = {}
+    for op in fn.ops:
+        for value in op.inputs:
+            found.setdefault(value, []).append(op)
     return found
+
+
+def _reader(
+    functions: Mapping[str, Function], readers: Mapping[str, Mapping[int, list[Op]]], place: Place
+) -> Op | None:
+    """The kernel that reads a value, in the function that is called with it, views followed."""
+    name, value = place
+    for op in readers[name].get(value, ()):
+        found: Op | None = op
+        if op.kind == "view" or op.kernel_class == "view":
+            found = _reader(functions, readers, (name, op.outputs[0]))
+        elif op.kind == "call":
+            param = functions[op.callee].params[op.inputs.index(value)]
+            found = _reader(functions, readers, (op.callee, param))
+        if found is not None:
+            return found
+    return None
 
 
 def _maker(
@@ -91,20 +95,11 @@ def _maker(
     return place
 
 
-def _calls(functions: Mapping[str, Function], name: str) -> Counter[str]:
-    """How often a function and those that it calls run."""
-    found = Counter({name: 1})
-    for op in functions[name].ops:
-        for callee in op.callees:
-            found.update(_calls(functions, callee))
-    return found
-
-
-def _idle(fn: Function) -> Function:
-    """A function whose kernels take no time."""
+def _without_work(fn: Function, moved: set[int]) -> Function:
+    """A function some of whose kernels, by their ids, take no time."""
     ops = tuple(
         op._replace(flops=0, bytes_read=0, bytes_written=0, kernel_class="view")
-        if op.kind == "compute"
+        if id(op) in moved
         else op
         for op in fn.ops
     )
