@@ -126,7 +126,9 @@ def program(line, kind):
     )
 
 
-@pytest.mark.parametrize(("line", "kind", "expected"), COLLECTIVES, ids=lambda v: str(v)[:40])
+@pytest.mark.parametrize(
+    ("line", "kind", "expected"), COLLECTIVES, ids=[line[:40] for line, _, _ in COLLECTIVES]
+)
 def test_collectives_of_others(line, kind, expected):
     array = np.arange(1, 25, dtype="float32").reshape(4, 6)
     mod = program(line, kind)
