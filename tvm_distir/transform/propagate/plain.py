@@ -29,9 +29,11 @@ class PlainCalls:
     def __init__(self, values: PlacedValues) -> None:
         self.values = values
         self._types: list[Any] = []
-        self._meshes: list[int] = []  # on which those lie
+        self._meshes = on = list[int]()  # on which those lie
         self._which = self._numbers()
-        self._writer = CallWriter(lambda old, number: values.constant(old, self._meshes[number]))
+        # The writer, native, keeps what it calls: to that the calls that it belongs to are unknown,
+        # else both would live for ever.
+        self._writer = CallWriter(lambda old, number: values.constant(old, on[number]))
         self._first = 0  # binding of the open block
         self._new: list[tuple[int, Any]] = []  # what the writer has not heard of
 
