@@ -38,6 +38,62 @@ struct HashInts {
   }
 };
 
+// Numbers of nodes by their address, in one array: a look-up touches one line of the cache, where a
+// map of lists touches three.
+class NodeNumbers {
+ public:
+  // The number of a node, nullptr where it has none.
+  const int64_t* Find(const Object* node) const {
+    if (slots_.empty()) return nullptr;
+    const Slot& slot = slots_[At(node)];
+    return slot.node == nullptr ? nullptr : &slot.number;
+  }
+
+  // Gives a node that has none a number.
+  void Add(const Object* node, int64_t number) {
+    Reserve(++count_);
+    slots_[At(node)] = {node, number};
+  }
+
+  // Makes room for so many nodes in all.
+  void Reserve(size_t count) {
+    if (2 * count <= slots_.size()) return;
+    size_t size = std::max(slots_.size(), kLeast);
+    while (size < 2 * count) size *= 2;
+    std::vector<Slot> before(size);
+    before.swap(slots_);
+    for (const Slot& slot : before) {
+      if (slot.node != nullptr) slots_[At(slot.node)] = slot;
+    }
+  }
+
+  void Clear() {
+    slots_.clear();
+    count_ = 0;
+  }
+
+ private:
+  struct Slot {
+    const Object* node = nullptr;
+    int64_t number = 0;
+  };
+
+  static constexpr size_t kLeast = 1024;
+
+  // Where a node stands, or would.
+  size_t At(const Object* node) const {
+    const uint64_t hash = reinterpret_cast<uint64_t>(node) * 0x9E3779B97F4A7C15u;
+    size_t at = (hash >> 32) & (slots_.size() - 1);
+    while (slots_[at].node != nullptr && slots_[at].node != node) {
+      at = (at + 1) & (slots_.size() - 1);
+    }
+    return at;
+  }
+
+  std::vector<Slot> slots_;  // a power of two, at least half of them empty
+  size_t count_ = 0;
+};
+
 // Begins the description of a type, or of a call among plain tensors; those of bindings begin with
 // their kind.
 enum DescribedKind : int64_t { kTupleType = -2, kPlacedType = -3, kPlainCall = -4 };
@@ -49,11 +105,11 @@ class Numbers {
   // Forgets nodes, or all, where many have piled up; not while a module is read.
   void Trim() {
     if (kept_.size() > kMostNodes) {  // what they are like is known still
-      by_node_.clear();
+      by_node_.Clear();
       kept_.clear();
     }
     if (by_hash_.size() + alike_.size() > kMost) {
-      by_node_.clear();
+      by_node_.Clear();
       kept_.clear();
       by_hash_.clear();
       alike_.clear();
@@ -64,10 +120,9 @@ class Numbers {
   int64_t Of(const Any& value) {
     const Object* node = Node(value);
     if (node == nullptr) return Compared(value);
-    const auto seen = by_node_.find(node);
-    if (seen != by_node_.end()) return seen->second;
+    if (const int64_t* seen = by_node_.Find(node)) return *seen;
     const int64_t number = OfNode(value, node);
-    by_node_.emplace(node, number);
+    by_node_.Add(node, number);
     kept_.push_back(value);  // so that no other node takes its place
     return number;
   }
@@ -85,7 +140,7 @@ class Numbers {
     const size_t needed = kept_.size() + more;
     if (needed <= kept_.capacity()) return;
     kept_.reserve(std::max(needed, 2 * kept_.capacity()));
-    by_node_.reserve(kept_.capacity());
+    by_node_.Reserve(kept_.capacity());
   }
 
   int64_t Next() { return next_++; }
@@ -123,7 +178,7 @@ class Numbers {
   FieldGetter mesh_{"relax.DTensorType", "device_mesh"};
   FieldGetter placement_{"relax.DTensorType", "placement"};
   int32_t tuple_type_ = TypeIndex("ir.TupleType"), placed_type_ = TypeIndex("relax.DTensorType");
-  std::unordered_map<const Object*, int64_t> by_node_;
+  NodeNumbers by_node_;
   std::unordered_map<uint64_t, std::vector<std::pair<Any, int64_t>>> by_hash_;
   std::vector<Any> kept_;
   std::unordered_map<Ints, int64_t, HashInts> alike_;
