@@ -18,6 +18,9 @@ namespace {
 using tvm::ffi::Shape;
 using tvm::ffi::TensorView;
 
+constexpr int64_t kNoBound = -1;
+constexpr size_t kLeft = 3;  // where an answer has the number of variables left
+
 Shape Pair(const Interned& found) { return Shape({found.number, found.low}); }
 
 Shape Whole(const Ints& values) { return Shape(values.begin(), values.end()); }
@@ -25,6 +28,19 @@ Shape Whole(const Ints& values) { return Shape(values.begin(), values.end()); }
 Shape InternOf(Tables* tables, Ints shape, const TensorView& entries_in) {
   Ints entries = ReadEntries(shape, entries_in);
   return Pair(tables->Intern(std::move(shape), std::move(entries)));
+}
+
+// All that an elimination follows from: a bound on the entries of buckets, one on neighbours (-1:
+// none), domains, factors, and the variables that stay.
+Ints Question(int64_t limit, int64_t most, const Int64View& domains, const Int64View& factors,
+              const Ints& keep) {
+  Ints said{limit, most, domains.size(), factors.size()};
+  said.reserve(said.size() + domains.size() + factors.size() + keep.size());
+  for (const Int64View* view : {&domains, &factors}) {
+    for (int64_t i = 0; i < view->size(); ++i) said.push_back((*view)[i]);
+  }
+  said.insert(said.end(), keep.begin(), keep.end());
+  return said;
 }
 
 }  // namespace
@@ -61,14 +77,18 @@ Shape Session::EntriesOf(int64_t number) {
 
 Shape Session::Eliminate(const TensorView& domains_in, const TensorView& factors_in,
                          const TensorView& keep_in, int64_t limit, int64_t most_neighbours) {
-  Problem problem = ReadProblem(tables_, domains_in, factors_in);
   const Int64View keep(keep_in, "keep");
+  Ints question = Question(limit, most_neighbours, Int64View(domains_in, "domains"),
+                           Int64View(factors_in, "factors"), Listed(keep));
+  const auto known = answers_.find(question);
+  if (known != answers_.end()) return known->second;
+  Problem problem = ReadProblem(tables_, domains_in, factors_in);
   keep.CheckRange(0, static_cast<int64_t>(problem.domains.size()), "keep");
   for (int64_t i = 0; i < keep.size(); ++i) problem.keep[keep[i]] = true;
   problem.limit = limit;
   problem.most_neighbours = most_neighbours;
   std::vector<Planned> order = OrderOf(problem);
-  return Run(std::move(problem), std::move(order));
+  return Run(std::move(problem), std::move(order), std::move(question));
 }
 
 void Session::Decode(int64_t number, const TensorView& values_in) {
@@ -114,11 +134,15 @@ Shape Session::Evaluate(const TensorView& domains_in, const TensorView& factors_
 
 Shape Session::EliminateAll(const TensorView& domains_in, const TensorView& factors_in,
                             int64_t limit) {
+  Ints question = Question(limit, kNoBound, Int64View(domains_in, "domains"),
+                           Int64View(factors_in, "factors"), {});
+  const auto known = answers_.find(question);
+  if (known != answers_.end() && known->second[kLeft] == 0) return known->second;
   Problem problem = ReadProblem(tables_, domains_in, factors_in);
   problem.limit = limit;
   std::vector<Planned> order = OrderOf(problem);
   if (order.size() < problem.domains.size()) return Shape(Ints());
-  return Run(std::move(problem), std::move(order));
+  return Run(std::move(problem), std::move(order), std::move(question));
 }
 
 Shape Session::Restrict(const TensorView& domains_in, const TensorView& factors_in,
@@ -159,17 +183,22 @@ std::shared_ptr<Dual> Session::NewDual(const TensorView& domains_in, const Tenso
 void Session::Forget() {
   forgotten_ += static_cast<int64_t>(done_.size());
   done_.clear();
+  answers_.clear();
+  held_ = 0;
 }
 
 Shape Session::Counts() const {
-  return Shape({tables_.count(), tables_.joins(), tables_.entries()});
+  return Shape({tables_.count(), tables_.joins(), tables_.entries(), held_});
 }
 
-Shape Session::Run(Problem problem, std::vector<Planned> order) {
+Shape Session::Run(Problem problem, std::vector<Planned> order, Ints question) {
   std::vector<bool> gone(problem.domains.size(), false);
   done_.push_back(tvm_distir::Eliminate(&tables_, std::move(problem), std::move(order)));
   const Elimination& done = done_.back();
-  for (const Step& step : done.steps) gone[step.variable] = true;
+  for (const Step& step : done.steps) {
+    gone[step.variable] = true;
+    held_ += static_cast<int64_t>(step.neighbours.size()) + 1;
+  }
   Ints kept;
   for (size_t v = 0; v < gone.size(); ++v) {
     if (!gone[v]) kept.push_back(static_cast<int64_t>(v));
@@ -178,7 +207,8 @@ Shape Session::Run(Problem problem, std::vector<Planned> order) {
            static_cast<int64_t>(kept.size())};
   out.insert(out.end(), kept.begin(), kept.end());
   AppendFactors(done.left, &out);
-  return Whole(out);
+  held_ += static_cast<int64_t>(question.size() + out.size());
+  return answers_.insert_or_assign(std::move(question), Whole(out)).first->second;
 }
 
 }  // namespace tvm_distir

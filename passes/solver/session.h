@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <unordered_map>
 #include <vector>
 
 #include "solver/dual.h"
@@ -34,7 +35,8 @@ class Session {
   Shape EntriesOf(int64_t number);
 
   // Returns the number of the elimination, the constant, whether it is feasible, the number of
-  // variables left, these, and the factors left as they came.
+  // variables left, these, and the factors left as they came. A problem met before is not
+  // eliminated again.
   Shape Eliminate(const TensorView& domains_in, const TensorView& factors_in,
                   const TensorView& keep_in, int64_t limit, int64_t most_neighbours);
   // As `Eliminate` for all variables; empty where that would join a bucket of more than `limit`.
@@ -57,16 +59,19 @@ class Session {
 
   // The eliminations done so far cannot be decoded any more.
   void Forget();
-  // Numbers of tables and joins, and of what they hold.
+  // Numbers of tables and joins, of what they hold, and of what the eliminations hold.
   Shape Counts() const;
 
  private:
-  // Eliminates variables in their order; returns what `Eliminate` does.
-  Shape Run(Problem problem, std::vector<Planned> order);
+  // Eliminates variables in their order; returns what `Eliminate` does, also when it is asked again
+  // for what the question says.
+  Shape Run(Problem problem, std::vector<Planned> order, Ints question);
 
   Tables tables_;
   std::vector<Elimination> done_;
+  std::unordered_map<Ints, Shape, HashInts> answers_;  // by question
   int64_t forgotten_ = 0;  // eliminations before the first of these
+  int64_t held_ = 0;       // numbers in these, and in the questions
 };
 
 }  // namespace tvm_distir

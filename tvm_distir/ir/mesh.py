@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tvm_ffi
 from tvm import ir
 from tvm.relax.distributed import DeviceMesh
 
@@ -19,6 +20,13 @@ MESH_INFO = "mesh"
 AXES_ATTR = "mesh_axes"
 NAMES_ATTR = "mesh_names"
 DEVICE_NUM_ATTR = "device_num"
+
+MOST_KEYS = 64
+MOST_DEVICES_KEPT = 1 << 12
+"""Meshes whose keys are kept, those met last, and how many devices one of them may have."""
+
+_KEYS: dict[int, tuple[DeviceMesh, tuple[tuple[int, ...], tuple[int, ...]]]] = {}  # by handle
+_handle: Callable[[Any], int] = tvm_ffi.Object.__chandle__
 
 
 def check_axes(axes: Mapping[str, int], place: str = "mesh") -> None:
@@ -141,7 +149,15 @@ def mesh_devices(mesh: DeviceMesh) -> npt.NDArray[np.int64]:
 
 def mesh_key(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(shape, device ids): equal exactly when two meshes are the same, hashable."""
-    return mesh_shape(mesh), tuple(mesh_devices(mesh).ravel().tolist())
+    known = _KEYS.get(_handle(mesh))
+    if known is not None:
+        return known[1]
+    key = mesh_shape(mesh), tuple(mesh_devices(mesh).ravel().tolist())
+    if len(key[1]) <= MOST_DEVICES_KEPT:
+        while len(_KEYS) >= MOST_KEYS:
+            _KEYS.pop(next(iter(_KEYS)), None)
+        _KEYS[_handle(mesh)] = mesh, key
+    return key
 
 
 def axis_groups(mesh: DeviceMesh, axes: Sequence[int]) -> list[list[int]]:

@@ -24,6 +24,9 @@ IMPURE = ("send", "recv")
 """Ops that must neither be removed nor reordered: they stand in plain binding blocks of
 functions marked impure."""
 
+_CALL = tvm_ffi.get_global_func("ir.Call")
+_MISSING = ir.Type.missing()
+
 Maker = Callable[..., ir.Call]
 CONSTRUCTORS: dict[str, Maker] = {}
 
@@ -59,7 +62,12 @@ def call_axes(call: ir.Call) -> tuple[int, ...]:
 
 
 def _call(name: str, args: Sequence[ir.Expr], **attrs: Any) -> ir.Call:
-    return ir.Call(ir.Op.get(PREFIX + name), list(args), attrs)
+    return _CALL(_MISSING, _op(name), list(args), ir.DictAttrs(attrs), [], None)
+
+
+@functools.cache
+def _op(name: str) -> ir.Op:
+    return ir.Op.get(PREFIX + name)
 
 
 def _constructor(fn: Maker) -> Maker:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import DependencyError
 
-ABI_VERSION = 13
+ABI_VERSION = 14
 """Version of the interface that the Python side is written for (``passes/ffi/abi.cc``)."""
 
 LIBRARY_VARIABLE = "TVM_DISTIR_LIBRARY"

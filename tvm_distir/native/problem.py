@@ -38,8 +38,11 @@ class Problem:
     def arrays(self) -> tuple[Array, Array]:
         """The domains; per factor its table, the number of its variables, the variables."""
         flat: list[int] = []
+        append, extend = flat.append, flat.extend
         for scope, table in self.factors.items():
-            flat += (table, len(scope), *scope)
+            append(table)
+            append(len(scope))
+            extend(scope)
         return ints(self.domains), ints(flat)
 
 

@@ -127,6 +127,8 @@ class Tables:
     ) -> Elimination:
         """Minimise variables out, smallest bucket first (ties: lowest number).
 
+        What was done to an equal problem and is not forgotten is not done again.
+
         Parameters
         ----------
         problem : Problem
@@ -209,6 +211,11 @@ class Tables:
     def entries(self) -> int:
         """Numbers that all tables and joins hold."""
         return int(self._counts()[2])
+
+    @property
+    def held(self) -> int:
+        """Numbers that the eliminations hold that are not forgotten."""
+        return int(self._counts()[3])
 
 
 def _elimination(said: Sequence[int]) -> Elimination:

@@ -22,14 +22,15 @@ class Instance:
 
     ``choice[a][k]`` is the alternative of node k along axis a (absent: not decided yet);
     ``kids[k]`` the specialisation that call node k uses; ``columns[a]`` the number of
-    ``choice[a]`` among those of a labelling.
+    ``choice[a]`` among those of a labelling; ``given[a][v]`` the label that value v is given with.
     """
 
     number: int
     graph: Graph
     choice: dict[int, tuple[Alternative, ...]]
     kids: dict[int, Instance]
-    columns: dict[int, int] = field(default_factory=dict)
+    columns: dict[int, int]
+    given: dict[int, list[int]]
     local: dict[int, tuple[list[int], dict[int, dict[int, int]]]] = field(default_factory=dict)
 
     def signature(self) -> Signature:
@@ -107,15 +108,14 @@ class Decision:
     def settled(self, inst: Instance) -> dict[int, Route]:
         """Routes of all values that every consumer wants as they are produced."""
         g, moved = inst.graph, set[int]()
-        first, gives = len(g.params), {}
+        first = len(g.params)
         for a, choice in inst.choice.items():
-            have = gives[a] = [choice[k].gives[j] for k, j in g.producer]
-            mesh = self.axes[a].mesh
+            have, mesh = inst.given[a], self.axes[a].mesh
             for node, chosen in zip(g.nodes[first:], choice[first:]):  # parameters come first
                 for v, want in zip(node.operands, chosen.needs):
                     if v >= 0 and want != have[v] and g.values[v].mesh == mesh:
                         moved.add(v)
-        forms = {m: list(zip(*[gives[a] for a in axes])) for m, axes in self._by_mesh.items()}
+        forms = {m: list(zip(*[inst.given[a] for a in axes])) for m, axes in self._by_mesh.items()}
         found = {}
         for v, value in enumerate(g.values):
             produced = forms[value.mesh][v]
@@ -127,9 +127,9 @@ class Decision:
         """How a value gets from its producer to its consumers."""
         mesh = inst.graph.values[value].mesh
         axes = self.mesh_axes(mesh)
-        node, result = inst.graph.producer[value]
+        node, _ = inst.graph.producer[value]
         columns = [inst.choice[a] for a in axes]
-        produced = tuple([column[node].gives[result] for column in columns])
+        produced = tuple([inst.given[a][value] for a in axes])
         if P not in produced and self._at_home(inst.graph.uses[value], columns, produced):
             return Route.at_home(produced)
         wanted = self.wants(inst, value)
@@ -165,5 +165,5 @@ class Decision:
 
     def value_form(self, inst: Instance, value: int) -> tuple[int, ...]:
         """Form in which a value is produced."""
-        node, result = inst.graph.producer[value]
-        return self.gives(inst, node, result, inst.graph.values[value].mesh)
+        mesh = inst.graph.values[value].mesh
+        return tuple([inst.given[a][value] for a in self.mesh_axes(mesh)])

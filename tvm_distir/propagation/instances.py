@@ -30,6 +30,7 @@ class Instances:
         self.axes, self.reach = axes, reach
         self._known: dict[object, Instance] = {}
         self._columns: dict[tuple[Alternative, ...], int] = {}
+        self._given: dict[tuple[str, int], list[int]] = {}  # by graph and column
 
     def of(
         self,
@@ -53,7 +54,16 @@ class Instances:
         )
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = Instance(len(self._known), g, choice, kids, numbers)
+            given = {a: self._given_by(g, c, numbers[a]) for a, c in choice.items()}
+            found = Instance(len(self._known), g, choice, kids, numbers, given)
+            self._known[key] = found
+        return found
+
+    def _given_by(self, g: Graph, column: Sequence[Alternative], number: int) -> list[int]:
+        """See :attr:`.Instance.given`."""
+        found = self._given.get((g.key, number))
+        if found is None:
+            found = self._given[g.key, number] = [column[k].gives[j] for k, j in g.producer]
         return found
 
     def without(self, inst: Instance, a: int) -> Instance:
@@ -84,13 +94,12 @@ class Instances:
         for b, axis in enumerate(self.axes):
             if b == a or axis.mesh != self.axes[a].mesh:
                 continue
-            choice, n = inst.choice.get(b), axis.size
-            if choice is None:  # what lies on another mesh, the axis does not reach
+            given, n = inst.given.get(b), axis.size
+            if given is None:  # what lies on another mesh, the axis does not reach
                 reach = self.reach[g.key]
                 sizes = [size // n if live else size for size, live in zip(sizes, reach.live[b])]
                 continue
-            for v, (k, j) in enumerate(g.producer):
-                label = choice[k].gives[j]
+            for v, label in enumerate(given):
                 if label >= 0 and g.values[v].mesh == axis.mesh:
                     sizes[v] = -(-sizes[v] // n)
                     dims = cut.setdefault(v, {})

@@ -4,15 +4,18 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
 from tvm_distir import transform, zoo
-from tvm_distir.native import Problem, Tables
+from tvm_distir.native import INFINITE, Problem, Tables
 from tvm_distir.propagation.driver import Propagator
 from tvm_distir.propagation.graph import Axis
 from tvm_distir.propagation.solve import Costs, PriceTables, kept
 from tvm_distir.strategy import make_plan
+from tvm_distir.transform.propagate.values import PlacedValues
 
 AXES = (Axis(0, 0, 2, "dp"),)
 SIZES = {"hidden": 32, "heads": 4, "vocab": 64, "seq": 8}
@@ -76,3 +79,38 @@ def test_what_is_forgotten_cannot_be_decoded():
     with pytest.raises(IndexError, match="no elimination 0"):
         tables.decode(before, [0, 0])
     assert tables.decode(tables.eliminate(problem), [0, 0]) == [1, 1]
+
+
+def test_equal_problems_are_eliminated_once():
+    tables = Tables()
+    number, _ = tables.intern(np.array([[3, 5], [4, 0]], dtype=np.int64))
+    problem, equal = Problem([2, 2], {(0, 1): number}), Problem([2, 2], {(0, 1): number})
+    first = tables.eliminate(problem)
+    assert tables.eliminate(equal).number == first.number
+    assert tables.eliminate_all(equal, INFINITE).number == first.number
+    assert tables.eliminate(problem, keep=[1]).kept == [1]
+    assert tables.eliminate(problem, limit=1).kept == [0, 1]
+    assert tables.eliminate_all(equal, 1) is None
+    tables.forget()
+    assert tables.held == 0
+    assert tables.eliminate(problem).number != first.number
+    with pytest.raises(ValueError, match="domains"):
+        tables.eliminate(Problem([0, 2], {(0, 1): number}))
+
+
+def test_small_eliminations_stay_with_kept_tables(monkeypatch):
+    prices = PriceTables(Costs(), AXES)
+    number, _ = prices.table([[3, 0], [0, 2]])
+    prices.tables.eliminate(Problem([2, 2], {(0, 1): number}))
+    kept.give_back(prices)
+    assert prices.tables.held > 0
+    monkeypatch.setattr(kept, "MOST_HELD", 1)
+    kept.give_back(prices)
+    assert prices.tables.held == 0
+
+
+def test_nothing_of_a_propagation_stays():
+    mod = annotated(1, 4, 1)
+    transform.PropagateSharding()(mod)
+    gc.collect()
+    assert not [one for one in gc.get_objects() if type(one) is PlacedValues]

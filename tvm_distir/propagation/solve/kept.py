@@ -20,6 +20,9 @@ MOST_PIECES = 1 << 16
 MOST_ENTRIES = 1 << 20
 """Remembered pieces, and numbers in all tables, of a set that is kept: some 16 MiB each."""
 
+MOST_HELD = 1 << 18
+"""Numbers in the eliminations that are kept with it: 2 MiB. Where there are more none is."""
+
 _kept: dict[tuple[Costs, tuple[Axis, ...]], PriceTables] = {}
 
 
@@ -30,10 +33,11 @@ def take(costs: Costs, axes: Sequence[Axis]) -> PriceTables:
 
 
 def give_back(prices: PriceTables) -> None:
-    """Keep tables for the next one who asks; what was eliminated with them is forgotten."""
+    """Keep tables for the next one who asks; of eliminations, what is small."""
     if prices.size > MOST_PIECES or prices.tables.entries > MOST_ENTRIES:
         return
-    prices.tables.forget()
+    if prices.tables.held > MOST_HELD:
+        prices.tables.forget()
     _kept[prices.costs, tuple(prices.axes)] = prices
     while len(_kept) > MOST_SETS:
         del _kept[next(iter(_kept))]

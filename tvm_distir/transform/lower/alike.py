@@ -45,27 +45,41 @@ class LikeBindings:
         self._states: list[State | None] = [None] * len(reading.variables)
         self._numbers: list[int | None] = [None] * len(reading.variables)
 
-    def write(self, number: int) -> bool:
-        """Write the local form of a binding as that of one like it, if there was one."""
+    def write(self, first: int, end: int) -> int:
+        """Write the local forms of bindings in a row as those of ones like them.
+
+        Returns the number of the first for which there was none, ``end`` if there was for all.
+        """
         values, reading = self.values, self.reading
         if values.tuples:
             # One over several meshes may let a variable out of its block under another name.
-            return False
-        place, used = self._first + number, reading.used(number)
-        var = reading.variables[place]
-        template = self.templates.find(self._key(number, used))
-        if template is not None:
-            value = reading.values[number]
+            return first
+        begin, reads, like, numbers = reading.begin, reading.reads, reading.like, self._numbers
+        known, find, written = self.locals, self.templates.find, values.writer.bindings
+        for number in range(first, end):
+            used = reads[begin[number] : begin[number + 1]]
+            template = find((like[number], *[numbers[n] if n >= 0 else -1 for n in used]))
+            if template is None:
+                if not self._alias(number, used):
+                    return number
+                continue
+            place, value = self._first + number, reading.values[number]
             constants = self._constants(value, template) if -1 in used else ()
-            new = template.value(value, [self.locals[n] for n in used], constants)
-            local = make_var(self.names[place], template.ty, type(var) is relax.DataflowVar)
-            values.writer.bindings.append(make_binding(local, new))
-            self.locals[place], self._states[place] = local, template.state
-            self._numbers[place] = template.number
-            return True
+            new = template.value(value, [known[n] for n in used], constants)
+            hidden = type(reading.variables[place]) is relax.DataflowVar
+            local = make_var(self.names[place], template.ty, hidden)
+            written.append(make_binding(local, new))
+            known[place], self._states[place] = local, template.state
+            numbers[place] = template.number
+        return end
+
+    def _alias(self, number: int, used: Sequence[int]) -> bool:
+        """Write another name of a variable, if a binding is that."""
+        values, reading = self.values, self.reading
         if reading.kinds[number] != ALIAS or used[0] < 0 or self.locals[used[0]] is None:
             return False
-        local = self.locals[used[0]]
+        place, local = self._first + number, self.locals[used[0]]
+        var = reading.variables[place]
         if type(local) is relax.DataflowVar and type(var) is not relax.DataflowVar:
             hidden, local = local, make_var(self.names[place], local.ty)
             values.writer.bindings.append(make_binding(local, hidden))

@@ -268,9 +268,9 @@ class LocalFunction:
             dataflow = isinstance(block, relax.DataflowBlock)
             values.open_block(dataflow)
             first, end = end, end + len(block.bindings)
-            for number in range(first, end):
-                if not self.alike.write(number):
-                    self._binding(number)
+            while (first := self.alike.write(first, end)) < end:
+                self._binding(first)
+                first += 1
             blocks.append((dataflow, values.writer.bindings))
         values.open_block(False)
         result = self._result()
