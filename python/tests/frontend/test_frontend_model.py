@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,8 @@ def test_bad_strings(spec, code, word):
 
 def test_without_torch_the_extra_is_named_before_anything_else(tmp_path, monkeypatch):
     path = tmp_path / "m.pt2"
-    path.write_bytes(b"")
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("m/version", "3")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     for read in (check_model, load_model):
         with pytest.raises(ModelError, match=r"tvm_distir\[torch\]") as caught:

@@ -46,7 +46,7 @@ class Emitter:
         return Value(expr, shape_of(expr))
 
     def _spread(self, value: Value) -> Any:
-        if math.prod(shape_of(value.expr)) == math.prod(value.shape):
+        if _without_ones(shape_of(value.expr)) == _without_ones(value.shape):
             return self.reshape(value.expr, value.shape)
         return self.emit(_op.broadcast_to(value.expr, list(value.shape)))
 
@@ -184,3 +184,7 @@ class Emitter:
     def rows_flat(self, expr: Any) -> Any:
         """A tensor with all its dims as one."""
         return self.reshape(expr, [math.prod(shape_of(expr))])
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    return [size for size in shape if size != 1]
