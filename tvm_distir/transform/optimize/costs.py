@@ -41,9 +41,11 @@ class BindingCosts:
         self._in_place: set[Any] = set()
         self._layouts: dict[Any, GroupLayout] = {}
         self._functions: dict[str, int] = {}
+        self._kernels: dict[Any, tuple[ir.Call, Kernel]] = {}
 
     def read(self, body: relax.SeqExpr) -> None:
         """Look at a body whose bindings will be asked for: some take no time because of others."""
+        self._kernels.clear()
         (reading,) = read_functions([relax.Function([], body, body.body.ty)])
         self._in_place.update(reading.variables[n] for n in transposed_operands(reading))
 
@@ -83,7 +85,11 @@ class BindingCosts:
         return is_done(value) or self._kernel(var, value).is_view
 
     def _kernel(self, var: Any, call: ir.Call) -> Kernel:
-        return kernel_of(call, self.mod, var.ty, var in self._in_place)
+        known = self._kernels.get(var)
+        if known is None or not known[0].same_as(call):
+            known = call, kernel_of(call, self.mod, var.ty, var in self._in_place)
+            self._kernels[var] = known
+        return known[1]
 
     def _groups(self, call: ir.Call) -> GroupLayout:
         mesh, axes = call.attrs["device_mesh"], call_axes(call)
