@@ -10,6 +10,7 @@
 #include <tvm/ffi/error.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace tvm_distir {
 
@@ -56,6 +57,22 @@ class Int64View {
   int64_t* data_ = nullptr;
   int64_t size_ = 0;
 };
+
+// The entries of an array.
+inline std::vector<int64_t> Listed(const tvm::ffi::TensorView& tensor, const char* name) {
+  const Int64View view(tensor, name);
+  std::vector<int64_t> out(view.size());
+  for (int64_t i = 0; i < view.size(); ++i) out[i] = view[i];
+  return out;
+}
+
+// Writes what was found into an array of that size.
+inline void Give(const std::vector<int64_t>& found, const tvm::ffi::TensorView& tensor,
+                 const char* name) {
+  const Int64View view(tensor, name);
+  view.CheckSize(static_cast<int64_t>(found.size()), name);
+  for (int64_t i = 0; i < view.size(); ++i) view[i] = found[i];
+}
 
 }  // namespace tvm_distir
 

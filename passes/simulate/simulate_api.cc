@@ -29,19 +29,6 @@ using tvm::ffi::Array;
 using tvm::ffi::Shape;
 using tvm::ffi::TensorView;
 
-Ints Listed(const TensorView& tensor, const char* name) {
-  const Int64View view(tensor, name);
-  Ints out(view.size());
-  for (int64_t i = 0; i < view.size(); ++i) out[i] = view[i];
-  return out;
-}
-
-void Give(const Ints& found, const TensorView& tensor, const char* name) {
-  const Int64View view(tensor, name);
-  view.CheckSize(static_cast<int64_t>(found.size()), name);
-  for (int64_t i = 0; i < view.size(); ++i) view[i] = found[i];
-}
-
 Shape AsShape(const Ints& values) { return Shape(values.begin(), values.end()); }
 
 // Functions, and the last run of units.

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ from tvm_distir import strategy
 from tvm_distir.analysis import check_level
 from tvm_distir.frontend.onnx import gpt2
 from tvm_distir.transform import InlinePrivateFunctions, OutlineRepeatedLayers
+
+sys.path.insert(0, str(Path(__file__).parent))
+from outline_harness import calls, run
 
 LIGHT = Path(onnx.__file__).parent / "backend" / "test" / "data" / "light"
 SMALL = {"layers": 2, "hidden": 16, "heads": 4, "vocab": 48, "seq": 8, "batch": 4}
@@ -53,27 +57,10 @@ def outlined(mod: ir.IRModule) -> ir.IRModule:
     return out
 
 
-def calls(mod: ir.IRModule) -> dict[str, int]:
-    values = [b.value for block in mod["main"].body.blocks for b in block.bindings]
-    found = [v for v in values if isinstance(v, ir.Call) and isinstance(v.op, ir.GlobalVar)]
-    return dict(Counter(str(call.op.name_hint) for call in found))
-
-
 def collectives(mod: ir.IRModule, plan: td.Plan) -> list[tuple[str, str, int, int]]:
     result = td.simulate(td.export(td.distribute(mod, plan)), td.System.load("dgx-a100"))
     found = result.collectives
     return [(c.kind, c.mesh_axis, c.count, c.bytes_per_device) for c in found]
-
-
-def flat(result: Any) -> list[np.ndarray]:
-    if isinstance(result, tvm.runtime.Tensor):
-        return [result.numpy()]
-    return [array for item in result for array in flat(item)]
-
-
-def run(mod: ir.IRModule, inputs: list[np.ndarray]) -> list[np.ndarray]:
-    vm = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
-    return flat(vm["main"](*[tvm.runtime.tensor(x) for x in inputs]))
 
 
 def drawn(mod: ir.IRModule) -> list[np.ndarray]:
