@@ -112,14 +112,13 @@ def decision_of_labels(mod: ir.IRModule, data: Mapping[str, Any]) -> Decision:
             remedy='Search again for this one, or remove "labels": the rules hold then, and '
             "propagation decides the rest.",
         )
-    found = _Reader(module, top)
-    entries = {name: found.instance(value) for name, value in top["entries"].fields()}
-    missing = set(module.entries).symmetric_difference(entries)
-    if missing:
+    found, said = _Reader(module, top), dict(top["entries"].fields())
+    if said.keys() != module.entries.keys():
         raise top["entries"].wrong(
-            f"there are labels of {', '.join(sorted(entries))}",
+            f"there are labels of {', '.join(sorted(said))}",
             f"Give those of {', '.join(sorted(module.entries))}.",
         )
+    entries = {name: found.instance(value, module.entries[name]) for name, value in said.items()}
     return Decision(module.axes, entries, 0, 0, Conversions(Costs()), found.instances.value_bytes)
 
 
@@ -137,9 +136,12 @@ class _Reader:
         for item in top["functions"].items():
             self._found.append(self._function(item.object(("function", "calls", "choice"))))
 
-    def instance(self, data: JsonValue) -> Instance:
-        """The instance of a number."""
-        return self._found[data.integer(most=len(self._found) - 1)]
+    def instance(self, data: JsonValue, function: str) -> Instance:
+        """The instance of a number, which is one of this function."""
+        found = self._found[data.integer(most=len(self._found) - 1)]
+        if found.graph.key != function:
+            raise data.wrong(f"{data.data} is of {found.graph.key}", f"Give one of {function}.")
+        return found
 
     def _function(self, data: JsonValue) -> Instance:
         g = self.module.graphs[data["function"].word(tuple(self.module.graphs))]
@@ -153,7 +155,10 @@ class _Reader:
                 "it has other numbers of calls, axes or nodes than the function",
                 f"Give {len(g.calls)} calls, and {len(others)} nodes on each axis.",
             )
-        kids = {k: self.instance(call) for k, call in zip(g.calls, calls, strict=True)}
+        kids = {
+            k: self.instance(call, g.nodes[k].callee)
+            for k, call in zip(g.calls, calls, strict=True)
+        }
         choice: dict[int, tuple[Alternative, ...]] = {}
         for a, row in enumerate(rows):
             at = dict(zip(others, row, strict=True))

@@ -202,6 +202,7 @@ class TestPlanOfLabels:
             ("alternatives", [[[], [7], None]]),
             ("functions", []),
             ("entries", {"main": 99}),
+            ("entries", {"main": 0}),
             ("entries", {}),
             ("module", 3),
         ],
