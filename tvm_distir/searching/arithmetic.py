@@ -33,15 +33,15 @@ class Work(NamedTuple):
 
     Attributes
     ----------
-    each : mapping of Kernel to int
+    each : Counter of Kernel
         What every micro-batch needs: it follows from data, and no gradient of a weight comes
         before it. Here of all micro-batches in one.
-    once : mapping of Kernel to int
+    once : Counter of Kernel
         What may be done once for all of them.
     """
 
-    each: Mapping[Kernel, int]
-    once: Mapping[Kernel, int]
+    each: Counter[Kernel]
+    once: Counter[Kernel]
 
     def least_s(
         self, clock: Clock, devices: int, stages: int = 1, micro_batches: int = 1, chunks: int = 1
@@ -83,7 +83,7 @@ def _time_ps(kernels: Mapping[Kernel, int], clock: Clock, parts: int) -> int:
 def work_of_step(mod: ir.IRModule) -> Work:
     """The kernels of one run of a module's public functions."""
     module = PlacedModule.of(mod, ())
-    found = Work(Counter[Kernel](), Counter[Kernel]())
+    found = Work(Counter(), Counter())
     reader = _Reader(module)
     for name, key in module.entries.items():
         g = module.graphs[key]
@@ -93,7 +93,7 @@ def work_of_step(mod: ir.IRModule) -> Work:
         of_names = [g.env[at] for at, var in g.variables.items() if str(var.name) in names]
         gradients = frozenset(itertools.chain.from_iterable(of_names))
         for mine, more in zip(found, reader.of(key, follows, gradients)[0]):
-            mine.update(more)  # type: ignore[attr-defined]
+            mine.update(more)
     return found
 
 
@@ -114,7 +114,7 @@ class _Reader:
         if (key, follows) in self._known:
             return self._known[key, follows]
         g = self.module.graphs[key]
-        work = Work(Counter[Kernel](), Counter[Kernel]())
+        work = Work(Counter(), Counter())
         marked = [False] * len(g.values)
         for v, yes in zip(g.param_values, follows):
             marked[v] = yes
@@ -124,9 +124,9 @@ class _Reader:
             if node.kind == "call":
                 inner, results = self.of(node.callee, given)
                 for mine, more in zip(work, inner):
-                    mine.update(more)  # type: ignore[attr-defined]
+                    mine.update(more)
             elif node.rule is not None and node.rule.op not in VIEWS and not in_place(g, node):
-                (work.each if any(given) else work.once)[kernel_of(g, node)] += 1  # type: ignore[index]
+                (work.each if any(given) else work.once)[kernel_of(g, node)] += 1
             for v, yes in zip(node.results, results):
                 marked[v] = yes and v not in gradients
         found = work, tuple([v >= 0 and marked[v] for v in g.result_values])
