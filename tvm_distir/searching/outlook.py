@@ -93,7 +93,7 @@ class Outlooks:
         count = one.stages * one.chunks
         needs = [self.needs(one, table, zero, rank) for rank in range(one.stages)]
         groups = cut(table.times_ps, count, needs, self.limit) if one.chunks == 1 else None
-        return self.estimate(one, table, zero, groups or cut(table.times_ps, count) or [])
+        return self.estimate(one, table, zero, needs, groups or cut(table.times_ps, count) or [])
 
     def needs(self, one: Candidate, table: Layers, zero: int, rank: int) -> list[int]:
         """Bytes of each layer on a rank."""
@@ -108,19 +108,26 @@ class Outlooks:
         ]
 
     def estimate(
-        self, one: Candidate, table: Layers, zero: int, groups: Sequence[range]
+        self,
+        one: Candidate,
+        table: Layers,
+        zero: int,
+        needs: Sequence[Sequence[int]],
+        groups: Sequence[range],
     ) -> Outlook:
-        """What a candidate takes and keeps, with its layers in these stages."""
+        """What a candidate takes and keeps, with its layers in these stages.
+
+        ``needs`` has the bytes of each layer, rank by rank.
+        """
         times = [sum(table.times_ps[i] for i in group) for group in groups]
         if one.chunks == 1:
             step_ps = (one.micro_batches - 1) * max(times) + sum(times)
         else:
             step_ps = (one.micro_batches * one.chunks + one.stages - 1) * max(times)
-        peak = 0
-        for rank in range(one.stages):
-            bytes_of = self.needs(one, table, zero, rank)
-            own = [bytes_of[i] for group in groups[rank :: one.stages] for i in group]
-            peak = max(peak, sum(own))
+        peak = max(
+            sum(row[i] for group in groups[rank :: one.stages] for i in group)
+            for rank, row in enumerate(needs)
+        )
         step_ps = self._with_gradients(one, step_ps, sum(table.weights_bytes) // one.stages, zero)
         return Outlook(step_ps / PICOSECONDS, peak, zero)
 
@@ -130,15 +137,13 @@ class Outlooks:
         Where sums lie cut, every micro-batch reduces its gradients beside the work, as far as there
         is some; where weights do, it also gathers them before both its parts.
         """
-        names = [name for name, _ in one.axes]
-        if BATCH not in names:
+        mesh = dict(one.axes)
+        parts = mesh.get(BATCH, 1)
+        if parts == 1:
             return step_ps
         if one.axes not in self._prices:
             self._prices[one.axes] = MeshPrices(self.system, one.mesh.device_mesh())
-        price, axis = self._prices[one.axes].collective_ps, names.index(BATCH)
-        parts = dict(one.axes)[BATCH]
-        if parts == 1:
-            return step_ps
+        price, axis = self._prices[one.axes].collective_ps, list(mesh).index(BATCH)
         if zero == 1:
             return step_ps + price("all_reduce", weights, axis)
         gather = price("all_gather", weights, axis)
