@@ -17,7 +17,7 @@ from ..plan import MeshSpec, data_positions
 from .consumers import Consumers
 from .facts import entries, tensor_parameters
 from .registry import StrategySpec, find_strategy
-from .transformer_weights import KnownWeight, cut_dim, known_weight
+from .transformer_weights import KnownWeight, cut_dim, known_weight, role_of
 
 MEGATRON = "megatron"
 COPIES = "_copies"
@@ -28,8 +28,9 @@ def mesh_of(mod: ir.IRModule, mesh: MeshSpec, wanted: Sequence[StrategySpec]) ->
     """The mesh as several strategies have it, which must all have the same."""
     for one in wanted:
         if one.name == MEGATRON:
-            axis = one.options.get("axis", find_strategy(MEGATRON).options["axis"].default)
-            mesh = with_copies(mod, mesh, str(axis), Consumers(mod))
+            axis = str(one.options.get("axis", find_strategy(MEGATRON).options["axis"].default))
+            if mesh.axes.get(axis, 1) > 1:
+                mesh = with_copies(mesh, axis, key_heads(mod, Consumers(mod)))
     return mesh
 
 
@@ -45,23 +46,20 @@ def heads_of(weight: KnownWeight, consumers: Consumers) -> Iterator[int]:
             yield heads
 
 
-def with_copies(mod: ir.IRModule, mesh: MeshSpec, axis: str, consumers: Consumers) -> MeshSpec:
+def with_copies(mesh: MeshSpec, axis: str, heads: int | None) -> MeshSpec:
     """The mesh with an axis of copies behind ``axis`` where that has more devices than heads.
 
     Parameters
     ----------
-    mod : IRModule
-        At level 1.
     mesh : MeshSpec
     axis : str
         Where the mesh has none of this name, or it does not hold groups of equal size, the mesh
         stays as it is.
-    consumers : Consumers
-        Of the module.
+    heads : int or None
+        Of keys and values, as :func:`key_heads` finds them.
     """
     count = mesh.axes.get(axis, 1)
-    heads = key_heads(mod, consumers) or count if count > 1 else count
-    if not 1 < heads < count or count % heads:
+    if heads is None or not 1 < heads < count or count % heads:
         return mesh
     sizes: dict[str, int] = {}
     for name, size in mesh.axes.items():
@@ -85,8 +83,9 @@ def _key_heads(mod: ir.IRModule, consumers: Consumers) -> Iterator[int]:
     for name, fn, rule_name in entries(mod):
         data = data_positions(fn, name)
         for parameter in tensor_parameters(name, fn, rule_name):
-            if parameter.position in data:
+            found = role_of(parameter.name)
+            if parameter.position in data or found is None or found[0] != "key_value":
                 continue
             weight = known_weight(parameter, fn, consumers)
-            if weight is not None and weight.role == "key_value":
+            if weight is not None:
                 yield from heads_of(weight, consumers)

@@ -88,8 +88,9 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     spec = as_mesh_spec(mesh)
     mesh_axis(spec, axis, "megatron")
     consumers = Consumers(mod)
-    spec = with_copies(mod, spec, axis, consumers)
-    one_head = key_heads(mod, consumers) == 1
+    heads = key_heads(mod, consumers)
+    spec = with_copies(spec, axis, heads)
+    one_head = heads == 1
     axes = tensor_axes(spec, axis)
     names = [spec.axis_names[number] for number in axes]
     rules: list[PlanRule] = []
