@@ -63,8 +63,6 @@ class Lifted:
         All else; what is in flight is its last parameter.
     given, kept : tuple of int
         Parameters of the function that either takes, in order.
-    size_bytes : int
-        What is gathered.
     wire_ps : int
         How long it travels.
     """
@@ -73,7 +71,6 @@ class Lifted:
     rest: relax.Function
     given: tuple[int, ...]
     kept: tuple[int, ...]
-    size_bytes: int
     wire_ps: int
 
 
@@ -154,7 +151,7 @@ class Head:
     def _spent_ps(self, out: Collection[Any]) -> int:
         """How long a call takes when these starts were begun before, and are for the next one."""
         ends_ps = dict.fromkeys(out, 0)
-        now_ps, wire_ps = 0, sum(self._ps[self._number[var]] for var in out)
+        now_ps, wire_ps = 0, self._wire_ps(out)
         for binding, spent_ps in zip(self.bindings, self._ps, strict=True):
             value = binding.value
             if started_op(value) is not None:
@@ -167,14 +164,15 @@ class Head:
                 now_ps += spent_ps
         return max(now_ps, wire_ps)
 
+    def _wire_ps(self, out: Iterable[Any]) -> int:
+        return sum(self._ps[self._number[var]] for var in out)
+
     def lifted(self, count: int) -> Lifted:
         """Take the first starts out."""
         out = self.starts[:count]
         given, gathers = self._gathers(out)
         kept, rest = self._rest(out)
-        size_bytes = sum(local_bytes(var.ty) for var in out)
-        wire_ps = sum(self._ps[self._number[var]] for var in out)
-        return Lifted(gathers, rest, given, kept, size_bytes, wire_ps)
+        return Lifted(gathers, rest, given, kept, self._wire_ps(out))
 
     def _gathers(self, out: list[Any]) -> tuple[tuple[int, ...], relax.Function]:
         numbers = self._needed(out)

@@ -66,7 +66,7 @@ class _Prefetch:
     def __init__(self, mod: ir.IRModule, system: System, ahead_bytes: int | None) -> None:
         self.mod, self.ahead_bytes = mod, ahead_bytes
         self.costs = BindingCosts(mod, system)
-        self.functions = {gv: fn for gv, fn in relax_functions(mod)}
+        self.functions = dict(relax_functions(mod))
         self.sites: dict[Any, list[tuple[Any, ir.Call]]] = defaultdict(list)
         self.barred: set[Any] = set()
         for gv, fn in self.functions.items():
@@ -143,10 +143,8 @@ class _Prefetch:
     def _early_params(self, gv: Any) -> set[int]:
         """Parameters of a function that are there from the beginning of the step."""
         fn = self.functions[gv]
-        if not is_private(fn):
-            return set(range(len(fn.params)))
         early = set(range(len(fn.params)))
-        for caller, call in self.sites[gv]:
+        for caller, call in self.sites[gv] if is_private(fn) else ():
             known = self._early_values(caller)
             early = {n for n in early if call.args[n] in known}
         return early
