@@ -191,8 +191,8 @@ def _tried(
 ) -> Any:
     """Make and simulate the changed step; None where it is refused."""
     asked = argparse.Namespace(**{**vars(arguments), **change.options})
-    sized = {"batch", "strategy"} & set(change.options) and analysis.pipeline is not None
-    again = sized or "batch" in change.options
+    cut = analysis.pipeline is not None  # a strategy may say of how many samples a part is
+    again = "batch" in change.options or (cut and "strategy" in change.options)
 
     def make() -> Any:
         source = None if again else work.source

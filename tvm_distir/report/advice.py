@@ -127,7 +127,7 @@ def advice_lines(analysis: Analysis) -> list[str]:
 
 def _head(one: Advice, analysis: Analysis) -> str:
     if one.part == "fit":
-        return f"{one.what}:" if one.gains or one.untried else f"{one.what}."
+        return f"{one.what}:"
     most = (
         f"{units.duration(one.saves_s)} ({units.share(one.saves_s, analysis.time_s)}) to save "
         f"(a bound: {one.formula})"
