@@ -96,7 +96,7 @@ def _judged(
         if count >= most:
             untried.append((change.part, change.words))
             continue
-        trial = _tried(change, analysis, work, arguments, axes)
+        trial = _tried(change, analysis, work, program, arguments, axes)
         count += 1
         if trial is not None:
             found.append(trial)
@@ -186,6 +186,7 @@ def _tried(
     change: Change,
     analysis: Any,
     work: StagedModel,
+    given: Any,
     arguments: argparse.Namespace,
     axes: dict[str, int] | None,
 ) -> Any:
@@ -205,4 +206,12 @@ def _tried(
         result = None if program is None else _simulated(program, work.system, asked)
     if result is None:
         return None
-    return _trial(analysis, change.part, change.words, result, change.samples)
+    return _trial(analysis, change.part, change.words, result, _times_as_many(program, given))
+
+
+def _times_as_many(program: Any, given: Any) -> int:
+    """How often as many samples a program has as the given one; a fixed batch is a micro-batch."""
+    from ..report import batch_of
+
+    samples, before = batch_of(program), batch_of(given)
+    return samples // before if samples and before else 1

@@ -31,15 +31,12 @@ class Change:
         The same, by their names in the parsed arguments.
     axes : dict of str to int, optional
         The mesh, where it is another one.
-    samples : int
-        How often as many samples a step has.
     """
 
     part: str
     words: str
     options: Mapping[str, Any] = field(default_factory=dict)
     axes: dict[str, int] | None = None
-    samples: int = 1
 
 
 class _Given:
@@ -89,7 +86,7 @@ class _Given:
         """Twice the batch, where it is an option."""
         size = self.analysis.batch
         if size is not None and self.stages() is None and not self.arguments.train:
-            yield Change(part, f"--batch {2 * size}", {"batch": 2 * size}, samples=2)
+            yield Change(part, f"--batch {2 * size}", {"batch": 2 * size})
 
     def recompute(self, part: str, policy: str) -> Iterator[Change]:
         """Another policy of recomputation."""

@@ -75,6 +75,17 @@ def test_what_makes_a_step_fit_is_simulated(tmp_path, capsys):
     assert f"[{gain['change']} makes it fit: " in said.err
 
 
+def test_more_micro_batches_of_a_fixed_batch_are_more_samples(tmp_path, capsys):
+    path = str(tmp_path / "mlp.py")
+    assert main(["convert", "zoo:mlp?layers=4", path]) == 0
+    stages = ["--strategy", "pipeline:micro_batches=2", "--mesh", "pp=2", "--advice", "full"]
+    found = analysed(["analyze", path, "--system", "dgx-a100", "--train", *stages], capsys)
+    trials = [t for one in found["advice"] for t in (*one["gains"], *one["others"])]
+    (more,) = (t for t in trials if t["change"] == "--strategy pipeline:micro_batches=4")
+    assert more["samples"] == 2 and more["gain"] > 1  # each is a batch as the file has it
+    assert more["gain"] == pytest.approx(2 * found["time_s"] / more["time_s"])
+
+
 def test_no_way_of_judging(capsys):
     assert main([*TWO, "--advice", "all"]) == 2
     assert 'DIST0152 --advice: "all" is no way of judging advice' in capsys.readouterr().err
