@@ -223,6 +223,18 @@ def test_what_others_read_is_written():
     assert second.inputs == (1,)
 
 
+def test_what_nothing_reads_is_launched_all_the_same():
+    """As the end of a layer is that the policy ``checkpoint`` runs again."""
+    program = hand(
+        [_op("x", "a", (0,), 1), _op("y", "a", (1,), 2), _op("z", "b", (0,), 3)], (3,), 4
+    )
+    made = grouped(program, ADDS)
+    made.check()
+    dead, read = kernels(made, "main")
+    assert (dead.outputs, dead.flops, dead.bytes_written) == ((2,), 16, 32)
+    assert read.outputs == (3,)
+
+
 def test_no_kernel_waits_for_itself():
     """``a -> b -> a``, and a direct way: the two ``a`` may not be one kernel."""
     program = hand(

@@ -74,7 +74,8 @@ class Writer:
         ops = [fn.ops[n] for n in members]
         made = {value for op in ops for value in op.outputs}
         inputs = dict.fromkeys(v for n in members for v in flow.reads(n) if v not in made)
-        outputs = [v for v in sorted(made) if self._needed(v, group)]
+        # What nothing reads is launched all the same, and gives what its last op gives.
+        outputs = [v for v in sorted(made) if self._needed(v, group)] or ops[-1].outputs
         limit = sum(op.bytes_read for op in ops)
         largest = max(flow.elements(v) for v in made)
         extra = group.rule.extra_bytes * largest

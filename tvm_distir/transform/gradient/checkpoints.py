@@ -16,7 +16,7 @@ from tvm import ir, relax
 from ...ir import WHOLE_ATTR
 from ...ir.rewrite import typed
 from ...plan import CHECKPOINT
-from .functions import Functions, private_function
+from .functions import Functions, private_function, tuple_of
 from .tape import Pair
 
 
@@ -64,7 +64,9 @@ def _backward(pair: Pair, functions: Functions) -> tuple[str, list[Any], list[An
     needed = [params[i] for i in pair.needed]
     call = ir.Call(pair.backward, [grad, saved, *needed])
     bindings.append(relax.VarBinding(given, typed(call, fn.ret_ty)))
-    return pair.name, [grad, *params], bindings, given
+    # Each gradient by itself: what splits a step's backward part reads them one by one.
+    each = tuple_of([_item(given, i) for i in range(len(fn.ret_ty.fields))])
+    return pair.name, [grad, *params], bindings, each
 
 
 def _run(pair: Pair, functions: Functions) -> tuple[list[Any], Any, list[Any]]:
