@@ -35,6 +35,7 @@ from .attributes import WEIGHT_PHASE as WEIGHT_PHASE
 from .attributes import WHOLE_ATTR as WHOLE_ATTR
 from .attributes import num_input as num_input
 from .attributes import param_names as param_names
+from .attributes import phase_of as phase_of
 from .attributes import training_notes as training_notes
 from .attributes import with_annotated as with_annotated
 from .branches import SIDES as SIDES
@@ -43,6 +44,7 @@ from .branches import branch_of as branch_of
 from .branches import holds_branch as holds_branch
 from .branches import lift_branches as lift_branches
 from .branches import outline_branches as outline_branches
+from .handles import handle as handle
 from .mesh import AXES_ATTR as AXES_ATTR
 from .mesh import DEVICE_NUM_ATTR as DEVICE_NUM_ATTR
 from .mesh import MESH_INFO as MESH_INFO
@@ -87,7 +89,6 @@ from .placement import shard_offsets as shard_offsets
 from .placement import shard_range as shard_range
 from .placement import shard_slices as shard_slices
 from .rewrite import argument as argument
-from .rewrite import handle as handle
 from .rewrite import make_binding as make_binding
 from .rewrite import make_call as make_call
 from .rewrite import make_var as make_var

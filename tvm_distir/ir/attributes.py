@@ -118,6 +118,11 @@ def with_annotated(
     return relax.Function(fn.params, body, fn.ret_ty, fn.is_pure, attributes)
 
 
+def phase_of(fn: Any) -> str:
+    """Return the phase (:data:`PHASE_ATTR`) that the calls of a function are, empty of others."""
+    return str(fn.attrs[PHASE_ATTR]) if fn.attrs and PHASE_ATTR in fn.attrs else ""
+
+
 def num_input(fn: relax.Function) -> int | None:
     """Return how many of the first parameters are data, None when the function does not say."""
     count = fn.attrs.get(NUM_INPUT_ATTR) if fn.attrs else None

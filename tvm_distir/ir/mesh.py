@@ -5,16 +5,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import tvm_ffi
 from tvm import ir
 from tvm.relax.distributed import DeviceMesh
 
 from ..errors import MAX_DEVICES, MAX_INT, MeshError, nearest, shortened
+from .handles import handle
 
 MESH_INFO = "mesh"
 AXES_ATTR = "mesh_axes"
@@ -26,7 +26,6 @@ MOST_DEVICES_KEPT = 1 << 12
 """Meshes whose keys are kept, those met last, and how many devices one of them may have."""
 
 _KEYS: dict[int, tuple[DeviceMesh, tuple[tuple[int, ...], tuple[int, ...]]]] = {}  # by handle
-_handle: Callable[[Any], int] = tvm_ffi.Object.__chandle__
 
 
 def check_axes(axes: Mapping[str, int], place: str = "mesh") -> None:
@@ -149,14 +148,14 @@ def mesh_devices(mesh: DeviceMesh) -> npt.NDArray[np.int64]:
 
 def mesh_key(mesh: DeviceMesh) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(shape, device ids): equal exactly when two meshes are the same, hashable."""
-    known = _KEYS.get(_handle(mesh))
+    known = _KEYS.get(handle(mesh))
     if known is not None:
         return known[1]
     key = mesh_shape(mesh), tuple(mesh_devices(mesh).ravel().tolist())
     if len(key[1]) <= MOST_DEVICES_KEPT:
         while len(_KEYS) >= MOST_KEYS:
             _KEYS.pop(next(iter(_KEYS)), None)
-        _KEYS[_handle(mesh)] = mesh, key
+        _KEYS[handle(mesh)] = mesh, key
     return key
 
 

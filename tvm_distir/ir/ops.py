@@ -16,6 +16,7 @@ import tvm_ffi
 from tvm import ir
 from tvm.relax.distributed import DeviceMesh
 
+from .handles import handle
 from .infer import INFER
 from .placement import parse_placement, placement_text
 
@@ -247,16 +248,13 @@ def axis_index(device_mesh: DeviceMesh | str, mesh_axis: int) -> ir.Call:
 
 def dist_op_name(expr: Any) -> str | None:
     """Short name (``"all_reduce"``) of a call of one of these ops, else None."""
-    return _names().get(_handle(expr.op)) if type(expr) is ir.Call else None
-
-
-_handle: Callable[[Any], int] = tvm_ffi.Object.__chandle__
+    return _names().get(handle(expr.op)) if type(expr) is ir.Call else None
 
 
 @functools.cache
 def _names() -> dict[int, str]:
     """Short names by the handles of the ops, of which there is one node each."""
-    return {_handle(ir.Op.get(PREFIX + name)): name for name in CONSTRUCTORS}
+    return {handle(ir.Op.get(PREFIX + name)): name for name in CONSTRUCTORS}
 
 
 def register() -> None:

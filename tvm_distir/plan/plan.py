@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 from ..errors import Faults, MeshError, PlanError, nearest
 from ..ir import mesh_key
 from ..schedules import Schedule
-from .reading import load_plan, read_plan
+from .reading import load_plan, read_own_rules, read_plan
 from .recomputation import read_plan_policies
 from .schema import MeshSpec, PlanRule, check_rule, faults_of_plan, find_mesh
 from .writing import plan_dict, save_plan
@@ -60,6 +61,9 @@ class Plan:
         faults = faults_of_plan()
         with faults.gathered():
             read_plan_policies(self.recompute)
+        if self.labels is not None:
+            with faults.gathered():
+                read_own_rules(self.labels, len(self.rules))
         _check_meshes(self.meshes, faults)
         good: set[tuple[str, int]] = set()  # meshes and lengths of placements
         for number, rule in enumerate(self.rules):
@@ -99,12 +103,14 @@ class Plan:
 
     def without_functions(self, names: Container[str]) -> Plan:
         """The plan without rules that look into, or at calls of, functions of these names."""
-        kept = tuple(
-            rule
+        stays = [
+            rule.function not in names and not (rule.kind == "call" and rule.name in names)
             for rule in self.rules
-            if rule.function not in names and not (rule.kind == "call" and rule.name in names)
-        )
-        return replace(self, rules=kept)
+        ]
+        labels = self.labels
+        if labels is not None:
+            labels = {**labels, "rules": sum(stays[: labels["rules"]])}
+        return replace(self, rules=tuple(compress(self.rules, stays)), labels=labels)
 
     def by_rules(self) -> Plan:
         """The plan without labels: its rules hold, and propagation decides the rest."""

@@ -114,12 +114,16 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     if "labels" in top:
         with faults.gathered():
             labels = top["labels"].object().data
-            JsonValue(labels.get("rules"), f"{place}/labels/rules", _wrong).integer(most=len(rules))
     faults.raise_all()
     try:
         return make(tuple(specs), tuple(rules), recompute, tuple(ring), schedule, labels)
     except DistIRError as error:
         raise error.placed(lambda at: at if at.startswith("plan") else f"{place}/{at}") from None
+
+
+def read_own_rules(labels: Mapping[str, Any], rules: int) -> int:
+    """How many of a plan's rules its labels do not replace (PlanError DIST0221)."""
+    return JsonValue(labels.get("rules"), "labels/rules", _wrong).integer(most=rules)
 
 
 def _read_meshes(top: JsonValue, faults: Faults) -> tuple[list[str], list[MeshSpec]]:

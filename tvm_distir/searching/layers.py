@@ -13,9 +13,9 @@ from ..errors import DistIRError, InternalError
 from ..ir import (
     BACKWARD_PHASE,
     FORWARD_PHASE,
-    PHASE_ATTR,
     WEIGHT_PHASE,
     param_names,
+    phase_of,
     training_notes,
 )
 from ..ir.rewrite import all_bindings
@@ -25,6 +25,7 @@ from ..schedules import Pipeline, Schedule
 from ..system import System
 from .candidates import BATCH, Candidate
 from .labelling import Labelling, label
+from .prices import shard_bytes
 from .sources import Source
 
 ROUGH = 0.02
@@ -129,11 +130,8 @@ def _kept(labelled: Labelling, entry: str) -> tuple[int, int, int, int]:
 
 def _local_bytes(labelled: Labelling, inst: Instance, v: int) -> int:
     """What a device has of a value as it is given."""
-    size = inst.graph.values[v].size_bytes
     form = labelled.decision.value_form(inst, v)
-    for parts, x in zip(labelled.mesh.shape, form, strict=True):
-        size = -(-size // parts) if x >= 0 else size
-    return size
+    return shard_bytes(inst.graph.values[v].size_bytes, labelled.mesh.shape, form)
 
 
 def stash_bytes(labelled: Labelling, entry: str) -> int:
@@ -141,18 +139,13 @@ def stash_bytes(labelled: Labelling, entry: str) -> int:
     inst = labelled.decision.entries[entry]
     g, found = inst.graph, 0
     for k in g.calls:
-        if _phase(inst, k) != FORWARD_PHASE:
+        if phase_of(inst.kids[k].graph.fn) != FORWARD_PHASE:
             continue
         for v in g.nodes[k].results:
-            readers = {_phase(inst, r) for r, _ in g.uses[v] if r in inst.kids}
+            readers = {phase_of(inst.kids[r].graph.fn) for r, _ in g.uses[v] if r in inst.kids}
             if readers & {BACKWARD_PHASE, WEIGHT_PHASE}:
                 found += _local_bytes(labelled, inst, v)
     return found
-
-
-def _phase(inst: Instance, k: int) -> str:
-    attrs = inst.kids[k].graph.fn.attrs
-    return str(attrs[PHASE_ATTR]) if attrs and PHASE_ATTR in attrs else ""
 
 
 def _depth(model: ir.IRModule) -> int:

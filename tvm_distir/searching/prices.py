@@ -17,6 +17,14 @@ from ..system import Clock, GroupLayout, System
 Groups = Sequence[Sequence[int]]
 
 
+def shard_bytes(size_bytes: int, sizes: Sequence[int], form: Labels) -> int:
+    """Bytes that a device of a mesh has of a value in a form; the largest shard's."""
+    for size, label in zip(sizes, form):
+        if label >= 0:
+            size_bytes = -(-size_bytes // size)
+    return size_bytes
+
+
 class MeshPrices:
     """What work and communication cost on a mesh; equal questions are answered once.
 

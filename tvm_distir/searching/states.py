@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..ir import Labels, P, R
 from ..ops import VIEWS, Factor, Rule
 from ..propagation.solve import Alternative, factor_fits, sent_inside
-from .prices import MeshPrices
+from .prices import MeshPrices, shard_bytes
 
 Costs = npt.NDArray[np.int64]
 
@@ -220,10 +220,7 @@ class OpStates:
         return count * collective("collective_permute", max(1, factor.comm_bytes // share), axis)
 
     def _local(self, size_bytes: int, form: Labels) -> int:
-        for size, label in zip(self.prices.sizes, form):
-            if label >= 0:
-                size_bytes = -(-size_bytes // size)
-        return size_bytes
+        return shard_bytes(size_bytes, self.prices.sizes, form)
 
 
 def all_forms(placements: Sequence[Labels], *, partial: Sequence[bool]) -> list[Labels]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,30 @@ def test_placement_text_round_trip(text: str) -> None:
 )
 def test_names_match_as_written_or_as_printed(pattern: str, name: str, fits: bool) -> None:
     assert match_name(pattern, name) is fits
+
+
+LABELS = {"functions": [], "entries": {}}
+
+
+@pytest.mark.parametrize("rules", [None, -1, 99, "1", True])
+def test_labels_say_how_many_rules_they_leave(rules: Any) -> None:
+    plan = Plan.from_dict(CONTRACT)
+    labels = LABELS if rules is None else {**LABELS, "rules": rules}
+    with pytest.raises(PlanError, match="DIST0221"):
+        dataclasses.replace(plan, labels=labels)
+    data = {**CONTRACT, "labels": labels}
+    with pytest.raises(PlanError, match="DIST0221"):
+        Plan.from_dict(data)
+
+
+def test_rules_that_go_are_counted_no_longer() -> None:
+    plan = Plan.from_dict(CONTRACT)
+    for own, wanted in ((3, 2), (2, 1), (1, 1)):
+        left = dataclasses.replace(plan, labels={**LABELS, "rules": own}).without_functions(
+            {"layer"}
+        )
+        assert left.labels is not None and len(left.rules) == 2
+        assert left.labels["rules"] == wanted
 
 
 def _changed(change: str) -> dict[str, Any]:

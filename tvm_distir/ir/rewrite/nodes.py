@@ -9,18 +9,13 @@ slice, ``array[:]``, comes at a third of the price of iterating over it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, relax  # noqa: F401  (they register the constructors)
 
-handle: Callable[[Any], int] = tvm_ffi.Object.__chandle__
-"""A number that two Python objects share exactly when they are one IR node.
-
-Good as a key only while the node is alive. Variables compare equal by this as well, but through
-an overloaded ``==`` that costs twenty times as much.
-"""
+from ..handles import handle as handle
 
 _VAR = tvm_ffi.get_global_func("ir.Var")
 _DATAFLOW_VAR = tvm_ffi.get_global_func("relax.DataflowVar")

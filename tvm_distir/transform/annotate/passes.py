@@ -98,7 +98,7 @@ def annotate_module(mod: ir.IRModule, plan: Plan) -> ir.IRModule:
     schedule = scheduled(plan.schedule, mod)
     rules, labels = plan.rules, plan.labels
     if labels is not None:  # what the others say, the labels say of every value
-        rules = rules[: int(labels["rules"])]
+        rules = rules[: labels["rules"]]
     targets = resolve(replace(plan, rules=rules), mod)
     device_meshes, names, axes = _all_meshes(mod, plan)
     by_name = {spec.name: device_meshes[i] for i, spec in enumerate(plan.meshes)}

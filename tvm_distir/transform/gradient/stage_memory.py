@@ -15,7 +15,7 @@ from typing import Any
 
 from tvm import relax
 
-from ...ir import ACCUMULATE_PHASE, EACH_PHASE, FORWARD_PHASE, PHASE_ATTR, flat_types
+from ...ir import ACCUMULATE_PHASE, EACH_PHASE, FORWARD_PHASE, flat_types, phase_of
 from ...schedules import ACTIVATION, GRADIENT, STREAM, TOTAL
 from .call_chain import Chain, Measured
 from .functions import tuple_of
@@ -236,7 +236,7 @@ class _Measuring:
 
     def _phase(self, task: Task) -> str:
         fn = self.tools.functions.of.get(task.callee or "")
-        return str(fn.attrs[PHASE_ATTR]) if fn is not None and PHASE_ATTR in fn.attrs else ""
+        return "" if fn is None else phase_of(fn)
 
     def _later(self, chain: Chain, once: Body) -> int:
         """What the halves of the backward part hand on, without what calls do."""

@@ -16,8 +16,8 @@ from ...ir import (
     BACKWARD_PHASE,
     EACH_PHASE,
     FORWARD_PHASE,
-    PHASE_ATTR,
     WEIGHT_PHASE,
+    phase_of,
 )
 from ...ir.rewrite import all_bindings, variables
 from ...schedules import (
@@ -152,5 +152,4 @@ class StageBody:
         """Phase of the function that a value is a call of; empty of others."""
         if not isinstance(value, ir.Call) or not isinstance(value.op, ir.GlobalVar):
             return ""
-        attrs = mod[value.op].attrs
-        return str(attrs[PHASE_ATTR]) if attrs and PHASE_ATTR in attrs else ""
+        return phase_of(mod[value.op])
