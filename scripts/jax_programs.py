@@ -130,8 +130,8 @@ def bytecode(text: str) -> bytes:
     return bytes(stablehlo.serialize_portable_artifact(module, VERSION))
 
 
-VERSION = "1.0.0"
-"""Of StableHLO, the oldest that bytecode is written for."""
+VERSION = "1.1.0"
+"""Of StableHLO, the oldest that has gathers of batches, for which bytecode is written."""
 
 
 def write(folder: Path, name: str, f: Callable[..., Any], args: tuple[Any, ...]) -> None:

@@ -52,6 +52,12 @@ def _stablehlo(mod: Any) -> str:
     return to_stablehlo(mod)
 
 
+def _plain(mod: Any) -> str:
+    from ..interchange import to_stablehlo
+
+    return to_stablehlo(mod, composites=False)
+
+
 def _shard(mod: Any) -> str:
     from ..interchange import to_stablehlo
 
@@ -63,6 +69,7 @@ FORMS = (
     Form(".program.json", "the program that `simulate` takes", _program, "local"),
     Form(".json", "TVM's JSON of the module", _json),
     Form(".shard.mlir", "StableHLO in MLIR's dialect shard", _shard),
+    Form(".plain.mlir", "StableHLO without composites", _plain),
     Form(".mlir", "StableHLO, with shardings or collectives", _stablehlo),
 )
 """All of them; the first one whose ending fits is taken."""

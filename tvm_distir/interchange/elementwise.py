@@ -11,7 +11,7 @@ from .body import Ssa
 from .step import Step, Write
 from .text import is_float
 
-_UNARY = {
+UNARY = {
     "abs": "abs",
     "exp": "exponential",
     "log": "log",
@@ -32,7 +32,7 @@ _UNARY = {
     **{n: f"chlo.{n}" for n in ("erf", "sinh", "cosh", "asin", "acos", "atan")},
     **{n: f"chlo.{n}" for n in ("asinh", "acosh", "atanh")},
 }
-_BINARY = {
+BINARY = {
     "add": "add",
     "subtract": "subtract",
     "multiply": "multiply",
@@ -46,7 +46,7 @@ _BINARY = {
     "right_shift": "shift_right_arithmetic",
     **{f"{kind}_{n}": n for kind in ("logical", "bitwise") for n in ("and", "or", "xor")},
 }
-_COMPARE = {
+COMPARE = {
     "equal": "EQ",
     "not_equal": "NE",
     "less": "LT",
@@ -172,9 +172,9 @@ def _arange(step: Step) -> Ssa:
 
 
 WRITERS: dict[str, Write] = {
-    **{name: _unary(other) for name, other in _UNARY.items()},
-    **{name: _binary(other) for name, other in _BINARY.items()},
-    **{name: _compare(direction) for name, direction in _COMPARE.items()},
+    **{name: _unary(other) for name, other in UNARY.items()},
+    **{name: _binary(other) for name, other in BINARY.items()},
+    **{name: _compare(direction) for name, direction in COMPARE.items()},
     "isfinite": lambda step: step.body.unary("is_finite", step[0], "bool"),
     "isnan": lambda step: step.body.compare("NE", step[0], step[0]),
     "isinf": _is_inf,

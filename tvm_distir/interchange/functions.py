@@ -14,6 +14,7 @@ from ..errors import ModelError
 from ..ir import flat_types, labels_of, param_names
 from ..ir.rewrite import all_bindings, op_name
 from .body import Body, Ssa
+from .composites import Composites
 from .grid import annotated
 from .step import Devices, Step, dims, dtype
 from .table import writers_of
@@ -36,10 +37,15 @@ class FunctionWriter:
     name : str
     fn : relax.Function
     devices : Devices
+    composites : Composites or None
+        Where composites are defined; None: without any.
     """
 
-    def __init__(self, name: str, fn: relax.Function, devices: Devices) -> None:
+    def __init__(
+        self, name: str, fn: relax.Function, devices: Devices, composites: Composites | None
+    ) -> None:
         self._name, self._fn, self._devices = name, fn, devices
+        self._composites = composites
         self.body = Body()
         self._writers = writers_of(devices.form)
         self._values: dict[Any, Any] = {}
@@ -128,7 +134,8 @@ class FunctionWriter:
         if name not in self._writers:
             raise Unwritable(f"{op_name(call)} has no form in StableHLO")
         args = [self._argument(arg) for arg in call.args]
-        return self._writers[name](Step(call, args, self.body, self._devices))
+        step, write = Step(call, args, self.body, self._devices), self._writers[name]
+        return self._composites.write(step, name, write) if self._composites else write(step)
 
     def _called(self, call: ir.Call) -> Any:
         operands = [leaf for arg in call.args for leaf in _leaves(self._value(arg))]
@@ -148,13 +155,14 @@ class FunctionWriter:
             return [_number(field) for field in arg.fields]
         return _number(arg) if _is_number(arg) else self._value(arg)
 
-    def signature(self, said: Sequence[str] | None = None) -> list[str]:
-        """Arguments as text, with their names and how they lie, or what is said of each."""
-        first = self._first_annotations() if self._devices.form != "shard" else {}
+    def signature(self, said: Sequence[str] | None = None, public: bool = True) -> list[str]:
+        """Arguments as text, with their names; public ones with how they lie, or what is said."""
+        places = public and self._devices.form != "shard"
+        first = self._first_annotations() if places else {}
         names = _leaf_names(self._fn)
         lines = []
         for value, note, name in zip(self.arguments, said or self._notes, names):
-            said = note or first.get(value.name, "")
+            said = (note or first.get(value.name, "")) if public else ""
             location = f" loc({string(name)})" if name else ""
             notes = f" {{{said}}}" if said else ""
             lines.append(f"{value.name}: {value.type}{notes}{location}")

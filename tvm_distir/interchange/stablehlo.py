@@ -26,6 +26,7 @@ from ..ir import (
     relax_functions,
 )
 from .body import Ssa
+from .composites import Composites
 from .functions import FunctionWriter, fault
 from .grid import PREFIX, grid_text
 from .ports import port_notes
@@ -35,7 +36,7 @@ FORMS = ("auto", "manual", "replicas", "shard")
 """How a module can be written; the second and the third say it of a local one."""
 
 
-def to_stablehlo(mod: ir.IRModule, form: str = "auto") -> str:
+def to_stablehlo(mod: ir.IRModule, form: str = "auto", *, composites: bool = True) -> str:
     """Write a module as text of StableHLO, in MLIR's generic form.
 
     Parameters
@@ -51,6 +52,10 @@ def to_stablehlo(mod: ir.IRModule, form: str = "auto") -> str:
         order of device ids; ``auto``, the first where it can be had. Of a module of any level:
         ``shard``, shardings or collectives of MLIR's dialect ``shard`` (LLVM 22) around the
         operations of StableHLO.
+    composites : bool
+        Whether ops that StableHLO lacks (softmax, layer_norm, take, ...) are written as its
+        composites: by name and attributes, with a function that says what they compute. They are
+        read as the ops that they were. Otherwise their operations stand in their place.
 
     Returns
     -------
@@ -65,14 +70,14 @@ def to_stablehlo(mod: ir.IRModule, form: str = "auto") -> str:
     """
     if form not in FORMS:
         raise UsageError("DIST0152", f'no form "{form}"', place="form", remedy=nearest(form, FORMS))
-    return _Writer(mod, form).text()
+    return _Writer(mod, form, Composites() if composites else None).text()
 
 
 class _Writer:
     """A module; also what functions need to know of its devices."""
 
-    def __init__(self, mod: ir.IRModule, form: str) -> None:
-        self._mod = mod
+    def __init__(self, mod: ir.IRModule, form: str, composites: Composites | None) -> None:
+        self._mod, self._composites = mod, composites
         self._meshes = meshes(mod)
         self._names, self._axes = mesh_names(mod), mesh_axes(mod)
         ids = sorted({int(d) for mesh in self._meshes for d in mesh_devices(mesh).ravel()})
@@ -92,6 +97,7 @@ class _Writer:
         functions = "".join(
             self._function(str(gv.name_hint), fn) for gv, fn in relax_functions(self._mod)
         )
+        functions += "".join(self._composites.functions if self._composites else ())
         lines = [] if self.form == "replicas" else [self._mesh(i) for i in range(len(self._meshes))]
         if self.form == "shard":
             return "module {\n" + "".join(lines) + functions + "}\n"
@@ -138,28 +144,34 @@ class _Writer:
         return f"<@{self._names[index]}, [{', '.join(dims)}]>"
 
     def _function(self, name: str, fn: Any) -> str:
-        writer = FunctionWriter(name, fn, self)
+        writer = FunctionWriter(name, fn, self, self._composites)
         results = writer.run()
         io = _io(fn)
         if io is not None and self.form == "manual":
-            return self._manual(writer, results, io)
+            return self._manual(writer, results, io, self._notes(fn))
         kind = "private" if is_private(fn) else "public"
         said = None
         if io is not None and self.form == "shard":
             said = port_notes(io, str(self._names[int(io["mesh"])]))
-        if kind == "public":
-            arguments = ", ".join(writer.signature(said.inputs if said else None))
-        else:
-            arguments = _plain(writer.arguments)
+        whole = kind == "public"
+        arguments = ", ".join(writer.signature(said.inputs if said else None, whole))
         title = "main" if io is not None else name
         head = f"  func.func {kind} @{title}({arguments})"
         types = ", ".join(writer.results(results, said.outputs if said else None))
         lines = "".join(f"    {line}\n" for line in writer.body.lines)
-        notes = ""
-        if self.form == "shard" and kind == "public" and num_input(fn) is not None:
-            notes = f"attributes {{{PREFIX}.num_input = {num_input(fn)} : i64}} "
+        notes = self._notes(fn) if whole else ""
         ended = _return("func.return", results)
         return f"{head} -> ({types}) {notes}{{\n{lines}    {ended}\n  }}\n"
+
+    def _notes(self, fn: Any) -> str:
+        """How many of the first arguments are data, where an attribute can say it."""
+        count = num_input(fn)
+        if count is None:
+            return ""
+        if self.form == "shard":
+            return f"attributes {{{PREFIX}.num_input = {count} : i64}} "
+        said = f'{PREFIX}.num_input = "{count}"'
+        return f"attributes {{mhlo.frontend_attributes = {{{said}}}}} "
 
     def _uneven(self, io: Any) -> str | None:
         """Name of an input or output that is not cut into equal shards; None without one."""
@@ -183,7 +195,7 @@ class _Writer:
         kind = tensor_text(shape, str(port["dtype"]))
         return kind, self.sharding(mesh, self._labels(port), len(shape))
 
-    def _manual(self, writer: FunctionWriter, results: list[Ssa], io: Any) -> str:
+    def _manual(self, writer: FunctionWriter, results: list[Ssa], io: Any, notes: str) -> str:
         """The entry as a function of whole arrays around what one device runs."""
         uneven = self._uneven(io)
         if uneven is not None:
@@ -208,7 +220,7 @@ class _Writer:
         ended = ", ".join(value.name for value in results)
         types = ", ".join(value.type for value in results)
         return (
-            f"  func.func public @main({arguments}) -> ({given}) {{\n"
+            f"  func.func public @main({arguments}) -> ({given}) {notes}{{\n"
             f"    %out{count} = sdy.manual_computation({held}) in_shardings=[{shardings[0]}] "
             f"out_shardings=[{shardings[1]}] manual_axes={{{axes}}} ({inner}) {{\n{lines}"
             f"      sdy.return {ended} : {types}\n    }} : ({kinds[0]}) -> ({kinds[1]})\n"

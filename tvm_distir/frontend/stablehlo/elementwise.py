@@ -49,7 +49,9 @@ def spread(call: HloCall, make: Callable[..., Any], values: Sequence[Value]) -> 
              for value in values]  # fmt: skip
     if len(values) == 1:
         return Value(call.write.emit(make(parts[0].expr)), shape)
-    found = call.write.emit(make(*(part.expr for part in parts)))
+    full = any(part.base is None and len(shape_of(part.expr)) == len(shape) for part in parts)
+    exprs = [part.expr if part.base is None or not full else part.base for part in parts]
+    found = call.write.emit(make(*exprs))
     own = shape_of(found)
     if own and len(own) < len(shape):
         found = call.write.reshape(found, [1] * (len(shape) - len(own)) + list(own))

@@ -89,7 +89,8 @@ class Emitter:
         """A tensor with its dims in another order."""
         if list(order) == list(range(len(order))):
             return expr
-        return self.emit(_op.permute_dims(expr, list(order)))
+        turned = list(order) == list(range(len(order)))[::-1]
+        return self.emit(_op.permute_dims(expr, None if turned else list(order)))
 
     def cast(self, expr: Any, dtype: str) -> Any:
         """A tensor of another type."""
@@ -108,8 +109,9 @@ class Emitter:
         cut = [i for i, b in enumerate(zip(begins, ends, strides)) if b != whole[i]]
         if not cut:
             return expr
-        picked = ([list_[i] for i in cut] for list_ in (begins, ends, strides))
-        return self.emit(_op.strided_slice(expr, cut, *picked))
+        low, high, gaps = ([list_[i] for i in cut] for list_ in (begins, ends, strides))
+        apart = gaps if max(gaps) > 1 else None
+        return self.emit(_op.strided_slice(expr, cut, low, high, apart))
 
     def pad(
         self,

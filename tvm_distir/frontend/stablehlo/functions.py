@@ -14,6 +14,7 @@ from ...ir import IO_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
 from ..mlir import Block, Module, Operation, OtherType, Symbol, read_name
 from ..quiet import IMPORT_ERRORS, drop_half_built, reason
 from .call import HloCall
+from .composites import read_composite
 from .emitter import Emitter
 from .grid_ops import CONVERTERS as GRID_OPS
 from .grid_ops import shard_results
@@ -23,7 +24,7 @@ from .ports import PORT, has_ports, read_ports
 from .shardings import Shardings, sharding_of
 from .sizes import MAX_OPERATIONS, Sizes
 from .table import CALLS, CONVERTERS, RETURNS
-from .values import Unsupported, Value, identifier, typed
+from .values import Unsupported, Value, cleaned, identifier, typed
 
 
 class Functions:
@@ -122,7 +123,15 @@ class Functions:
         """
         operation = self.held[name]
         block, builder = operation.regions[0], relax.BlockBuilder()
-        titles = names.titles if names else [a.name.strip("%") for a in block.arguments]
+        locations = self.module.locations
+        titles = (
+            names.titles
+            if names
+            else [
+                cleaned(read_name(a.location, locations)) or a.name.strip("%")
+                for a in block.arguments
+            ]
+        )
         order = names.order if names else list(range(len(titles)))
         params = []
         for argument, title in zip(block.arguments, titles):
@@ -270,6 +279,9 @@ class _Body:
         return [found] if isinstance(found, Value) else list(found)
 
     def _called(self, operation: Operation, operands: list[Value]) -> list[Value]:
+        known = read_composite(operation, operands, self._write, self._functions.grids)
+        if known is not None:
+            return known
         name = self._functions.callee(operation)
         if self._functions.sizes.is_inlined(name, operands) or operation.name != "func.call":
             return self._in_scope(self._functions.held[name].regions[0], operands, [])

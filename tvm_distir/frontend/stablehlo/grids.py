@@ -80,6 +80,10 @@ class Grids:
         symbol = operation.attributes.get("grid")
         return self._shardings.grid(symbol.name if isinstance(symbol, Symbol) else "")
 
+    def named(self, name: str) -> Any:
+        """The device mesh of a name."""
+        return self._shardings.grid(name)[1]
+
     def annotated(self, value: Value, placed: Placed, write: Emitter) -> Value:
         """A value with an annotation."""
         if not self._annotates:

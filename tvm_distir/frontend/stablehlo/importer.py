@@ -11,9 +11,10 @@ from tvm import ir, relax, transform
 
 from ...errors import ModelError
 from ...ir import FRONTEND_ATTR
-from ..mlir import Block, Module, Operation, parse_module
+from ..mlir import Block, Module, Operation, Symbol, parse_module
 from ..quiet import drop_half_built
 from ..steps import noted_step
+from .composites import COMPOSITE, is_known
 from .functions import Functions
 from .grid_ops import CONVERTERS as GRID_OPS
 from .names import Names
@@ -80,11 +81,26 @@ _APPLIED = (
 
 
 def _operations(module: Module) -> Iterator[Operation]:
+    unread = _decompositions(module)
     for operation in module.operations:
         if operation.name == "func.func":
-            yield from _walk(operation.regions[0])
+            if operation.attributes.get("sym_name") not in unread:
+                yield from _walk(operation.regions[0])
         elif operation.name not in ("sdy.mesh", "shard.grid"):
             yield operation
+
+
+def _decompositions(module: Module) -> set[str]:
+    """Functions that say only what composites compute whose ops are known."""
+    known: set[str] = set()
+    others: set[str] = set()
+    for function in (op for op in module.operations if op.name == "func.func"):
+        for operation in _walk(function.regions[0]):
+            key = "decomposition" if operation.name == COMPOSITE else "callee"
+            symbol = operation.attributes.get(key)
+            if isinstance(symbol, Symbol):
+                (known if is_known(operation) else others).add(symbol.name)
+    return known - others
 
 
 def _check_operations(module: Module, place: str) -> None:

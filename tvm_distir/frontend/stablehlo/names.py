@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ...errors import ModelError, nearest
+from ...errors import ModelError, nearest, parse_int
 from ..mlir import Operation, read_name
 from .values import cleaned
 
@@ -67,9 +66,9 @@ class Names:
             read_name(argument.location, self._locations)
             for argument in function.regions[0].arguments
         ]
-        count: Any = function.attributes.get(NUM_INPUT)
+        count = _count(function)
         titles = _distinct([cleaned(name) or f"arg{i}" for i, name in enumerate(written)])
-        if self._data is None and type(count) is int and 0 <= count <= len(titles):
+        if self._data is None and count is not None and 0 <= count <= len(titles):
             return Signature(titles, list(range(len(titles))), count)
         if self._data is None:
             data = [i for i, name in enumerate(written) if not ("[" in name or "." in name)]
@@ -84,6 +83,13 @@ class Names:
                 )
         weights = [i for i in range(len(titles)) if i not in set(data)]
         return Signature(titles, data + weights, len(data))
+
+
+def _count(function: Operation) -> int | None:
+    """How many arguments are said to be data: by an attribute, or where XLA has room for it."""
+    held = function.attributes.get("mhlo.frontend_attributes")
+    said = held.get(NUM_INPUT) if isinstance(held, dict) else function.attributes.get(NUM_INPUT)
+    return said if type(said) is int else parse_int(said) if isinstance(said, str) else None
 
 
 def _distinct(names: list[str]) -> list[str]:

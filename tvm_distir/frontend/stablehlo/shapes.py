@@ -46,11 +46,13 @@ def _broadcast(call: HloCall) -> Value:
     sizes = [1] * len(shape)
     for dim, size in zip(dims, own):
         sizes[dim] = size
+    behind = list(range(len(shape) - len(own), len(shape)))
+    base = expr if dims == behind and len(own) < len(shape) else None
     expr = call.write.permute(expr, sorted(range(len(dims)), key=dims.__getitem__))
     counts = None if x.counts is None else dims[x.counts]
     if counts is not None and shape[counts] != x.shape[x.counts or 0]:
         counts = None
-    return Value(call.write.reshape(expr, sizes), shape, counts=counts)
+    return Value(call.write.reshape(expr, sizes), shape, counts=counts, base=base)
 
 
 def _reshape(call: HloCall) -> Value:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ..mlir import Operation
+from .composites import is_known
 from .table import CALLS
 from .values import Value
 
@@ -50,6 +51,8 @@ class Sizes:
         return self._sizes[name]
 
     def _size_of(self, operation: Operation) -> int:
+        if is_known(operation):
+            return 1
         if operation.name in CALLS:
             return self.size(self._callee(operation))
         if operation.name in ("stablehlo.while", "stablehlo.case", "stablehlo.if"):

@@ -79,12 +79,16 @@ class Value:
         into an array, one in each round.
     counts : int or None
         The dim along which it counts from 0, where it is known to.
+    base : relax.Expr or None
+        What was spread along dims in front of its own: what an operation with a tensor of full rank
+        reads in place of ``expr``.
     """
 
     expr: Any
     shape: tuple[int, ...]
     rows: tuple[Value | None, ...] | None = None
     counts: int | None = None
+    base: Any = None
 
     @property
     def dtype(self) -> str:
