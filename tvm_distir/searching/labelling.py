@@ -21,6 +21,7 @@ from ..propagation.solve import Solution, minimise
 from ..system import PICOSECONDS, System
 from ..transform import AnnotateSharding, pipeline
 from .decisions import decision_of, plan_of
+from .flights import NO_FLIGHT, flights_of
 from .memory import Bounded, within
 from .net import Net, Shared
 from .nets import Nets
@@ -47,7 +48,8 @@ class Labelling:
     decision : Decision
     peak_bytes : int
         Most that a device keeps: parameters, and the values alive at the worst moment, new forms
-        of parameters in the place of the old ones.
+        of parameters in the place of the old ones. Of a stage also sums over micro-batches, and
+        the stashes of those in flight.
     entries_ps : mapping of str to int
         The price, function by public function.
     module : PlacedModule
@@ -186,6 +188,7 @@ class Labeller:
         self.reach = Reacher(self.module, Unifier(self.module, {}, True).run()).run()
         self.prices = MeshPrices(system, meshes(mod)[0])
         self.tables = Tables()
+        self.flights = flights_of(mod)
         self.found: dict[str, tuple[Net, Sequence[int]]] = {}
         """Per public function its net and the values of its variables, once labelled."""
 
@@ -210,7 +213,8 @@ class Labeller:
         """The problem of a public function."""
         key = self.module.entries[name]
         updates = self._updates(self.module.graphs[key])
-        shared = Shared(self.module, self.reach, self.prices, self.tables, updates)
+        flight = self.flights.get(name, NO_FLIGHT)
+        shared = Shared(self.module, self.reach, self.prices, self.tables, updates, flight)
         return Nets(shared).of(key)
 
     def _solve(self, net: Net, name: str, gap: float, memory_bytes: int | None) -> Bounded:

@@ -17,6 +17,7 @@ from ..ops import nominal
 from ..propagation import PlacedModule, Reach
 from ..propagation.graph import Graph
 from ..redistribution import PriceMatrix
+from .flights import Flight
 from .prices import MeshPrices
 from .states import OpStates, States, all_forms, pinned
 
@@ -93,6 +94,8 @@ class Shared:
     tables : Tables
     updates : mapping of int to int
         Of the entry, results that must lie as a parameter does: result number to parameter's.
+    flight : Flight
+        What a rank keeps of the entry beside one micro-batch.
     """
 
     def __init__(
@@ -102,9 +105,10 @@ class Shared:
         prices: MeshPrices,
         tables: Tables,
         updates: Mapping[int, int],
+        flight: Flight,
     ) -> None:
         self.module, self.reach, self.prices, self.tables = module, reach, prices, tables
-        self.updates = updates
+        self.updates, self.flight = updates, flight
         self.ops = OpStates(prices)
         self.held: dict[Any, tuple[tuple[Labels, ...], Interned, list[Interned]]] = {}
         self.sizes: dict[Any, Bytes] = {}

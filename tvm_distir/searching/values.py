@@ -14,6 +14,7 @@ from ..ops import VIEWS
 from ..propagation.graph import Uses
 from ..redistribution import PriceMatrix
 from .arithmetic import in_place
+from .flights import NO_FLIGHT, Spans
 from .net import Assembly, Bytes, Holding, Interned, Side
 
 
@@ -29,6 +30,8 @@ class Values:
     def __init__(self, net: Assembly) -> None:
         self.to, self.g, self.shared, self.net = net, net.g, net.shared, net.net
         g, updates = net.g, net.shared.updates
+        flight = net.shared.flight if g.public else NO_FLIGHT
+        self.spans = Spans(g, net.shared.module.graphs, net.net.begins, flight)
         self.donated = {g.result_values[ret] for ret in (updates if g.public else ())}
 
     def run(self) -> None:
@@ -92,7 +95,10 @@ class Values:
         return max(found, default=0)
 
     def _keep(self, v: int, matrix: PriceMatrix, producer: Side) -> None:
-        """Note how long a value is kept in the form in which it is given."""
+        """Note how long a value is kept in the form in which it is given.
+
+        Of a stage also what is kept for other micro-batches, and of others like it on the rank.
+        """
         g, (given, variable) = self.g, producer
         maker = g.producer[v][0]
         node = g.nodes[maker]
@@ -103,7 +109,10 @@ class Values:
             first, last = 0, self.net.begins[-1] - 1
         elif maker in self.net.spliced:
             first = self.net.begins[maker + 1] - 1
-        self._hold((variable,), self._bytes(matrix, given), first, last)
+        size = self._bytes(matrix, given)
+        for often, begin, end in self.spans.of(v, first, last):
+            if often:
+                self._hold((variable,), self._times(size, often), begin, end)
 
     def _aliases(self, k: int) -> bool:
         """Whether a node's result is its operand's memory."""
@@ -134,6 +143,15 @@ class Values:
         if found is None:
             at = {form: i for i, form in enumerate(matrix.placements)}
             found = self.shared.sizes[key] = matrix.local_bytes[[at[form] for form in forms]]
+        return found
+
+    def _times(self, size: Bytes, often: int) -> Bytes:
+        if often == 1:
+            return size
+        key = ("times", id(size), often)
+        found = self.shared.sizes.get(key)
+        if found is None:
+            found = self.shared.sizes[key] = often * size
         return found
 
     def _hold(self, scope: tuple[int, ...], size: Bytes, first: int, last: int) -> None:

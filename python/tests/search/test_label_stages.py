@@ -1,0 +1,122 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Labels of steps in stages: what is in flight counts, and sums of gradients are cut for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from systems import QUICK
+
+import tvm_distir as td
+from tvm_distir.ir import ACCUMULATE_PHASE, P, phase_of
+from tvm_distir.plan import Plan
+from tvm_distir.schedules import Schedule
+from tvm_distir.searching import Constraints, Labelling, search
+
+
+def _step(schedule: Schedule, batch: int, size: str, **sizes: int):
+    model = td.zoo.gpt(size=size, batch=batch, **sizes)
+    return td.train_step(model, optimizer="adam", schedule=schedule)
+
+
+def _simulated(step, schedule: Schedule, labelled: Labelling):
+    plan = replace(labelled.plan(), schedule=schedule)
+    return td.simulate(td.export(td.distribute(step, plan, system=QUICK)), QUICK)
+
+
+@pytest.mark.parametrize("share", [None, 0.8])
+@pytest.mark.parametrize(
+    ("schedule", "mesh"),
+    [
+        (Schedule("1f1b", 4, 8), {"dp": 2}),
+        (Schedule("1f1b", 4, 4), {"dp": 2, "tp": 2}),
+        (Schedule("gpipe", 2, 8), {"dp": 2}),
+        (Schedule("1f1b", 1, 8), {"dp": 4}),
+    ],
+)
+def test_what_is_kept_is_what_simulation_says(schedule, mesh, share):
+    """Stashes of micro-batches in flight and sums over them, which one micro-batch shows once."""
+    step = _step(schedule, 4, "gpt2", layers=8, vocab=1000)
+    limit = None
+    if share:
+        free = td.label(step, mesh, QUICK, gap=0.01)
+        limit = int(share * _simulated(step, schedule, free).peak_memory_bytes)
+    labelled = td.label(step, mesh, QUICK, gap=0.01, memory_bytes=limit)
+    peak = _simulated(step, schedule, labelled).peak_memory_bytes
+    assert labelled.peak_bytes == pytest.approx(peak, rel=0.02)
+    assert limit is None or peak <= 1.02 * limit
+
+
+def _sums(labelled: Labelling) -> Counter[tuple[int, ...]]:
+    """Forms of the matrices among the sums of gradients over micro-batches."""
+    found: Counter[tuple[int, ...]] = Counter()
+    for inst in labelled.decision.entries.values():
+        g = inst.graph
+        for k in g.calls:
+            if phase_of(inst.kids[k].graph.fn) == ACCUMULATE_PHASE:
+                matrices = [v for v in g.nodes[k].results if len(g.values[v].shape) == 2]
+                found.update(labelled.decision.value_form(inst, v) for v in matrices)
+    return found
+
+
+IN_TURN = Schedule("1f1b", 2, 4)
+
+
+@pytest.fixture(scope="module")
+def step():
+    return _step(IN_TURN, 8, "tiny", layers=4, hidden=128, seq=64, vocab=64)
+
+
+@pytest.fixture(scope="module")
+def free(step):
+    return td.label(step, {"dp": 2}, QUICK, gap=0.01)
+
+
+@pytest.fixture(scope="module")
+def tight(step, free):
+    return td.label(step, {"dp": 2}, QUICK, gap=0.01, memory_bytes=int(0.9 * free.peak_bytes))
+
+
+class TestSumsInParts:
+    """ZeRO-2: where memory is short, each device keeps its part of the sums."""
+
+    def test_they_wait_unfinished_where_there_is_room(self, free):
+        """And are reduced once, behind all micro-batches."""
+        assert set(_sums(free)) == {(P,)}
+
+    def test_they_are_cut_where_there_is_not(self, free, tight):
+        found = _sums(tight)
+        assert found[(0,)] + found[(1,)] >= 10
+        assert found.total() == _sums(free).total()
+
+    def test_time_and_memory_show_it(self, step, free, tight):
+        """Gradients of each micro-batch are sent, which takes time, and less is kept."""
+        before, after = (_simulated(step, IN_TURN, one) for one in (free, tight))
+        assert after.peak_memory_bytes < 0.91 * before.peak_memory_bytes
+        assert after.time_s > before.time_s
+        assert tight.price_ps > free.price_ps
+
+    def test_the_plan_runs_and_is_equal_to_one_device(self, step, tight):
+        plan = td.strategy.with_updates(step, replace(tight.plan(), schedule=IN_TURN))
+        report = td.verify(step, Plan.from_dict(plan.to_dict()), engine="threads")
+        assert report.equal and report.collectives
+
+    def test_a_search_finds_it_and_recomputes_nothing(self, free):
+        """What one device of a stage could not do without making activations again."""
+
+        def model(batch: int):
+            return td.zoo.gpt(size="tiny", batch=batch, layers=4, hidden=128, seq=64, vocab=64)
+
+        rules = Constraints(
+            ("pp", "dp"), fixed={"pp": 2}, micro_batches=(4,), recompute=("none", "full")
+        )
+        found = search(
+            model, 4, QUICK, batch=32, train={"optimizer": "adam"}, constraints=rules,
+            memory_bytes=int(0.9 * free.peak_bytes), top=1,
+        )  # fmt: skip
+        best = found.plans[0].row
+        assert best.candidate.recompute == "none"
+        assert best.peak_bytes <= 0.9 * free.peak_bytes
