@@ -5,7 +5,8 @@
 
 ``python scripts/round_trip.py [NAME ...]``. What is read must be structurally equal to what was
 written, names of variables and rebindings (``lv1 = lv``) apart: TVMScript, TVM's JSON, StableHLO
-(``sdy``, levels 1 to 4) and StableHLO in MLIR's dialect
+(``sdy``; of level 5
+manual computations, where shards are even) and StableHLO in MLIR's dialect
 ``shard``. StableHLO cannot say these, which are left out of the comparison:
 
 * ``dist.stationary`` and ``dist.open_axes`` (level 2), ``dist.partial`` (level 5): notes of the
@@ -154,11 +155,13 @@ def main() -> int:
         for level, mod in levels(name):
             with tempfile.TemporaryDirectory() as folder:
                 held = in_files(mod, Path(folder))
-            forms = [("sdy", "auto")] if level < 5 else []
-            for title, form in [*forms, ("shard", "shard")]:
+            for title, form in [("sdy", "manual" if level == 5 else "auto"), ("shard", "shard")]:
                 try:
                     held[title] = in_stablehlo(mod, level, form)
                 except DistIRError as error:
+                    if "equal shards" in str(error):
+                        print(f"  {name} {level} {title}: not written, {error}"[:300])
+                        continue
                     held[title] = False
                     print(f"  {name} {level} {title}: {error}"[:300])
             bad += sum(not good for good in held.values())

@@ -33,7 +33,10 @@ def is_direct(step: Step, name: str) -> bool:
 
 _SEVERAL = {
     "shard": ("dist.partial", "dist.exchange"),
-    "manual": ("dist.partial", "dist.exchange", "dist.local_slice", "dist.axis_index"),
+    "manual": tuple(
+        f"dist.{name}"
+        for name in ("partial", "exchange", "local_slice", "axis_index", "collective_permute")
+    ),
 }
 """By forms that are read, collectives that are several operations there."""
 

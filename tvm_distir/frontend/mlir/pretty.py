@@ -76,6 +76,8 @@ class PrettyForms:
             return self._reduce(found)
         if name == "sdy.mesh":
             return self._mesh(found)
+        if name == "sdy.manual_computation":
+            return self._manual(found, results)
         while not self._is_over(found):
             self._clause(found, short)
         if self._scan.take(":"):
@@ -243,6 +245,32 @@ class PrettyForms:
         block = self._region()
         block.arguments = [a for a, _ in pairs] + [b for _, b in pairs]
         return block
+
+    def _manual(self, found: Operation, results: int) -> Operation:
+        """``(%x) in_shardings=[<>] out_shardings=[<>] manual_axes={"a"} (%y: t) {...} : ...``."""
+        scan = self._scan
+        scan.expect("(")
+        while not scan.take(")"):
+            found.operands.append(scan.word(VALUE, "a value"))
+            scan.take(",")
+        for side in ("in_shardings", "out_shardings"):
+            scan.expect(side)
+            scan.expect("=")
+            found.attributes[side] = Opaque("sdy.sharding_per_value", f"[{scan.balanced()}]")
+        scan.expect("manual_axes")
+        scan.expect("=")
+        found.attributes["manual_axes"] = Opaque("sdy", scan.balanced())
+        scan.expect("(")
+        arguments: list[Argument] = []
+        while not scan.take(")"):
+            arguments.append(self._argument())
+            scan.take(",")
+        block = self._region()
+        block.arguments = arguments
+        found.regions = [block]
+        scan.expect(":")
+        self._signature(found, results)
+        return found
 
     def _mesh(self, found: Operation) -> Operation:
         scan = self._scan

@@ -19,6 +19,8 @@ from .emitter import Emitter
 from .grid_ops import CONVERTERS as GRID_OPS
 from .grid_ops import shard_results
 from .grids import Grids
+from .manual import local_program
+from .moves import MOVES
 from .names import Names
 from .ports import PORT, has_ports, read_ports
 from .shardings import Shardings, sharding_of
@@ -64,11 +66,15 @@ class Functions:
     def written(self, names: Names) -> ir.IRModule:
         """The module with each public function and all that these call."""
         for name in self.public:
-            operation, signature = self.held[name], names.of(self.held[name])
+            try:
+                operation = local_program(self.held[name], self._said, self.grids)
+            except Unsupported as error:
+                raise self.fault(self.held[name], f"no import of {error}") from error
+            self.held[name], signature = operation, names.of(operation)
             function = self.translate(name, signature)
             try:
                 if has_ports(operation):
-                    io = read_ports(operation, function, signature.titles, self._said)
+                    io = read_ports(operation, function, signature, self._said)
                     function = function.with_attr(IO_ATTR, io)
                 elif self.grids.moves:
                     what = f"{self.grids.moves} where no argument says how it lies ({PORT})"
@@ -264,6 +270,9 @@ class _Body:
     def _results(self, operation: Operation, operands: list[Value]) -> list[Value]:
         if operation.name in CALLS:
             return self._called(operation, operands)
+        if operation.name in MOVES:
+            mesh = self._functions.grids.of_devices(operation)
+            return MOVES[operation.name](HloCall(operation, operands, self._write, self.run), mesh)
         if operation.name in GRID_OPS:
             return shard_results(self._functions.grids, operation, operands, self._write)
         attributes = operation.attributes

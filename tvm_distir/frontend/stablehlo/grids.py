@@ -74,6 +74,20 @@ class Grids:
         self._shardings, self._annotates = shardings, annotates
         self._lies: dict[int, tuple[Value, Placed]] = {}
         self.moves = ""
+        self._computed_on = ""
+
+    def compute_on(self, name: str) -> None:
+        """Note the mesh whose devices each run the program that is read."""
+        if self._computed_on not in ("", name):
+            raise Unsupported(f'manual computations on the meshes "{self._computed_on}", "{name}"')
+        self._computed_on = name
+
+    def of_devices(self, operation: Operation) -> Any:
+        """The mesh whose devices exchange data by an operation that names none."""
+        if not self._computed_on:
+            raise Unsupported("a collective outside of a manual computation")
+        self.moves = self.moves or operation.name
+        return self.named(self._computed_on)
 
     def grid(self, operation: Operation) -> tuple[Mesh, Any]:
         """The grid that an operation names."""

@@ -17,12 +17,14 @@ from ..steps import noted_step
 from .composites import COMPOSITE, is_known
 from .functions import Functions
 from .grid_ops import CONVERTERS as GRID_OPS
+from .manual import MANUAL
+from .moves import MOVES
 from .names import Names
 from .shardings import Shardings, sharding_of
 from .source import read_source
 from .table import ANNOTATIONS, CALLS, CONVERTERS, RETURNS, SHARDING_CALL
 
-_KNOWN = {*CONVERTERS, *CALLS, *RETURNS, *ANNOTATIONS, *GRID_OPS}
+_KNOWN = {*CONVERTERS, *CALLS, *RETURNS, *ANNOTATIONS, *GRID_OPS, *MOVES, MANUAL}
 
 
 def from_stablehlo(
@@ -71,7 +73,9 @@ def _walk(block: Block) -> Iterator[Operation]:
 
 
 _APPLIED = (
+    "stablehlo.all_reduce",
     "stablehlo.reduce",
+    "stablehlo.reduce_scatter",
     "stablehlo.reduce_window",
     "stablehlo.scatter",
     "stablehlo.select_and_scatter",

@@ -11,6 +11,7 @@ from tvm import relax
 
 from ...ir import check_placement, flat_types, local_shape, parse_placement
 from ..mlir import Operation, Symbol
+from .names import Signature
 from .shardings import Shardings
 from .values import Unsupported, dtype_of, shape_of
 
@@ -24,7 +25,7 @@ def has_ports(operation: Operation) -> bool:
 
 
 def read_ports(
-    operation: Operation, function: relax.Function, names: Sequence[str], shardings: Shardings
+    operation: Operation, function: relax.Function, names: Signature, shardings: Shardings
 ) -> dict[str, Any]:
     """The attribute ``dist.io`` of a local program.
 
@@ -43,8 +44,10 @@ def read_ports(
         raise Unsupported(f"a local program whose arguments and results do not all say {PORT}")
     mesh, _ = shardings.grid(grids.pop())
     sizes = list(mesh.axes.values())
-    ports = [_port(notes, var, sizes) for notes, var in zip(said, function.params)]
-    inputs = [{**port, "name": name} for port, name in zip(ports, names)]
+    ports = [_port(said[i], var, sizes) for i, var in zip(names.order, function.params)]
+    inputs = [{**port, "name": names.titles[i]} for port, i in zip(ports, names.order)]
+    if names.order != sorted(names.order):
+        inputs = [{**port, "index": index} for index, port in enumerate(inputs)]
     outputs = [_port(notes, _Typed(ty), sizes) for notes, ty in zip(given, ends)]
     return {"mesh": shardings.number(mesh.name), "inputs": inputs, "outputs": outputs}
 

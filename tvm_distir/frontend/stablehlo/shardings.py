@@ -114,6 +114,19 @@ class Shardings:
         """Which of the meshes that are used one is."""
         return list(self._used).index(name)
 
+    def placed(self, sharding: Opaque) -> tuple[Mesh, list[int]]:
+        """Mesh and labels of a sharding that leaves nothing open.
+
+        Raises
+        ------
+        Unsupported
+            A sharding that no placement says.
+        """
+        found = self._of_sdy(sharding)
+        if found is None:
+            raise Unsupported(f"the sharding <{sharding.body}>, which is open")
+        return found
+
     def _of_sdy(self, sharding: Opaque) -> tuple[Mesh, list[int]] | None:
         named = _NAMED.match(sharding.body)
         if named is None or named.group(1) not in self._meshes:
