@@ -122,7 +122,9 @@ def models() -> int:
         if trained:
             mod = td.train_step(mod, **ADAM)
         spec, system = MeshSpec("mesh0", mesh), QUICK
-        labeller = Labeller(td.transform.AnnotateSharding(Plan((spec,)))(mod), spec, system)
+        labeller = Labeller(
+            td.transform.AnnotateSharding(Plan((spec,)))(mod), system, Plan((spec,))
+        )
         net = labeller.net("main")
         tables, problem = labeller.tables, Problem(net.domains, net.factors)
         started = time.process_time()

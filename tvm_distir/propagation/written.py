@@ -5,7 +5,8 @@
 ``{"module": DIGEST, "rules": N, "alternatives": [[needs, gives, factor], ...],
 "functions": [{"function": KEY, "calls": [NUMBER, ...], "choice": [[NUMBER, ...], ...]}, ...],
 "entries": {NAME: NUMBER, ...}}``: an instance of a function per entry of ``functions``, callees
-first, with those that its calls use, and per axis of the mesh the alternatives of its other nodes.
+first, with those that its calls use, and per axis of all meshes the alternatives of its other
+nodes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ def labels_of(decision: Decision, module: PlacedModule, rules: int) -> dict[str,
     Parameters
     ----------
     decision : Decision
-        On one mesh.
     module : PlacedModule
         That it is about.
     rules : int

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tvm import relax
 
-from ..ir import Labels, P, value_types
+from ..errors import PlanError
+from ..ir import Labels, P, R, value_types
 from ..plan import MeshSpec, Plan, PlanRule
 from ..propagation import Decision, Instance, Instances, PlacedModule, Reach, called
 from ..propagation.graph import Graph
@@ -33,47 +34,74 @@ def decision_of(
         Per public function, its net and the values of its variables.
     price_ps, bound_ps : int
     """
-    reader = _Reader(module, Instances(module.axes, reach))
-    entries = {
-        name: reader.instance(module.graphs[module.entries[name]], net, values)
-        for name, (net, values) in found.items()
-    }
+    instances = Instances(module.axes, reach)
+    entries = {}
+    for name, (net, values) in found.items():
+        g = module.graphs[module.entries[name]]
+        entries[name] = _Reader(module, instances, axes_of(module, g)).instance(g, net, values)
     conversions = Conversions(Costs())
-    return Decision(
-        module.axes, entries, price_ps, bound_ps, conversions, reader.instances.value_bytes
-    )
+    return Decision(module.axes, entries, price_ps, bound_ps, conversions, instances.value_bytes)
+
+
+def axes_of(module: PlacedModule, g: Graph) -> list[int]:
+    """Numbers of the axes of the mesh that a function is on, among those of the module."""
+    return [a for a, axis in enumerate(module.axes) if axis.mesh == mesh_of(g)]
+
+
+def mesh_of(g: Graph) -> int:
+    """Number of the mesh that a function is on.
+
+    Raises
+    ------
+    PlanError
+        DIST0237 where it is on several.
+    """
+    found = sorted({max(value.mesh, 0) for value in g.values})
+    if len(found) > 1:
+        raise PlanError(
+            "DIST0237",
+            f"{len(found)} meshes in one function; its labels are decided on one",
+            place=g.name,
+            remedy="Cut the model into stages, each on one mesh.",
+        )
+    return found[0] if found else 0
 
 
 class _Reader:
-    """Reads instances off the values of variables."""
+    """Reads instances off the values of variables; ``axes`` are those of the mesh they are on."""
 
-    def __init__(self, module: PlacedModule, instances: Instances) -> None:
-        self.module, self.instances = module, instances
+    def __init__(self, module: PlacedModule, instances: Instances, axes: Sequence[int]) -> None:
+        self.module, self.instances, self.axes = module, instances, axes
 
     def instance(self, g: Graph, net: Net, values: Sequence[int]) -> Instance:
         """The instance of a function, and those that it calls."""
         kids: dict[int, Instance] = {}
         states: list[tuple[Alternative, ...]] = []
-        count = len(self.module.axes)
+        whole: list[Alternative] = []  # along axes of other meshes
         for k, node in enumerate(g.nodes):
+            whole.append(Alternative((R,) * len(node.operands), (R,) * len(node.results), None))
             if k in net.spliced:
                 inner, first = net.spliced[k]
                 own = values[first : first + len(inner.domains)]
                 kids[k] = kid = self.instance(self.module.graphs[node.callee], inner, own)
-                states.append(tuple([called(kid, a) for a in range(count)]))
+                states.append(tuple([called(kid, a) for a in self.axes]))
                 continue
             choices, variable = net.ends[k]
             if not choices.items:
-                whole = Alternative((-1,) * len(node.operands), (-1,) * len(node.results), None)
-                states.append((whole,) * count)
+                states.append((whole[k],) * len(self.axes))
                 continue
             states.append(choices.items[values[variable] if variable >= 0 else 0].axes)
-        choice = {a: tuple([axes[a] for axes in states]) for a in range(count)}
+        choice = {a: tuple(whole) for a in range(len(self.module.axes))}
+        for i, a in enumerate(self.axes):
+            choice[a] = tuple([axes[i] for axes in states])
         return self.instances.of(g, choice, kids)
 
 
-def plan_of(decision: Decision, mesh: MeshSpec) -> Plan:
-    """Rules that say what a decision says, as far as rules can."""
+def plan_of(decision: Decision, meshes: Sequence[MeshSpec]) -> Plan:
+    """Rules that say what a decision says, as far as rules can.
+
+    Of a private function that is called on several meshes there are none.
+    """
     rules: list[PlanRule] = []
     seen: dict[str, list[Instance]] = {}
     waiting = list(decision.entries.values())
@@ -86,11 +114,15 @@ def plan_of(decision: Decision, mesh: MeshSpec) -> Plan:
         seen.setdefault(inst.graph.name, []).append(inst)
         waiting += inst.kids.values()
     for name, instances in seen.items():
+        numbers = {mesh_of(inst.graph) for inst in instances}
+        if len(numbers) > 1:
+            continue
+        mesh = meshes[numbers.pop()]
         function = None if name == "main" else name
         rules += _params(decision, instances, mesh, function)
         rules += _arguments(decision, instances, mesh, function)
         rules += _values(decision, instances, mesh, function)
-    return Plan((mesh,), tuple(rules))
+    return Plan(tuple(meshes), tuple(rules))
 
 
 def _params(

@@ -1,15 +1,17 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a rank of a pipeline keeps of its stages beside the micro-batch that runs."""
+"""What labels know of a pipeline: what its ranks keep at once, and the meshes they are on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tvm import ir
 
+from ..errors import PlanError
 from ..ir import ACCUMULATE_PHASE, BACKWARD_PHASE, FORWARD_PHASE, WEIGHT_PHASE, phase_of
+from ..plan import Plan, PlanRule
 from ..propagation.graph import Graph
 from ..schedules import ACTIVATION, BACKWARD, FORWARD, WEIGHT, Pipeline, Unit
 
@@ -80,6 +82,35 @@ def flights_of(mod: ir.IRModule) -> dict[str, Flight]:
                 schedule.micro_batches > 1,
             )  # fmt: skip
     return found
+
+
+def on_stages(mod: ir.IRModule, plan: Plan) -> Plan:
+    """A plan whose rules say on which of its meshes each stage is, where there are several.
+
+    Raises
+    ------
+    PlanError
+        DIST0237 where nothing says who is on which.
+    MeshError
+        DIST0206 where the schedule names another.
+    """
+    if len(plan.meshes) == 1:
+        return plan
+    pipeline = Pipeline.of(mod)
+    if pipeline is None or not pipeline.schedule.meshes:
+        raise PlanError(
+            "DIST0237",
+            f"{len(plan.meshes)} meshes, and no schedule that names one for each rank",
+            place="label",
+            remedy='Make a step in stages whose schedule has "meshes".',
+        )
+    rules = {}
+    for rank, stage in zip(pipeline.schedule.rank_of, pipeline.stages, strict=True):
+        mesh = plan.mesh(pipeline.schedule.meshes[rank], "schedule")
+        rules[stage.function] = PlanRule(
+            "param", "*", (None,) * len(mesh.axes), mesh.name, function=stage.function
+        )
+    return replace(plan, rules=(*plan.rules, *rules.values()))
 
 
 def _stashes(units: Sequence[Unit], split: bool) -> tuple[int, int]:

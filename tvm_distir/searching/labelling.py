@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""One mesh: every value's form and every call's cut along all axes at once, with a bound."""
+"""Every value's form and every call's cut along all axes at once, with a bound."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from ..errors import InfeasibleError, PlanError
 from ..ir import lift_branches, meshes, param_names, training_notes
 from ..ir.rewrite import collector_paused
 from ..native import Problem, Tables
-from ..plan import MeshSpec, Plan
+from ..plan import DEFAULT_MESH, MeshSpec, Plan
 from ..program import Program, export
 from ..propagation import Decision, PlacedModule, Reacher, Unifier, labels_of
 from ..propagation.graph import Graph
 from ..propagation.solve import Solution, minimise
 from ..system import PICOSECONDS, System
 from ..transform import AnnotateSharding, pipeline
-from .decisions import decision_of, plan_of
-from .flights import NO_FLIGHT, flights_of
+from .decisions import axes_of, decision_of, mesh_of, plan_of
+from .flights import NO_FLIGHT, flights_of, on_stages
 from .memory import Bounded, within
 from .net import Net, Shared
 from .nets import Nets
 from .prices import MeshPrices
+
+MeshLike = MeshSpec | Mapping[str, int] | Sequence[MeshSpec]
 
 WIDTH = 1 << 22
 """Entries of a bucket that elimination may join."""
@@ -39,7 +41,8 @@ class Labelling:
     ----------
     annotated : IRModule
         At level 2, with the mesh.
-    mesh : MeshSpec
+    meshes : tuple of MeshSpec
+        Several where stages have meshes of their own.
     system : System
     price_ps : int
         Of one run: work, and all communication, one after the other.
@@ -59,7 +62,7 @@ class Labelling:
     """
 
     annotated: ir.IRModule
-    mesh: MeshSpec
+    meshes: tuple[MeshSpec, ...]
     system: System
     price_ps: int
     bound_ps: int
@@ -86,7 +89,7 @@ class Labelling:
 
     def distribute(self) -> ir.IRModule:
         """The module on the devices: level 5, as ``td.distribute`` gives it."""
-        plan = Plan((self.mesh,))
+        plan = Plan(self.meshes)
         return pipeline(plan, system=self.system, decision=self.decision)(self.annotated)
 
     def program(self) -> Program:
@@ -99,28 +102,29 @@ class Labelling:
         Rules cannot say that calls of one function are done in different ways, or that a value
         waits unfinished; where labels are removed, that is left to propagation.
         """
-        rules = (*self.fixed.rules, *plan_of(self.decision, self.mesh).rules)
+        rules = (*self.fixed.rules, *plan_of(self.decision, self.meshes).rules)
         labels = labels_of(self.decision, self.module, len(self.fixed.rules))
-        return Plan((self.mesh,), rules, labels=labels)
+        return Plan(self.meshes, rules, labels=labels)
 
 
 def label(
     mod: ir.IRModule,
-    mesh: MeshSpec | Mapping[str, int],
+    mesh: MeshLike,
     system: System | str,
     *,
     fixed: Plan | None = None,
     gap: float = 0.0,
     memory_bytes: int | None = None,
 ) -> Labelling:
-    """Label a module on one mesh: the cheapest forms of all values, along all axes at once.
+    """Label a module: the cheapest forms of all values, along all axes of a mesh at once.
 
     Parameters
     ----------
     mod : IRModule
         Level 1 or 2, inference or a training step.
-    mesh : MeshSpec, or mapping of str to int
-        Its axes.
+    mesh : MeshSpec, mapping of str to int, or sequence of MeshSpec
+        Its axes; or the meshes of which the schedule of a step in stages (``meshes``) names one
+        for each rank: each stage is labelled on its own.
     system : System or str
         Whose times are the prices.
     fixed : Plan, optional
@@ -137,7 +141,7 @@ def label(
     InfeasibleError
         DIST0803 where the rules allow nothing.
     PlanError
-        DIST0237 where the rules or the module have another mesh.
+        DIST0237 where the rules or the module have another mesh, or a function several.
     """
     with collector_paused():
         return labeller_of(mod, mesh, system, fixed).run(gap, memory_bytes)
@@ -145,25 +149,31 @@ def label(
 
 def labeller_of(
     mod: ir.IRModule,
-    mesh: MeshSpec | Mapping[str, int],
+    mesh: MeshLike,
     system: System | str,
     fixed: Plan | None = None,
 ) -> Labeller:
     """What labels a module; arguments as for :func:`label`."""
-    spec = mesh if isinstance(mesh, MeshSpec) else MeshSpec("mesh0", dict(mesh))
     known = System.known(system)
     assert known is not None
-    plan = fixed or Plan((spec,))
+    plan = on_stages(mod, fixed or Plan(_specs(mesh)))
     with collector_paused():
         annotated = lift_branches(AnnotateSharding(plan)(mod))
-        if len(meshes(annotated)) != 1:
+        if len(meshes(annotated)) != len(plan.meshes):
             raise PlanError(
                 "DIST0237",
-                f"{len(meshes(annotated))} meshes; labels are decided on one",
+                f"{len(meshes(annotated))} meshes, and labels are asked for on {len(plan.meshes)}",
                 place="label",
                 remedy="Cut the model into stages, and label each.",
             )
-    return Labeller(annotated, plan.meshes[0], known, plan)
+    return Labeller(annotated, known, plan)
+
+
+def _specs(mesh: MeshLike) -> tuple[MeshSpec, ...]:
+    """Meshes as they may be given."""
+    if isinstance(mesh, MeshSpec):
+        return (mesh,)
+    return (MeshSpec(DEFAULT_MESH, dict(mesh)),) if isinstance(mesh, Mapping) else tuple(mesh)
 
 
 class Labeller:
@@ -173,20 +183,16 @@ class Labeller:
     ----------
     mod : IRModule
         At level 2, no branch left.
-    mesh : MeshSpec
     system : System
-    fixed : Plan, optional
-        Whose rules are annotated.
+    fixed : Plan
+        Whose rules are annotated, with the meshes.
     """
 
-    def __init__(
-        self, mod: ir.IRModule, mesh: MeshSpec, system: System, fixed: Plan | None = None
-    ) -> None:
-        self.mod, self.mesh, self.system = mod, mesh, system
-        self.fixed = fixed or Plan((mesh,))
+    def __init__(self, mod: ir.IRModule, system: System, fixed: Plan) -> None:
+        self.mod, self.system, self.fixed = mod, system, fixed
         self.module = PlacedModule.of(mod)
         self.reach = Reacher(self.module, Unifier(self.module, {}, True).run()).run()
-        self.prices = MeshPrices(system, meshes(mod)[0])
+        self.prices = [MeshPrices(system, mesh) for mesh in meshes(mod)]
         self.tables = Tables()
         self.flights = flights_of(mod)
         self.found: dict[str, tuple[Net, Sequence[int]]] = {}
@@ -205,16 +211,19 @@ class Labeller:
         price = sum(prices.values())
         decision = decision_of(self.module, self.reach, self.found, price, bound)
         return Labelling(
-            self.mod, self.mesh, self.system, price, bound, decision, peak, prices,
+            self.mod, self.fixed.meshes, self.system, price, bound, decision, peak, prices,
             self.module, self.fixed,
         )  # fmt: skip
 
     def net(self, name: str) -> Net:
         """The problem of a public function."""
         key = self.module.entries[name]
-        updates = self._updates(self.module.graphs[key])
+        g = self.module.graphs[key]
+        updates, prices = self._updates(g), self.prices[mesh_of(g)]
         flight = self.flights.get(name, NO_FLIGHT)
-        shared = Shared(self.module, self.reach, self.prices, self.tables, updates, flight)
+        shared = Shared(
+            self.module, self.reach, prices, axes_of(self.module, g), self.tables, updates, flight
+        )
         return Nets(shared).of(key)
 
     def _solve(self, net: Net, name: str, gap: float, memory_bytes: int | None) -> Bounded:

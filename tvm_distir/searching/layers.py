@@ -131,7 +131,7 @@ def _kept(labelled: Labelling, entry: str) -> tuple[int, int, int, int]:
 def _local_bytes(labelled: Labelling, inst: Instance, v: int) -> int:
     """What a device has of a value as it is given."""
     form = labelled.decision.value_form(inst, v)
-    return shard_bytes(inst.graph.values[v].size_bytes, labelled.mesh.shape, form)
+    return shard_bytes(inst.graph.values[v].size_bytes, labelled.meshes[0].shape, form)
 
 
 def stash_bytes(labelled: Labelling, entry: str) -> int:

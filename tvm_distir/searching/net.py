@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -88,9 +88,11 @@ class Shared:
     Parameters
     ----------
     module : PlacedModule
-        On one mesh.
     reach : mapping of str to Reach
     prices : MeshPrices
+        Of the entry's mesh.
+    axes : sequence of int
+        Numbers of its axes among those of the module.
     tables : Tables
     updates : mapping of int to int
         Of the entry, results that must lie as a parameter does: result number to parameter's.
@@ -103,12 +105,13 @@ class Shared:
         module: PlacedModule,
         reach: Mapping[str, Reach],
         prices: MeshPrices,
+        axes: Sequence[int],
         tables: Tables,
         updates: Mapping[int, int],
         flight: Flight,
     ) -> None:
         self.module, self.reach, self.prices, self.tables = module, reach, prices, tables
-        self.updates, self.flight = updates, flight
+        self.axes, self.updates, self.flight = axes, updates, flight
         self.ops = OpStates(prices)
         self.held: dict[Any, tuple[tuple[Labels, ...], Interned, list[Interned]]] = {}
         self.sizes: dict[Any, Bytes] = {}
@@ -154,7 +157,7 @@ class Assembly:
     def __init__(self, shared: Shared, g: Graph) -> None:
         self.shared, self.g, self.net = shared, g, Net()
         self.reach = shared.reach[g.key]
-        self.axes = range(len(shared.prices.sizes))
+        self.axes = shared.axes
         self.whole = (False,) * len(self.axes)
 
     def partial(self, v: int) -> tuple[bool, ...]:

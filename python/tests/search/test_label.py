@@ -68,7 +68,7 @@ class Pair:
 def _net(mod, mesh, system):
     """The problem of ``main``, and its constant."""
     spec = MeshSpec("mesh0", mesh)
-    labeller = Labeller(td.transform.AnnotateSharding(Plan((spec,)))(mod), spec, system)
+    labeller = Labeller(td.transform.AnnotateSharding(Plan((spec,)))(mod), system, Plan((spec,)))
     net = labeller.net("main")
     return labeller.tables, Problem(net.domains, net.factors), net.constant
 
@@ -118,7 +118,7 @@ def test_what_is_found_runs_and_is_equal_to_one_device(model, mesh, gap):
     """A step on a system on which it pays to cut: so collectives run."""
     mod = td.train_step(getattr(td.zoo, model)(size="tiny", batch=8), optimizer="adam")
     found = label(mod, mesh, QUICK, gap=gap)
-    report = td.verify(mod, Plan((found.mesh,)), engine="virtual", dist=found.distribute())
+    report = td.verify(mod, Plan(found.meshes), engine="virtual", dist=found.distribute())
     assert report.equal
     assert report.collectives
 
@@ -323,7 +323,7 @@ class TestMemory:
             assert found.peak_bytes <= limit
             assert last <= found.price_ps and found.bound_ps <= found.price_ps
             last = found.price_ps
-        plan = Plan((found.mesh,))
+        plan = Plan(found.meshes)
         assert td.verify(self.mod, plan, engine="virtual", dist=found.distribute()).equal
 
     def test_what_cannot_fit_is_proved(self):

@@ -11,8 +11,9 @@ import pytest
 from systems import QUICK
 
 import tvm_distir as td
+from tvm_distir.errors import MeshError
 from tvm_distir.ir import ACCUMULATE_PHASE, P, phase_of
-from tvm_distir.plan import Plan
+from tvm_distir.plan import MeshSpec, Plan
 from tvm_distir.schedules import Schedule
 from tvm_distir.searching import Constraints, Labelling, search
 
@@ -120,3 +121,33 @@ class TestSumsInParts:
         best = found.plans[0].row
         assert best.candidate.recompute == "none"
         assert best.peak_bytes <= 0.9 * free.peak_bytes
+
+
+class TestMeshesOfTheirOwn:
+    """Stages on four devices of two axes, and on two of one axis."""
+
+    schedule = Schedule("1f1b", 2, 4, meshes=("wide", "narrow"))
+    meshes = (MeshSpec("wide", {"dp": 2, "tp": 2}), MeshSpec("narrow", {"tp": 2}, start=4))
+
+    def test_the_plan_runs_and_is_equal_to_one_device(self):
+        step = _step(self.schedule, 4, "tiny", layers=4)
+        labelled = td.label(step, self.meshes, QUICK, gap=0.01)
+        plan = td.strategy.with_updates(step, replace(labelled.plan(), schedule=self.schedule))
+        report = td.verify(step, Plan.from_dict(plan.to_dict()), engine="threads")
+        assert report.equal
+        kinds = {(one.kind, one.mesh_axis.partition("_")[0]) for one in report.collectives}
+        assert {("send", "wide"), ("send", "narrow")} < kinds
+
+    @pytest.mark.parametrize("number", [0, 1])
+    def test_each_stage_is_labelled_as_on_its_mesh_alone(self, number):
+        """What a stage takes does not hang on the meshes of others."""
+        step = _step(self.schedule, 4, "tiny", layers=4)
+        both = td.label(step, self.meshes, QUICK)
+        same = replace(self.schedule, meshes=())
+        alone = td.label(_step(same, 4, "tiny", layers=4), self.meshes[number], QUICK)
+        assert both.entries_ps[f"stage{number}"] == alone.entries_ps[f"stage{number}"]
+
+    def test_a_mesh_that_is_not_there_is_named(self):
+        step = _step(self.schedule, 4, "tiny", layers=4)
+        with pytest.raises(MeshError, match='DIST0206 schedule: no mesh "narrow"'):
+            td.label(step, (self.meshes[0], MeshSpec("other", {"tp": 2}, start=4)), QUICK)
