@@ -69,6 +69,10 @@ class Reading(NamedTuple):
         """Names of the variables; ask once for many."""
         return self.said.split("\0")[:-1]
 
+    def bound(self, number: int) -> Any:
+        """The variable that a binding binds."""
+        return self.variables[self.params + number]
+
     def used(self, number: int) -> Sequence[int]:
         """What a binding reads."""
         return self.reads[self.begin[number] : self.begin[number + 1]]

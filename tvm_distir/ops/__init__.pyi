@@ -17,6 +17,7 @@ from .inference import register_inference as register_inference
 from .kernels import VIEWS as VIEWS
 from .kernels import Kernel as Kernel
 from .kernels import kernel_of as kernel_of
+from .like_kernels import LikeKernels as LikeKernels
 from .lookup import rule_of as rule_of
 from .lookup import work_of as work_of
 from .match import describe_factor as describe_factor

@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import re
 
 MAIN = "main"
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def plain_name(name: str) -> str:
     """Name as TVMScript prints it: what is no letter, digit or underscore becomes one."""
     if name.isascii() and name.isidentifier():

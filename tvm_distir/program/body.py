@@ -22,7 +22,7 @@ from ..ir import (
 )
 from ..ir.rewrite import handle
 from ..native import FUNCTION_CALL, OP_CALL, read_functions
-from ..ops import kernel_of, size_bytes, transposed_operands
+from ..ops import LikeKernels, size_bytes
 from .parts import Function, Op, Value
 from .steps import collective, computation, is_nothing, transfer
 from .trees import Tree, leaves
@@ -61,7 +61,7 @@ class FunctionExporter:
         self.values: list[Value] = []
         self.ops: list[Op] = []
         (self.reading,) = read_functions([fn])
-        self.transposed = transposed_operands(self.reading)
+        self.kernels = LikeKernels(mod, self.reading)
         self.trees: list[Tree] = []  # by number of variable
         self.constants: dict[Any, Tree] = {}
         self.tensors: dict[int, _Tensor] = {}  # by class of types
@@ -162,7 +162,7 @@ class FunctionExporter:
         if isinstance(value, relax.If):
             return self.choice(name, value, var.ty)
         if isinstance(value, ir.Call):
-            return self.call(name, value, self.inputs(value, name), var.ty, False)
+            return self.call(number, name, value, self.inputs(value, name))
         return self.tree(value, name)
 
     def inputs(self, call: ir.Call, name: str) -> list[int]:
@@ -180,11 +180,11 @@ class FunctionExporter:
             constants = _constants(call.args[:]) if -1 in used else iter(())
             trees = (self.trees[n] if n >= 0 else self.tree(next(constants), name) for n in used)
             inputs = list(chain.from_iterable(map(leaves, trees)))
-        var, key = reading.variables[place], (like, place in self.transposed)
+        var, key = reading.variables[place], self.kernels.key(number)
         form = self.forms.get(key)
         if like < 0 or form is None:
             before = len(self.ops)
-            out = self.call(name, call, inputs, var.ty, place in self.transposed)
+            out = self.call(number, name, call, inputs)
             if like >= 0 and len(self.ops) > before:
                 self.forms[key] = self.ops[-1]
             return out
@@ -193,8 +193,9 @@ class FunctionExporter:
         self.ops.append(form._replace(name=name, inputs=tuple(inputs), outputs=outputs))
         return out
 
-    def call(self, name: str, call: ir.Call, inputs: list[int], ty: Any, in_place: bool) -> Tree:
-        """Export a call bound to ``name``, of type ``ty``; ``in_place``: it moves no data."""
+    def call(self, number: int, name: str, call: ir.Call, inputs: list[int]) -> Tree:
+        """Export a call, which a binding binds to ``name``."""
+        ty = self.reading.bound(number).ty
         if isinstance(call.op, ir.GlobalVar) and isinstance(self.mod[call.op], relax.Function):
             return self.call_function(name, call, inputs, ty)
         out = self.declare(ty, name)
@@ -207,7 +208,7 @@ class FunctionExporter:
         elif is_done(call):
             op = Op("", "wait", str(call.op.name))
         elif outputs or not is_nothing(call, ty):
-            op = computation(kernel_of(call, self.mod, ty, in_place))
+            op = computation(self.kernels.of(number))
         else:
             return out
         self.ops.append(op._replace(name=name, inputs=tuple(inputs), outputs=tuple(outputs)))

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,27 +28,28 @@ def updates(fn: relax.Function, made: Function) -> tuple[tuple[int, int], ...]:
     ``dist.training`` says at which places the whole step returns what is updated; without, it
     returns its loss, then those, in their order.
     """
-    updated = [plain_name(name) for name in training_notes(fn, "updated")]
+    updated = dict.fromkeys(plain_name(name) for name in training_notes(fn, "updated"))
     if not updated:
         return ()
     said = {int(place): name for name, place in training_notes(fn, "places").items()}
     whole = {i: plain_name(name) for i, name in said.items()} or dict(enumerate(updated, 1))
     io = fn.attrs[IO_ATTR]
     places = {plain_name(str(item["name"])): k for k, item in enumerate(io["inputs"])}
+    params = frozenset(made.params)
     found = []
     for number, item in enumerate(io["outputs"]):
         name = whole.get(int(item["index"]), "")
         if "name" in item:  # of a step in stages written out
             name = plain_name(str(item["name"]))
         param = places.get(name) if name in updated else None
-        if param is not None and _alike(made, number, param):
+        if param is not None and _alike(made, number, param, params):
             found.append((number, param))
     return tuple(found)
 
 
-def _alike(made: Function, result: int, param: int) -> bool:
+def _alike(made: Function, result: int, param: int, params: Container[int]) -> bool:
     one, other = made.values[made.results[result]], made.values[made.params[param]]
-    return one.bytes == other.bytes and made.results[result] not in made.params
+    return one.bytes == other.bytes and made.results[result] not in params
 
 
 def with_gradients(fn: relax.Function, made: Function) -> Function:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 from tvm import ir, relax
 
+from tvm_distir import native
 from tvm_distir.frontend import from_tvmscript, load_model
 from tvm_distir.ir import relax_functions, value_types
 from tvm_distir.ir.rewrite import bindings_in
@@ -66,10 +67,11 @@ def compare(local, system):
         name = str(gv.name_hint)
         if name not in program.functions:
             continue
-        scheduled.read(fn.body)
+        (reading,) = native.read_functions([fn])
+        costs = scheduled.of(reading, devices.get(name, ()))
         ops, number = program.functions[name].ops, -1
-        for var, value in bindings_in(fn.body):
-            found_ps = scheduled.picoseconds(var, value, devices.get(name, ()))
+        for place, (var, value) in enumerate(bindings_in(fn.body)):
+            found_ps = costs.picoseconds(place)
             if not isinstance(value, ir.Call | relax.If):
                 assert found_ps == 0, var.name
                 continue
@@ -83,7 +85,7 @@ def compare(local, system):
             else:
                 own_ps = 0 if op.kind == "view" else simulated.row(name, number).duration_ps
             assert found_ps == own_ps, (name, var.name, op.op)
-            assert scheduled.is_view(var, value) == (op.kind in ("view", "wait"))
+            assert costs.is_view(place) == (op.kind in ("view", "wait"))
             compared[op.kind] = compared.get(op.kind, 0) + 1
         assert number == len(ops) - 1
     return compared

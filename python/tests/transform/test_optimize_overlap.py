@@ -211,7 +211,7 @@ def test_the_operand_of_a_collective_is_held_until_its_done():
     ]
     mod = module(2, body, ["z"])
     scan = Scan.of(mod["main"])
-    nodes = block_nodes(scan.blocks[0], scan.readers, BindingCosts(mod, SYSTEM).is_view)
+    (nodes,) = block_nodes(scan, BindingCosts(mod, SYSTEM).of(scan.reading))
     assert peak_bytes(nodes, range(6)) == 4 * 256  # m, r, p, q
     assert peak_bytes(nodes, [0, 1, 4, 2, 3, 5]) == 3 * 256  # s is r; it, p, q
 

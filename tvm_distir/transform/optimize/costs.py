@@ -20,15 +20,15 @@ from ...ir import (
     mesh_devices,
     mesh_key,
 )
-from ...ir.rewrite import bindings_in, branches_of
-from ...native import read_functions
-from ...ops import Kernel, kernel_of, size_bytes, transposed_operands
+from ...ir.rewrite import branches_of
+from ...native import Reading, read_functions
+from ...ops import LikeKernels, size_bytes
 from ...redistribution import element_type, payload_bytes
 from ...system import Clock, GroupLayout, System
 
 
 class BindingCosts:
-    """Times of the bindings of a module's functions; like ones are computed once.
+    """Times of the bindings of a module's functions.
 
     Parameters
     ----------
@@ -38,67 +38,34 @@ class BindingCosts:
 
     def __init__(self, mod: ir.IRModule, system: System) -> None:
         self.mod, self.clock = mod, Clock(system)
-        self._in_place: set[Any] = set()
         self._layouts: dict[Any, GroupLayout] = {}
         self._functions: dict[str, int] = {}
-        self._kernels: dict[Any, tuple[ir.Call, Kernel]] = {}
 
-    def read(self, body: relax.SeqExpr) -> None:
-        """Look at a body whose bindings will be asked for: some take no time because of others."""
-        self._kernels.clear()
-        (reading,) = read_functions([relax.Function([], body, body.body.ty)])
-        self._in_place.update(reading.variables[n] for n in transposed_operands(reading))
+    def of(self, reading: Reading, devices: Collection[int] = ()) -> BodyCosts:
+        """Times of the bindings of a body; ``devices`` run it, where not all of its mesh do."""
+        return BodyCosts(self, reading, devices)
 
-    def picoseconds(self, var: Any, value: Any, devices: Collection[int] = ()) -> int:
-        """Time of a binding; of a collective (or its start) or a transfer, that on the wire.
+    def branch(self, body: relax.SeqExpr) -> int:
+        """Sum of the times of the bindings of a branch."""
+        return self._sum(relax.Function([], body, body.body.ty))
 
-        Of an ``If``, that of the dearer branch. Of a call, the sum of the callee's bindings.
-        ``devices`` run the function, where not all of its mesh do.
-        """
-        if isinstance(value, relax.If):
-            return max(self._body(seq) for seq in branches_of(value))
-        if not isinstance(value, ir.Call) or is_done(value):
-            return 0
-        if isinstance(value.op, ir.GlobalVar):
-            callee = self.mod[value.op]
-            if isinstance(callee, relax.Function):
-                return self._function(str(value.op.name_hint), callee)
-        kind = collective_op(value)
-        if kind in COLLECTIVES:
-            payload = payload_bytes(kind, value, var.ty)
-            return self.clock.collective_ps(kind, payload, self._groups(value), str(var.name))
-        if kind in TRANSFERS:
-            return self._transfer(kind, value, var, devices)
-        kernel = self._kernel(var, value)
-        work = kernel.work
-        moved = kernel.moved_bytes
-        return self.clock.kernel(
-            work.flops, moved, work.kernel_class, kernel.dtype, str(var.name)
-        ).duration_ps
+    def function(self, gv: ir.GlobalVar) -> int | None:
+        """Sum of the times of a function's bindings; None of a PrimFunc."""
+        name, fn = str(gv.name_hint), self.mod[gv]
+        if not isinstance(fn, relax.Function):
+            return None
+        if name not in self._functions:
+            self._functions[name] = 0  # of a recursive one, its own calls
+            self._functions[name] = self._sum(fn)
+        return self._functions[name]
 
-    def is_view(self, var: Any, value: Any) -> bool:
-        """Whether a call's result is its operand's memory."""
-        if not isinstance(value, ir.Call) or isinstance(value.op, ir.GlobalVar):
-            return False
-        if collective_op(value) in (*COLLECTIVES, *TRANSFERS):
-            return False
-        return is_done(value) or self._kernel(var, value).is_view
+    def collective(self, kind: str, call: ir.Call, var: Any) -> int:
+        """Time of a collective, or of its start, on the wire."""
+        payload = payload_bytes(kind, call, var.ty)
+        return self.clock.collective_ps(kind, payload, self._groups(call), str(var.name))
 
-    def _kernel(self, var: Any, call: ir.Call) -> Kernel:
-        known = self._kernels.get(var)
-        if known is None or not known[0].same_as(call):
-            known = call, kernel_of(call, self.mod, var.ty, var in self._in_place)
-            self._kernels[var] = known
-        return known[1]
-
-    def _groups(self, call: ir.Call) -> GroupLayout:
-        mesh, axes = call.attrs["device_mesh"], call_axes(call)
-        key = (mesh_key(mesh), axes)
-        if key not in self._layouts:
-            self._layouts[key] = self.clock.system.layout(axis_groups(mesh, axes))
-        return self._layouts[key]
-
-    def _transfer(self, kind: str, call: ir.Call, var: Any, devices: Collection[int]) -> int:
+    def transfer(self, kind: str, call: ir.Call, var: Any, devices: Collection[int]) -> int:
+        """Time of a transfer between two meshes on the wire."""
         here, there = (call.attrs[key] for key in ("device_mesh", "peer_mesh"))
         key = (mesh_key(here), mesh_key(there))
         if key not in self._layouts:
@@ -108,13 +75,75 @@ class BindingCosts:
         crossing = size_bytes((elements,), element_type(var.ty))
         return self.clock.transfer_ps(kind, crossing, self._layouts[key], str(var.name))
 
-    def _function(self, name: str, fn: relax.Function) -> int:
-        """Sum of the times of a function's bindings."""
-        if name not in self._functions:
-            self._functions[name] = 0  # of a recursive one, its own calls
-            self._functions[name] = self._body(fn.body)
-        return self._functions[name]
+    def _groups(self, call: ir.Call) -> GroupLayout:
+        mesh, axes = call.attrs["device_mesh"], call_axes(call)
+        key = (mesh_key(mesh), axes)
+        if key not in self._layouts:
+            self._layouts[key] = self.clock.system.layout(axis_groups(mesh, axes))
+        return self._layouts[key]
 
-    def _body(self, seq: relax.SeqExpr) -> int:
-        self.read(seq)
-        return sum(self.picoseconds(var, value) for var, value in bindings_in(seq))
+    def _sum(self, fn: relax.Function) -> int:
+        (reading,) = read_functions([fn])
+        costs = self.of(reading)
+        return sum(map(costs.picoseconds, range(len(reading.bindings))))
+
+
+class BodyCosts:
+    """Times of the bindings of one body, by their numbers; like ones are computed once.
+
+    Parameters
+    ----------
+    costs : BindingCosts
+    reading : Reading
+        Of a function of the module.
+    devices : collection of int
+        Run the body, where not all of its mesh do.
+    """
+
+    def __init__(self, costs: BindingCosts, reading: Reading, devices: Collection[int]) -> None:
+        self.costs, self.reading, self.devices = costs, reading, devices
+        self.kernels = LikeKernels(costs.mod, reading)
+        self._spent_ps: dict[tuple[int, bool], int] = {}
+
+    def picoseconds(self, number: int) -> int:
+        """Time of a binding; of a collective (or its start) or a transfer, that on the wire.
+
+        Of an ``If``, that of the dearer branch. Of a call, the sum of the callee's bindings.
+        """
+        key = self.kernels.key(number)
+        if key not in self._spent_ps:
+            spent_ps = self._time(number)
+            if key[0] < 0:
+                return spent_ps
+            self._spent_ps[key] = spent_ps
+        return self._spent_ps[key]
+
+    def _time(self, number: int) -> int:
+        value, var = self.reading.values[number], self.reading.bound(number)
+        if isinstance(value, relax.If):
+            return max(self.costs.branch(seq) for seq in branches_of(value))
+        if not isinstance(value, ir.Call) or is_done(value):
+            return 0
+        if isinstance(value.op, ir.GlobalVar):
+            called_ps = self.costs.function(value.op)
+            if called_ps is not None:
+                return called_ps
+        kind = collective_op(value)
+        if kind in COLLECTIVES:
+            return self.costs.collective(kind, value, var)
+        if kind in TRANSFERS:
+            return self.costs.transfer(kind, value, var, self.devices)
+        kernel = self.kernels.of(number)
+        work = kernel.work
+        return self.costs.clock.kernel(
+            work.flops, kernel.moved_bytes, work.kernel_class, kernel.dtype, str(var.name)
+        ).duration_ps
+
+    def is_view(self, number: int) -> bool:
+        """Whether a call's result is its operand's memory."""
+        value = self.reading.values[number]
+        if not isinstance(value, ir.Call) or isinstance(value.op, ir.GlobalVar):
+            return False
+        if collective_op(value) in (*COLLECTIVES, *TRANSFERS):
+            return False
+        return is_done(value) or self.kernels.of(number).is_view

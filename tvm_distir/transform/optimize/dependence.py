@@ -4,15 +4,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import ir, relax
 
 from ...ir import COLLECTIVES, DONE, flat_types, start_name
-from ...ir.rewrite import is_pure, variables
+from ...ir.rewrite import is_pure
+from ...native import Reading
 from ...redistribution import local_bytes
+from .costs import BodyCosts
+from .scan import Scan
 
 _STARTS = frozenset(start_name(kind) for kind in COLLECTIVES)
 
@@ -54,49 +57,84 @@ class BlockNode:
 
 
 def block_nodes(
-    rows: Sequence[Any],
-    readers: Mapping[Any, Sequence[Any]],
-    is_view: Callable[[Any, Any], bool],
-    meets_in_order: bool = False,
-) -> list[BlockNode]:
-    """Nodes of a block.
+    scan: Scan, costs: BodyCosts, meets_in_order: bool = False
+) -> list[list[BlockNode]]:
+    """Nodes of each block of a function.
 
     Parameters
     ----------
-    rows : sequence of (Binding, Var, Expr, str or None)
-        As a ``Scan`` holds them.
-    readers : mapping
-        Variables bound to what reads each variable, None for the result.
-    is_view : callable
-        Whether the result of a call, given its variable and the call, is its operand's memory.
+    scan : Scan
+    costs : BodyCosts
+        Of the scan's reading.
     meets_in_order : bool
         Whether collectives, and calls of functions that may hold some, keep their order too.
     """
-    at = {row[1]: i for i, row in enumerate(rows)}
-    nodes: list[BlockNode] = []
-    last_fixed: int | None = None
-    for i, (_, var, value, kind) in enumerate(rows):
-        used = dict.fromkeys(at[v] for v in variables(value) if v in at)
-        node = BlockNode(deps=list(used), starts=kind in _STARTS)
-        node.leaves = any(r is None or r not in at for r in readers.get(var, ()))
-        if kind == DONE and used:
-            node.done_of = next(iter(used))
-        shares = _shares(var, value, is_view)
-        inside = [m for d in used for m in nodes[d].memory_of]
-        node.reads = list(dict.fromkeys(inside))
-        if node.done_of is not None:
-            node.reads += nodes[node.done_of].reads  # in flight until here
-        node.memory_of = tuple(node.reads[: len(inside)]) if shares else (i,)
-        node.size_bytes = 0 if shares else sum(local_bytes(t) for t in flat_types(var.ty))
-        if not is_pure(value) or (meets_in_order and _may_meet(value, kind)):
-            node.fixed = True
-            if last_fixed is not None and last_fixed not in used:
-                node.deps.append(last_fixed)
-            last_fixed = i
-        nodes.append(node)
-        for dep in node.deps:
-            nodes[dep].readers.append(i)
-    return nodes
+    reading, params = scan.reading, scan.reading.params
+    sizes = _Sizes(reading)
+    found: list[list[BlockNode]] = []
+    end = params
+    last_read = _last_read(scan)
+    for rows in scan.blocks:
+        first, end = end, end + len(rows)
+        nodes: list[BlockNode] = []
+        last_fixed: int | None = None
+        for i, (_, _, value, kind) in enumerate(rows):
+            number = first + i - params
+            reads = dict.fromkeys(scan.used[number])
+            used = dict.fromkeys(read - first for read in reads if read >= first)
+            node = BlockNode(deps=list(used), starts=kind in _STARTS)
+            node.leaves = last_read[first + i] >= end
+            if kind == DONE and used:
+                node.done_of = next(iter(used))
+            shares = _shares(value, number, costs)
+            inside = [m for d in used for m in nodes[d].memory_of]
+            node.reads = list(dict.fromkeys(inside))
+            if node.done_of is not None:
+                node.reads += nodes[node.done_of].reads  # in flight until here
+            node.memory_of = tuple(node.reads[: len(inside)]) if shares else (i,)
+            node.size_bytes = 0 if shares else sizes.of(first + i)
+            if not is_pure(value) or (meets_in_order and _may_meet(value, kind)):
+                node.fixed = True
+                if last_fixed is not None and last_fixed not in used:
+                    node.deps.append(last_fixed)
+                last_fixed = i
+            nodes.append(node)
+            for dep in node.deps:
+                nodes[dep].readers.append(i)
+        found.append(nodes)
+    return found
+
+
+def _last_read(scan: Scan) -> list[int]:
+    """Per variable the number of the last variable bound to what reads it.
+
+    That of none, one more than there are, where the function's result does.
+    """
+    reading = scan.reading
+    last = [-1] * len(reading.variables)
+    for number, some in enumerate(scan.used, reading.params):
+        for used in some:
+            last[used] = number
+    for used in reading.result:
+        if used >= 0:
+            last[used] = len(last)
+    return last
+
+
+class _Sizes:
+    """Bytes of variables; those of a type are computed once."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self._known: dict[int, int] = {}
+
+    def of(self, number: int) -> int:
+        """Bytes of a variable on one device."""
+        kind = self.reading.types[number]
+        if kind not in self._known:
+            types = flat_types(self.reading.variables[number].ty)
+            self._known[kind] = sum(map(local_bytes, types))
+        return self._known[kind]
 
 
 def _may_meet(value: Any, kind: str | None) -> bool:
@@ -107,11 +145,11 @@ def _may_meet(value: Any, kind: str | None) -> bool:
     return calls or isinstance(value, relax.If)
 
 
-def _shares(var: Any, value: Any, is_view: Callable[[Any, Any], bool]) -> bool:
+def _shares(value: Any, number: int, costs: BodyCosts) -> bool:
     """Whether a binding needs no memory of its own."""
     if not isinstance(value, ir.Call):
         return not isinstance(value, ir.GenericConst | relax.If)
-    return is_view(var, value)
+    return costs.is_view(number)
 
 
 def peak_bytes(nodes: Sequence[BlockNode], order: Sequence[int]) -> int:

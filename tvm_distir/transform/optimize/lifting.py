@@ -92,10 +92,10 @@ class Head:
     """
 
     def __init__(self, fn: relax.Function, early: Collection[int], costs: BindingCosts) -> None:
-        self.fn, self.costs = fn, costs
-        self.bindings = list(fn.body.blocks[0].bindings)
-        costs.read(fn.body)
-        self._ps = [costs.picoseconds(b.var, b.value) for b in self.bindings]
+        self.fn, self.scan = fn, Scan.of(fn)
+        self.bindings = self.scan.reading.bindings
+        self.costs = costs.of(self.scan.reading)
+        self._ps = [self.costs.picoseconds(number) for number in range(len(self.bindings))]
         known = {fn.params[n] for n in early}
         found: dict[Any, int] = {}
         needed: dict[Any, int] = {}
@@ -123,8 +123,7 @@ class Head:
         started at the beginning of this one. Their bytes stay within ``most_bytes``, those of the
         next call and what a call takes more whose own are there from its beginning.
         """
-        scan = Scan.of(self.fn)
-        nodes = block_nodes(scan.blocks[0], scan.readers, self.costs.is_view)
+        (nodes,) = block_nodes(self.scan, self.costs)
         given_bytes = peak_bytes(nodes, range(len(nodes)))
         best, shortest_ps, size_bytes = 0, self._spent_ps(()), 0
         for count, var in enumerate(self.starts, 1):
@@ -211,9 +210,9 @@ class Head:
     def _late(self, bindings: list[Any], gathered: Any) -> list[Any]:
         """Put off what waits for the gathered, and layouts that cost nothing, to the first use."""
         waits = {gathered}
-        for binding in bindings:
+        for binding, spent_ps in zip(bindings, self._ps, strict=True):
             value = binding.value
-            free = laid_out(value, waits) and not self.costs.picoseconds(binding.var, value)
+            free = laid_out(value, waits) and not spent_ps
             item = type(value) is relax.TupleGetItem and value.tuple_value in waits
             if item or free or (is_done(value) and value.args[0] in waits):
                 waits.add(binding.var)

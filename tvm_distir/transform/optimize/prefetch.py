@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tvm import ir, relax
@@ -22,7 +22,7 @@ from ...ir.rewrite import (
 from ...redistribution import local_bytes
 from ...system import System
 from ..declaration import Rewrite, module_pass
-from .costs import BindingCosts
+from .costs import BindingCosts, BodyCosts
 from .dependence import block_nodes, peak_bytes
 from .lifting import Head, Lifted, laid_out
 from .scan import Scan
@@ -131,11 +131,9 @@ class _Prefetch:
             return self.ahead_bytes
         if caller not in self._bounds:
             fn = self.functions[caller]
-            self.costs.read(fn.body)
-            scan, most = Scan.of(fn), 0
-            for rows in scan.blocks:
-                nodes = block_nodes(rows, scan.readers, self.costs.is_view)
-                most = max(most, peak_bytes(nodes, range(len(nodes))))
+            scan = Scan.of(fn)
+            found = block_nodes(scan, self.costs.of(scan.reading))
+            most = max((peak_bytes(nodes, range(len(nodes))) for nodes in found), default=0)
             given = sum(local_bytes(t) for param in fn.params for t in flat_types(param.ty))
             self._bounds[caller] = (given + most) // 16
         return self._bounds[caller]
@@ -175,19 +173,26 @@ class _Caller:
 
     def run(self) -> relax.Function:
         """Return the function with its calls in two."""
-        self.costs.read(self.fn.body)
-        blocks = [self._block(block) for block in self.fn.body.blocks]
+        costs = self.costs.of(Scan.of(self.fn).reading)
+        blocks, first = [], 0
+        for block in self.fn.body.blocks:
+            blocks.append(self._block(block, costs, first))
+            first += len(block.bindings)
         return with_body(
             self.fn, self.fn.params, blocks, self.fn.body.body, bool(self.fn.is_pure), self.fn.attrs
         )
 
-    def _block(self, block: Any) -> Any:
-        bindings = list(block.bindings)
+    def _block(self, block: Any, costs: BodyCosts, first: int) -> Any:
+        bindings = block.bindings[:]
         calls = [n for n, b in enumerate(bindings) if _callee(b.value) in self.named]
         writer = BlockWriter(relax.BlockBuilder(), isinstance(block, relax.DataflowBlock))
         begun: dict[int, list[int]] = defaultdict(list)
+
+        def spent_ps(number: int) -> int:
+            return costs.picoseconds(first + number)
+
         for earlier, number in zip([-1, *calls], calls):
-            begun[self._place(bindings, earlier, number)].append(number)
+            begun[self._place(bindings, spent_ps, earlier, number)].append(number)
         flying: dict[int, Any] = {}
         for number, binding in enumerate(bindings):
             for later in begun[number]:
@@ -197,7 +202,9 @@ class _Caller:
             writer.bindings.append(binding)
         return writer.block()
 
-    def _place(self, bindings: list[Any], earlier: int, number: int) -> int:
+    def _place(
+        self, bindings: list[Any], spent_ps: Callable[[int], int], earlier: int, number: int
+    ) -> int:
         """Before which binding to begin: the last one from which on there is time enough.
 
         Not before the call ``earlier``, so that at most one is ahead, nor before another
@@ -212,7 +219,7 @@ class _Caller:
             if binding.var in needs or started_op(binding.value) is not None:
                 break
             place -= 1
-            left_ps -= self.costs.picoseconds(binding.var, binding.value)
+            left_ps -= spent_ps(place)
         return place
 
     def _begin(self, writer: BlockWriter, binding: Any) -> Any:

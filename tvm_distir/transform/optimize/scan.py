@@ -67,27 +67,40 @@ class Scan:
         return blocks
 
     @functools.cached_property
+    def used(self) -> list[list[int]]:
+        """Per binding the numbers of the variables that it reads, one per mention.
+
+        Of an ``If`` each once.
+        """
+        reading = self.reading
+        begin, reads = reading.begin, reading.reads
+        found = [
+            [used for used in reads[begin[n] : begin[n + 1]] if used >= 0]
+            for n in range(len(reading.bindings))
+        ]
+        if self.branches or not self.straight:
+            at = {var: number for number, var in enumerate(reading.variables)}
+            for number, kind in enumerate(reading.kinds):
+                if kind in (IF, FUNCTION):
+                    inside = variables(reading.values[number])
+                    found[number] = [at[var] for var in inside if var in at]
+        return found
+
+    @functools.cached_property
     def readers(self) -> dict[Any, list[Any]]:
         """Per variable the variables bound to what reads it, None for the function's result.
 
         One entry per mention.
         """
         reading = self.reading
-        count, bound = len(reading.variables), reading.variables[reading.params :]
-        found: list[list[Any]] = [[] for _ in range(count + 1)]  # the last one is of constants
-        begin, reads = reading.begin, reading.reads
-        for number, var in enumerate(bound):
-            for used in reads[begin[number] : begin[number + 1]]:
+        found: list[list[Any]] = [[] for _ in reading.variables]
+        for var, some in zip(reading.variables[reading.params :], self.used):
+            for used in some:
                 found[used].append(var)
         for used in reading.result:
-            found[used].append(None)
-        readers = {var: some for var, some in zip(reading.variables, found) if some}
-        if self.branches or not self.straight:
-            for number, kind in enumerate(reading.kinds):
-                if kind in (IF, FUNCTION):
-                    for var in variables(reading.values[number]):
-                        readers.setdefault(var, []).append(bound[number])
-        return readers
+            if used >= 0:
+                found[used].append(None)
+        return {var: some for var, some in zip(reading.variables, found) if some}
 
     @functools.cached_property
     def counts(self) -> dict[Any, int]:

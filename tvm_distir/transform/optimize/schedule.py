@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ...ir import COLLECTIVES, DONE, IO_ATTR, TRANSFERS, dist_op_name, start_name
+from ...ir import COLLECTIVES, DONE, IO_ATTR, TRANSFERS, start_name
 from ...ir.rewrite import with_body
 from ...system import System
 from ..declaration import Rewrite, module_pass
@@ -74,18 +74,18 @@ class _Schedule(Editor):
         more_bytes: int | None,
     ) -> None:
         super().__init__(mod, name, fn, scan)
-        self.costs = BindingCosts(mod, system)
-        self.costs.read(fn.body)
         self.limit_bytes, self.more_bytes = limit_bytes, more_bytes
         io: Any = fn.attrs.get(IO_ATTR, {}) if fn.attrs else {}
         self.devices = tuple(int(d) for d in io.get("devices", ()))
+        self.costs = BindingCosts(mod, system).of(scan.reading, self.devices)
 
     def run(self) -> relax.Function:
         """Return the function with its blocks in another order."""
-        blocks = []
-        for block, rows in zip(self.fn.body.blocks, self.scan.blocks, strict=True):
-            nodes = block_nodes(rows, self.scan.readers, self.costs.is_view, bool(self.devices))
-            order = self._best(nodes, rows)
+        blocks, first = [], 0
+        found = block_nodes(self.scan, self.costs, bool(self.devices))
+        for block, rows, nodes in zip(self.fn.body.blocks, self.scan.blocks, found, strict=True):
+            order = self._best(nodes, rows, first)
+            first += len(rows)
             kind = (
                 relax.DataflowBlock
                 if isinstance(block, relax.DataflowBlock)
@@ -95,8 +95,11 @@ class _Schedule(Editor):
         fn = self.fn
         return with_body(fn, fn.params, blocks, fn.body.body, bool(fn.is_pure))
 
-    def _best(self, nodes: Sequence[BlockNode], rows: Sequence[Any]) -> Sequence[int]:
-        """The order that runs ahead most within the limit; that of the block if none does."""
+    def _best(self, nodes: Sequence[BlockNode], rows: Sequence[Any], first: int) -> Sequence[int]:
+        """The order that runs ahead most within the limit; that of the block if none does.
+
+        ``first`` is the number of the block's first binding.
+        """
         given = range(len(nodes))
         if not any(row[3] == DONE for row in rows):
             return given
@@ -105,7 +108,7 @@ class _Schedule(Editor):
             given_bytes = peak_bytes(nodes, given)
             more_bytes = given_bytes // 16 if self.more_bytes is None else self.more_bytes
             limit_bytes = given_bytes + more_bytes
-        spent_ps = [self._spent_ps(row[1], row[2]) for row in rows]
+        spent_ps = [self._spent_ps(row[3], n) for n, row in enumerate(rows, first)]
         due = _due(nodes)
         for window in WINDOWS:
             order = _order(nodes, spent_ps, due, window)
@@ -113,11 +116,9 @@ class _Schedule(Editor):
                 return order
         return given
 
-    def _spent_ps(self, var: Any, value: Any) -> int:
+    def _spent_ps(self, kind: str | None, number: int) -> int:
         """Time on the stream of a binding; transfers have one of their own, beside both."""
-        if dist_op_name(value) in TRANSFERS:
-            return 0
-        return self.costs.picoseconds(var, value, self.devices)
+        return 0 if kind in TRANSFERS else self.costs.picoseconds(number)
 
 
 def _due(nodes: Sequence[BlockNode]) -> list[int]:
