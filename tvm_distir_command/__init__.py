@@ -8,6 +8,7 @@ another version: the command says so in one line, a program gets the exception.
 
 from __future__ import annotations
 
+import gc
 import sys
 
 registers = False
@@ -31,4 +32,6 @@ def main() -> int:
         if sys.stderr is not None:
             print(error, file=sys.stderr)
         return code
-    return run()
+    code = run()
+    gc.freeze()  # else the interpreter looks through all that is left, to end
+    return code

@@ -37,7 +37,7 @@ class PartialState:
         self.mod, self.name, self.fn, self.legalized = mod, name, fn, legalized
         self.state: dict[Any, list[Axes]] = {}
         index = 0
-        for p in fn.params:
+        for p in fn.params[:]:
             leaves = value_types(p.ty)
             self.state[p] = [declared(fn, "params", index + i) for i in range(len(leaves))]
             index += len(leaves)
@@ -54,10 +54,10 @@ class PartialState:
     def of(self, expr: Any) -> list[Axes]:
         """Partial axes per leaf of an expression."""
         if isinstance(expr, relax.Tuple):
-            return [axes for f in expr.fields for axes in self.of(f)]
+            return [axes for f in expr.fields[:] for axes in self.of(f)]
         if isinstance(expr, relax.TupleGetItem):
             whole, fields = self.of(expr.tuple_value), expr.tuple_value.ty.fields
-            counts = [len(value_types(f)) for f in fields]
+            counts = [len(value_types(f)) for f in fields[:]]
             first = sum(counts[: expr.index])
             return whole[first : first + counts[expr.index]]
         if expr in self.state:

@@ -4,10 +4,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 
 from .tree import DistIRError, InternalError, Violation
+
+
+class _Gathering(AbstractContextManager[None]):
+    """Plans have thousands of lines, and a generator costs ten times this."""
+
+    def __init__(self, found: list[DistIRError]) -> None:
+        self._found = found
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, DistIRError) or isinstance(error, InternalError):
+            return False
+        self._found.append(error)
+        return True
 
 
 class Faults:
@@ -38,15 +50,9 @@ class Faults:
         """Whether there is a fault."""
         return bool(self._found)
 
-    @contextmanager
-    def gathered(self) -> Iterator[None]:
+    def gathered(self) -> AbstractContextManager[None]:
         """Take what is raised inside for a fault, unless it is a bug of ours."""
-        try:
-            yield
-        except InternalError:
-            raise
-        except DistIRError as error:
-            self._found.append(error)
+        return _Gathering(self._found)
 
     def add(self, error: DistIRError) -> None:
         """Gather a fault that was found without being raised."""

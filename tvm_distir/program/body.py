@@ -109,7 +109,7 @@ class FunctionExporter:
         """Add the values of a type, tuples flattened."""
         if isinstance(ty, relax.TupleType):
             return tuple(
-                self.declare(field, f"{name}.{i}", extra) for i, field in enumerate(ty.fields)
+                self.declare(field, f"{name}.{i}", extra) for i, field in enumerate(ty.fields[:])
             )
         if tensor_type(ty) is None:
             return None
@@ -137,7 +137,7 @@ class FunctionExporter:
         if isinstance(expr, relax.Var):
             return self.trees[self.numbers[handle(expr)]]
         if isinstance(expr, relax.Tuple):
-            return tuple(self.tree(field, place) for field in expr.fields)
+            return tuple(self.tree(field, place) for field in expr.fields[:])
         if isinstance(expr, relax.TupleGetItem):
             return self.tree(expr.tuple_value, place)[int(expr.index)]
         if isinstance(expr, ir.GenericConst):

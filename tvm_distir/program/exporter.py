@@ -126,7 +126,7 @@ def _reachable(mod: ir.IRModule, entries: Mapping[str, relax.Function]) -> dict[
 
 def _roles(mod: ir.IRModule, fn: relax.Function) -> list[dict[str, Any]]:
     """Role, whole shape, placement and mesh of each parameter of an entry."""
-    items = list(fn.attrs[IO_ATTR]["inputs"])
+    items = fn.attrs[IO_ATTR]["inputs"][:]
     if len(items) != len(fn.params):
         raise SimulationError(
             "DIST0714",
@@ -153,7 +153,7 @@ def _roles(mod: ir.IRModule, fn: relax.Function) -> list[dict[str, Any]]:
                 else "weight"
                 if weight
                 else "input",
-                "whole_shape": tuple(int(n) for n in item["shape"]),
+                "whole_shape": tuple(int(n) for n in item["shape"][:]),
                 "placement": str(item["placement"]),
                 "mesh": _mesh_number(known, item["mesh"]) if "mesh" in item else None,
             }

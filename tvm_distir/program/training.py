@@ -18,7 +18,7 @@ from .parts import Function
 def state_names(fn: relax.Function) -> set[str]:
     """Plain names of the inputs that are states of an optimizer, counters included."""
     states = training_notes(fn, "states").values()
-    names = [str(name) for found in states for name in found]
+    names = [str(name) for found in states for name in found[:]]
     return {plain_name(name) for name in (*names, *training_notes(fn, "counters"))}
 
 
@@ -34,10 +34,10 @@ def updates(fn: relax.Function, made: Function) -> tuple[tuple[int, int], ...]:
     said = {int(place): name for name, place in training_notes(fn, "places").items()}
     whole = {i: plain_name(name) for i, name in said.items()} or dict(enumerate(updated, 1))
     io = fn.attrs[IO_ATTR]
-    places = {plain_name(str(item["name"])): k for k, item in enumerate(io["inputs"])}
+    places = {plain_name(str(item["name"])): k for k, item in enumerate(io["inputs"][:])}
     params = frozenset(made.params)
     found = []
-    for number, item in enumerate(io["outputs"]):
+    for number, item in enumerate(io["outputs"][:]):
         name = whole.get(int(item["index"]), "")
         if "name" in item:  # of a step in stages written out
             name = plain_name(str(item["name"]))

@@ -43,7 +43,7 @@ def main_dtype(mod: ir.IRModule) -> str:
     """Floating type in which the parameters of a module have most bytes; ``float32`` for none."""
     found: dict[str, int] = {}
     for _, fn in relax_functions(mod):
-        for ty in (leaf for param in fn.params for leaf in value_types(param.ty)):
+        for ty in (leaf for param in fn.params[:] for leaf in value_types(param.ty)):
             tensor, shape = tensor_type(ty), known_shape(ty)
             if tensor is None or shape is None:
                 continue

@@ -23,6 +23,8 @@ from .training import forward_bindings
 _SAME = ("relax.astype", "relax.dist.annotate_sharding", "relax.dist.redistribute")
 _DROPOUT = "relax.nn.dropout"
 _MOST_STEPS = 64
+View = tuple[str, Any, tuple[int, ...]]
+"""A weight as it is somewhere: the function, the variable, and which dim each of its dims is."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class Consumers:
             if isinstance(fn, relax.Function)
         }
         self._readers: dict[str, dict[Any, list[tuple[Any, Any, int]]]] = {}
+        self._uses: dict[View, list[Use]] = {}
 
     @functools.cached_property
     def callers(self) -> dict[str, list[str]]:
@@ -120,11 +123,25 @@ class Consumers:
     def uses(self, function: str, parameter: Any) -> list[Use]:
         """Return the consumers of a parameter, through casts, transposes and calls."""
         ndim = len(static_shape(parameter.ty) or ())
+        first = self._handed_on((function, parameter, tuple(range(ndim))))
+        if first not in self._uses:
+            self._uses[first] = self._reached(first)
+        return list(self._uses[first])
+
+    def _handed_on(self, view: View) -> View:
+        """What a parameter is in the function that alone reads it: layers share theirs."""
+        where, var, dims = view
+        readers = self.readers(where, var)
+        if len(readers) == 1:
+            step = self._step(where, var, *readers[0], dims)
+            if not isinstance(step, Use) and step[0] != where:
+                return step
+        return view
+
+    def _reached(self, first: View) -> list[Use]:
+        """The consumers of a view of a weight."""
         found: list[Use] = []
-        waiting: list[tuple[str, Any, tuple[int, ...]]] = [
-            (function, parameter, tuple(range(ndim)))
-        ]
-        seen: set[tuple[str, Any, tuple[int, ...]]] = set()
+        waiting, seen = [first], set[View]()
         while waiting:
             state = waiting.pop(0)
             if state in seen:
@@ -142,7 +159,7 @@ class Consumers:
 
     def _step(
         self, where: str, var: Any, bound: Any, value: Any, position: int, dims: tuple[int, ...]
-    ) -> Use | tuple[str, Any, tuple[int, ...]]:
+    ) -> Use | View:
         """Return where a view of the weight goes on, or what consumes it."""
         if isinstance(value, relax.Var):
             return where, bound, dims

@@ -8,6 +8,7 @@ states lie as their weights do.
 
 from __future__ import annotations
 
+import functools
 import glob
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,7 +29,7 @@ def state_names(fn: relax.Function) -> set[str]:
 
 def states_of(fn: relax.Function) -> dict[str, list[str]]:
     """Names of the optimizer's states of each weight; none of other functions."""
-    return {w: [str(n) for n in names] for w, names in training_notes(fn, "states").items()}
+    return {w: [str(n) for n in names[:]] for w, names in training_notes(fn, "states").items()}
 
 
 def gradient_names(fn: relax.Function) -> dict[str, str]:
@@ -74,7 +75,7 @@ def _loss(fn: relax.Function, result: Any) -> Any:
     A step without notes that was written elsewhere has one number, and gradients or new values of
     parameters, all of the type of one. None of what is no step.
     """
-    fields = list(result.fields) if isinstance(result, relax.Tuple) else []
+    fields = result.fields[:] if isinstance(result, relax.Tuple) else []
     place = loss_place(fn)
     if place is not None:
         return fields[place] if fields else result
@@ -104,6 +105,9 @@ def _resolved(result: Any, bindings: Sequence[Any]) -> Any:
     return result
 
 
+_escape = functools.lru_cache(maxsize=1 << 16)(glob.escape)
+
+
 class _Finder:
     """Finds the last of some rules that means a parameter; exact names without a search."""
 
@@ -125,8 +129,8 @@ class _Finder:
         return max(self._named(parameter), key=lambda r: r[0], default=(0, None))[1]
 
     def _named(self, parameter: str) -> list[tuple[int, PlanRule]]:
-        names = {parameter, plain_name(parameter), glob.escape(parameter)}
-        return [self.exact[name] for name in sorted(names) if name in self.exact]
+        names = {parameter, plain_name(parameter), _escape(parameter)}
+        return [self.exact[name] for name in names if name in self.exact]
 
 
 def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
@@ -162,10 +166,10 @@ def with_updates(mod: ir.IRModule, plan: Plan) -> Plan:
             if parameter in again:
                 rules.append(replace(rule, kind="value", name=str(again[parameter])))
             values = [(str(updated[parameter]), rule)]
-            for state in map(str, states.get(parameter, ())):
+            for state in map(str, states.get(parameter, ())[:]):
                 placed = find.exactly(state)
                 if placed is None:
-                    placed = replace(rule, name=glob.escape(state))
+                    placed = replace(rule, name=_escape(state))
                     rules.append(placed)
                 values.append((str(updated[state]), placed))
             rules.extend(

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -52,6 +53,7 @@ class KnownWeight:
     uses: tuple[Use, ...]
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def role_of(name: str) -> tuple[str, bool] | None:
     """Return the role of a parameter by its name, and whether it is a bias; None for others."""
     found = re.fullmatch(r"(?:.*_)?(weight|bias)", plain_name(name))

@@ -225,7 +225,7 @@ def export_model(model: Any, **data: tuple[Sequence[int], str]) -> ir.IRModule:
     functions = {}
     for gv, fn in mod.functions.items():
         if gv.name_hint == "main":
-            names = [str(p.name) for p in fn.params]
+            names = [str(p.name) for p in fn.params[:]]
             functions[gv] = fn.with_attr(PARAM_NAMES_ATTR, names)
         else:
             functions[gv] = _short_names(fn)
@@ -251,7 +251,7 @@ class _Renamer(relax.PyExprMutator):  # type: ignore[misc]
 
 
 def _short_names(fn: relax.Function) -> relax.Function:
-    names = [str(p.name) for p in fn.params]
+    names = [str(p.name) for p in fn.params[:]]
     places = [name.split(".")[:-1] for name in names if "." in name]
     shared = takewhile(lambda words: len(set(words)) == 1, zip(*places))
     prefix = "".join(f"{words[0]}." for words in shared)

@@ -19,8 +19,8 @@ from .scopes import all_bindings
 
 def has_dtensor(fn: relax.Function) -> bool:
     """Whether a parameter, a bound variable or the result of a function is a DTensor."""
-    bound = (binding.var.ty for block in fn.body.blocks for binding in block.bindings)
-    types = itertools.chain((param.ty for param in fn.params), [fn.ret_ty], bound)
+    bound = (binding.var.ty for block in fn.body.blocks for binding in block.bindings[:])
+    types = itertools.chain((param.ty for param in fn.params[:]), [fn.ret_ty], bound)
     return any(type(t) is DTensorType for ty in types for t in flat_types(ty))
 
 

@@ -123,7 +123,7 @@ def _refuse_dtensors(mod: ir.IRModule) -> None:
     for gv, fn in mod.functions.items():
         if not isinstance(fn, relax.Function):
             continue
-        for var in [*fn.params, *(b.var for b in all_bindings(fn.body))]:
+        for var in [*fn.params[:], *(b.var for b in all_bindings(fn.body))]:
             if type(var.ty) is relax.distributed.DTensorType:
                 raise LevelError(
                     "DIST0451",
@@ -192,7 +192,7 @@ class _Annotator:
     def annotate(self, fn: relax.Function) -> relax.Function:
         """Return the annotated function; the given one is unchanged."""
         bound = [b.var for b in all_bindings(fn.body)]
-        self.taken = {plain_name(str(v.name)) for v in [*fn.params, *bound]}
+        self.taken = {plain_name(str(v.name)) for v in [*fn.params[:], *bound]}
         names, params = param_names(fn), fn.params[:]
         self.waiting = [
             (params[i], names[i], self.targets.params[i]) for i in sorted(self.targets.params)

@@ -26,7 +26,7 @@ def is_batch_norm(value: Any) -> bool:
 
 def running_statistics(fn: relax.Function) -> set[Any]:
     """Parameters that are the running mean or variance of a batch norm."""
-    params = set(fn.params)
+    params = set(fn.params[:])
     return {
         arg
         for block in fn.body.blocks

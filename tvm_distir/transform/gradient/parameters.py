@@ -65,7 +65,7 @@ class Parameters:
     ) -> None:
         self.forward = forward
         self.objective = Objective(recipe.losses, forward, functions.of, functions.variables)
-        pairs = list(zip(param_names(forward), forward.params, strict=True))
+        pairs = list(zip(param_names(forward), forward.params[:], strict=True))
         self.stream: Any = pairs.pop()[1] if streams > 1 else None
         self.dropout: Any = pairs[-1][1] if streams else None
         self.data = [p for i, p in enumerate(pairs) if i in data] + self.objective.inputs

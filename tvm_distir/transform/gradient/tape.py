@@ -137,10 +137,10 @@ class Tape:
         if call is None:
             new = self.builder.emit(without_mark(value), name)
         elif not call.pair.saves:
-            new = self.builder.emit(ir.Call(call.pair.forward, list(value.args)), name)
+            new = self.builder.emit(ir.Call(call.pair.forward, value.args[:]), name)
             call.made = new
         else:
-            both = self.builder.emit(ir.Call(call.pair.forward, list(value.args)), f"{name}_both")
+            both = self.builder.emit(ir.Call(call.pair.forward, value.args[:]), f"{name}_both")
             call.made = both
             new = self.builder.emit(relax.TupleGetItem(both, 0), name)
             call.saved = self.builder.emit(relax.TupleGetItem(both, 1), f"{name}_saved")
@@ -177,9 +177,9 @@ class Tape:
     def _call(self, var: Any, value: Any) -> CallGradient | None:
         if var not in self.live or not self.pairs.differentiates(value):
             return None
-        roles = tuple(self._on_the_way(arg) for arg in value.args)
+        roles = tuple(self._on_the_way(arg) for arg in value.args[:])
         pair = self.pairs.pair(str(value.op.name_hint), roles, str(var.name))
-        return CallGradient(pair, list(value.args), None, str(var.name))
+        return CallGradient(pair, value.args[:], None, str(var.name))
 
     def _on_the_way(self, arg: Any) -> bool:
         if isinstance(arg, relax.Tuple):

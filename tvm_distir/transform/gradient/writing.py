@@ -97,7 +97,7 @@ class StepWriter:
                 outputs = self._body()
             builder.emit_func_output(relax.Tuple(outputs))
         fn = without_unread(builder.get()["main"])
-        bound = {str(b.var.name) for block in fn.body.blocks for b in block.bindings}
+        bound = {str(b.var.name) for block in fn.body.blocks for b in block.bindings[:]}
         inputs = [name for name, _ in self.inputs]
         states = {w.name: list(w.names) for w in self.weights if w.names}
         drawn = ((DROPOUT, self.params.dropout, SEEDS), (STEP, self.step, STEPS))

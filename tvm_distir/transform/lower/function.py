@@ -249,7 +249,7 @@ class LocalFunction:
         """Leaves of a result, tuples that span meshes opened."""
         values = self.values
         if isinstance(expr, relax.Tuple):
-            return [x for f in expr.fields for x in self._open_tuples(f)]
+            return [x for f in expr.fields[:] for x in self._open_tuples(f)]
         if isinstance(expr, ir.Var) and expr in values.tuples:
             return [x for f in values.tuples[expr] for x in self._open_tuples(f)]
         return list(leaves_of(expr))

@@ -104,6 +104,7 @@ class BodyCosts:
         self.costs, self.reading, self.devices = costs, reading, devices
         self.kernels = LikeKernels(costs.mod, reading)
         self._spent_ps: dict[tuple[int, bool], int] = {}
+        self._views: dict[tuple[int, bool], bool] = {}
 
     def picoseconds(self, number: int) -> int:
         """Time of a binding; of a collective (or its start) or a transfer, that on the wire.
@@ -141,6 +142,15 @@ class BodyCosts:
 
     def is_view(self, number: int) -> bool:
         """Whether a call's result is its operand's memory."""
+        key = self.kernels.key(number)
+        view = self._views.get(key)
+        if view is None:
+            view = self._is_view(number)
+            if key[0] >= 0:
+                self._views[key] = view
+        return view
+
+    def _is_view(self, number: int) -> bool:
         value = self.reading.values[number]
         if not isinstance(value, ir.Call) or isinstance(value.op, ir.GlobalVar):
             return False

@@ -12,7 +12,7 @@ from tvm import ir, relax
 
 from ...ir import COLLECTIVES, DONE, flat_types, start_name
 from ...ir.rewrite import is_pure
-from ...native import Reading
+from ...native import FUNCTION_CALL, IF, OP_CALL, OTHER_CALL, Reading
 from ...redistribution import local_bytes
 from .costs import BodyCosts
 from .scan import Scan
@@ -86,7 +86,7 @@ def block_nodes(
             node.leaves = last_read[first + i] >= end
             if kind == DONE and used:
                 node.done_of = next(iter(used))
-            shares = _shares(value, number, costs)
+            shares = _shares(value, reading.kinds[number], number, costs)
             inside = [m for d in used for m in nodes[d].memory_of]
             node.reads = list(dict.fromkeys(inside))
             if node.done_of is not None:
@@ -145,11 +145,11 @@ def _may_meet(value: Any, kind: str | None) -> bool:
     return calls or isinstance(value, relax.If)
 
 
-def _shares(value: Any, number: int, costs: BodyCosts) -> bool:
+def _shares(value: Any, kind: int, number: int, costs: BodyCosts) -> bool:
     """Whether a binding needs no memory of its own."""
-    if not isinstance(value, ir.Call):
-        return not isinstance(value, ir.GenericConst | relax.If)
-    return costs.is_view(number)
+    if kind in (OP_CALL, FUNCTION_CALL, OTHER_CALL):
+        return costs.is_view(number)
+    return kind != IF and type(value) is not ir.GenericConst
 
 
 def peak_bytes(nodes: Sequence[BlockNode], order: Sequence[int]) -> int:

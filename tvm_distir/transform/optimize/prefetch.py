@@ -70,7 +70,7 @@ class _Prefetch:
         self.sites: dict[Any, list[tuple[Any, ir.Call]]] = defaultdict(list)
         self.barred: set[Any] = set()
         for gv, fn in self.functions.items():
-            plain = {b.var for block in fn.body.blocks for b in block.bindings}
+            plain = {b.var for block in fn.body.blocks for b in block.bindings[:]}
             for binding in all_bindings(fn.body):
                 callee = _callee(getattr(binding, "value", None))
                 if callee is not None:
