@@ -133,9 +133,8 @@ def mesh_devices(mesh: DeviceMesh) -> npt.NDArray[np.int64]:
     count = math.prod(shape)
     if mesh.device_range is not None:
         first = int(mesh.device_range.min)
-        ids = np.arange(first, first + count, dtype=np.int64)
-    else:
-        ids = np.array([int(d) for d in mesh.device_ids], dtype=np.int64)
+        return np.arange(first, first + count, dtype=np.int64).reshape(shape)
+    ids = np.array([int(d) for d in mesh.device_ids], dtype=np.int64)
     if ids.size != count or len(set(ids.tolist())) != count:
         raise MeshError(
             "DIST0202",

@@ -118,12 +118,13 @@ def _check_entries(
         if len(set(devices)) != len(devices):
             raise _broken(where, "a device id stands twice")
         own = frozenset(meshes[entry.mesh].device_ids)
-        for device in devices:
-            if device not in own:
-                raise _broken(where, f"device {device} is not among those of its mesh")
-            if device in owner:
-                raise _broken(where, f"device {device} runs {owner[device].function} already")
-            owner[device] = entry
+        if not own.issuperset(devices):
+            other = next(device for device in devices if device not in own)
+            raise _broken(where, f"device {other} is not among those of its mesh")
+        if not owner.keys().isdisjoint(devices):
+            taken = next(device for device in devices if device in owner)
+            raise _broken(where, f"device {taken} runs {owner[taken].function} already")
+        owner.update(dict.fromkeys(devices, entry))
         _check_alias(functions[entry.function], entry, where)
 
 

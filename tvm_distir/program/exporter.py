@@ -71,7 +71,7 @@ def export(mod: ir.IRModule) -> Program:
             name,
             tuple(axes),
             mesh_shape(mesh),
-            tuple(int(device) for device in mesh_devices(mesh).ravel()),
+            tuple(mesh_devices(mesh).ravel().tolist()),
         )
         for name, axes, mesh in zip(names, mesh_axes(mod), meshes(mod), strict=True)
     ]

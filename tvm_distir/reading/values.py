@@ -127,8 +127,9 @@ class JsonValue:
     def integers(self, least: int = 0, most: int = LARGEST) -> tuple[int, ...]:
         """A list of integers within bounds."""
         data = self.data
-        if isinstance(data, list) and all(type(x) is int and least <= x <= most for x in data):
-            return tuple(data)
+        if isinstance(data, list) and {*map(type, data)} <= {int}:
+            if not data or (least <= min(data) and max(data) <= most):
+                return tuple(data)
         return tuple(item.integer(least, most) for item in self.items())
 
     def number(self, least: float | None = None) -> float:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -138,8 +139,7 @@ def holders(found: Iterable[Held]) -> tuple[Holder, ...]:
     groups: dict[Any, list[Held]] = {}
     for one in found:
         label = one.label
-        pattern = re.sub(r"\d+", "*", label.what)
-        key = (pattern, label.maker, label.function, label.unit, one.role, one.bytes)
+        key = (_pattern(label.what), label.maker, label.function, label.unit, one.role, one.bytes)
         groups.setdefault(key, []).append(one)
     joined = [
         Holder(
@@ -156,8 +156,16 @@ def holders(found: Iterable[Held]) -> tuple[Holder, ...]:
     return tuple(joined[:NAMED])
 
 
+@functools.lru_cache(maxsize=1 << 14)
+def _pattern(name: str) -> str:
+    """A name with ``*`` for its numbers; ranks name the same things."""
+    return re.sub(r"\d+", "*", name)
+
+
 def _name(names: list[str]) -> str:
     """What names have in common: numbers that differ become ``*``."""
+    if len(names) == 1:
+        return names[0]
     parts = [re.split(r"(\d+)", name) for name in names]
     columns = zip(*parts, strict=True)
     return "".join(column[0] if len(set(column)) == 1 else "*" for column in columns)

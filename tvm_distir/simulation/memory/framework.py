@@ -8,6 +8,7 @@ above what is there when it is entered, and what it leaves, are all that a calle
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -200,15 +201,16 @@ class Framework:
     def inner(self, lives: Lives, number: int, shape: Shape) -> list[Inner]:
         """How a step calls: what nobody reads behind it is handed over."""
         step, ends = lives.steps[number], set(shape.ends[number])
-        found = []
+        found, times = [], Counter(step.reads)
         for callee, args in self.lives.called(step.op, step.reads):
+            results = frozenset(callee.results)
             handed = {
                 buffer: param
                 for param, buffer in enumerate(args)
                 if buffer in ends
                 and (buffer >= lives.params or buffer in shape.owned)
-                and step.reads.count(buffer) == 1
-                and param not in callee.results
+                and times[buffer] == 1
+                and param not in results
             }
             given = tuple(
                 OWN

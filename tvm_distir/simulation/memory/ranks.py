@@ -65,6 +65,7 @@ class RankMemories:
         self.program, self.staged, self.framework = program, staged, framework
         self.stages = Stages(program, staged, framework)
         self.levels = UnitLevels(framework, Arenas(framework))
+        self._labels: dict[tuple[str, int, int], Label] = {}  # by event's name, stage and buffer
 
     def of(self, rank: int, steps: Sequence[Step]) -> RankMemory:
         """Measure a rank that takes these steps."""
@@ -187,6 +188,13 @@ class RankMemories:
     def _label(self, walk: RankEvents, instance: int) -> Label:
         number, buffer = walk.maker(instance)
         event = walk.events[number]
+        key = event.name, event.stage, buffer
+        if key not in self._labels:
+            self._labels[key] = self._named(event, buffer)
+        return self._labels[key]
+
+    def _named(self, event: Event, buffer: int) -> Label:
+        """What a buffer of an event is, or what it hands over in a slot."""
         role = self.staged.role_of(event.stage)
         if event.unit is None:
             return Label(role.slots[buffer].name, event.name, role.name, self._word(event))

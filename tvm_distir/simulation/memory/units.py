@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -182,7 +183,7 @@ class UnitLevels:
         at = self.level(unit, death)[0].at
         first = len(unit.inputs)
         made = -1
-        named = dict(labels)
+        named, lasts = dict(labels), _lasts(unit, death)
         for number, use, _ in self.uses(unit, death):
             if number > max(at, 0):
                 break
@@ -207,7 +208,7 @@ class UnitLevels:
             for buffer, size in enumerate(unit.sizes):
                 dead = buffer in death.buffers
                 there = dead if buffer < first else buffer <= made
-                over = dead and self._last(unit, death, buffer) < at
+                over = dead and lasts[buffer] < at
                 if there and not over and buffer not in handed and size:
                     yield Held(named[buffer], death.roles[buffer], size)
 
@@ -217,24 +218,28 @@ class UnitLevels:
         use = next(use for number, use, _ in self.uses(unit, death) if number == at)
         return self.framework.moment(use)
 
-    def _last(self, unit: Unit, death: Death, buffer: int) -> int:
-        return max(last for one, last in zip(death.same, unit.last, strict=True) if one == buffer)
-
     def uses(self, unit: Unit, death: Death) -> Iterator[tuple[int, Use, list[int]]]:
         """Number of each part, how it runs, and what is freed behind it."""
         dying: dict[int, list[int]] = {}
-        lasts: dict[int, int] = {}
-        for one, last in zip(death.same, unit.last, strict=True):
-            lasts[one] = max(last, lasts.get(one, last))
+        lasts = _lasts(unit, death)
         for buffer in death.buffers:
             dying.setdefault(lasts[buffer], []).append(buffer)
         for number, part in enumerate(unit.parts):
             lives = self.framework.lives[part.function]
             reads = [death.same[b] if b >= 0 else b for b in part.reads]
             dead, owned = dying.get(number, []), []
+            here, times, given = set(dead), Counter(reads), set(lives.results)
             for param, buffer in enumerate(reads):
-                if buffer in dead and reads.count(buffer) == 1 and param not in lives.results:
+                if buffer in here and times[buffer] == 1 and param not in given:
                     owned.append((param, death.roles[buffer], unit.sizes[buffer]))
             gone = {reads[param] for param, _, _ in owned}
             use = Use(part.function, tuple(owned), part.given)
             yield number, use, [buffer for buffer in dead if buffer not in gone]
+
+
+def _lasts(unit: Unit, death: Death) -> dict[int, int]:
+    """By buffer, the first of its instance, the part that reads it last."""
+    lasts: dict[int, int] = {}
+    for one, last in zip(death.same, unit.last, strict=True):
+        lasts[one] = max(last, lasts.get(one, last))
+    return lasts
