@@ -3,10 +3,10 @@
 """From the file of an exported program to the predicted step: the steps that DistIR was timed on.
 
 A row is a model, on a mesh of data parallelism (D), tensor parallelism (H) and stages (P), in K
-micro-batches, as the table of DistIR's paper has them: an MLP of batch 8192, and GPT-2 and GPT-3
-175B of sequence 8, batch 64. What was measured there are forward parts, here they are training
-steps, whose programs hold more. The second table is one model on ever more devices. CPU seconds;
-modules are made before the clock starts.
+micro-batches, as DistIR was timed on them: an MLP of batch 8192, and GPT-2 and GPT-3 175B of
+sequence 8, batch 64. Its GPTs run forward, here all rows are training steps, whose programs hold
+more. The second table is one model on ever more devices. CPU seconds; modules are made before the
+clock starts.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def lowered(row: Row) -> Any:
 
 
 def on_devices(count: int) -> Any:
-    """A forward part of GPT-2 of fixed work per device, at level 5."""
+    """The forward part of GPT-3 175B with fixed work per device, at level 5."""
     data = count // TENSOR
     mod = td.zoo.gpt(size="gpt3-175b", batch=data, seq=2048)
     return td.distribute(mod, make_plan(mod, "data_parallel+megatron", {"dp": data, "tp": TENSOR}))

@@ -61,10 +61,12 @@ def _run(arguments: argparse.Namespace, axes: dict[str, int] | None, outputs: Ou
     found = analyse(arguments, axes, keep=folder is not None)
     work, program, result = found.work, found.program, found.result
     analysis = advised(found.analysis, work, program, arguments, axes)
-    from ..report import check_fits, to_dict, to_html, to_json, to_text, to_verdict
+    from ..report import check_fits, to_dict, to_json, to_text, to_verdict
 
     data = to_json(to_dict(analysis))
     if report is not None or folder is not None:
+        from ..report import to_html
+
         page = to_html(analysis)
         outputs.add(report, page)
         if folder is not None:

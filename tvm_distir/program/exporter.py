@@ -28,7 +28,6 @@ from .body import FunctionExporter
 from .callees import with_callees
 from .parts import Entry, Function, Mesh
 from .program import Program
-from .staging import export_stages
 from .training import state_names, updates, with_gradients
 
 
@@ -61,6 +60,8 @@ def export(mod: ir.IRModule) -> Program:
     """
     entries, pipeline = _entry_functions(mod), Pipeline.of(mod)
     if pipeline is not None:
+        from .staging import export_stages  # loaded for steps in stages alone
+
         return export_stages(mod, pipeline)
     families = {entry_family(name) for name in entries}
     if len(families) > 1:

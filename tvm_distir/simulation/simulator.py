@@ -21,7 +21,6 @@ from .laps import Laps
 from .memory import ALLOCATORS, EntryMemory, Framework, entry_memory
 from .planned import with_plan
 from .result import Result
-from .staged import simulate_stages
 from .timeline import Timeline, seconds
 
 
@@ -106,6 +105,8 @@ def simulate(
                 place="program",
                 remedy="Write it out with ExpandSchedule, then export it.",
             )
+        from .staged import simulate_stages  # loaded for steps in stages alone
+
         result = simulate_stages(program, program.staged, system, engine, blocking, contention)
         return result if allocator == "framework" else with_plan(result, program)
     if contention:

@@ -14,7 +14,6 @@ from ...ir import is_private, param_names, relax_functions, training_notes
 from ...plan import data_positions, plain_name
 from ...schedules import Schedule
 from ...system import System
-from .automatic import decided
 from .batch_norms import without_statistics
 from .dropouts import with_streams
 from .fixed import warn_of_constants
@@ -23,8 +22,6 @@ from .objective import TARGETS, unfit
 from .parameters import Parameters
 from .recipe import check_functions, recipe_of
 from .recompute import Auto
-from .staged import StagedStep
-from .staged_automatic import decided_in_stages
 from .writing import StepWriter
 
 
@@ -158,11 +155,17 @@ def train_step(
 
     auto = recipe.recompute
     if stages is not None:
+        from .staged import StagedStep  # loaded for steps in stages alone
+
         if isinstance(auto, Auto):
+            from .staged_automatic import decided_in_stages
+
             plain = StagedStep(params(), recipe, Functions(mod), stages).run(given.attrs)
             recipe = replace(recipe, recompute=decided_in_stages(plain, recipe, auto))
         return StagedStep(params(), recipe, functions, stages).run(given.attrs).module
     if isinstance(auto, Auto):
+        from .automatic import decided
+
         trial = StepWriter(params(), recipe, Functions(mod))
         recipe = replace(recipe, recompute=decided(trial, auto))
     step = StepWriter(params(), recipe, functions)
