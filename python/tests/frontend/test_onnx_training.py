@@ -14,15 +14,46 @@ import tvm_distir as td
 from tvm_distir.frontend.onnx.optimizers import DOMAIN
 from tvm_distir.runtime import Reference
 
-STATES = {"Adam": "vh", "Momentum": "v", "Adagrad": "h"}
+STATES = {"Adam": "vh", "Momentum": "v", "Adagrad": "h", "plain": "vh"}
 OPTIMIZERS = [
     ("Adam", {}),
     ("Adam", {"norm_coefficient": 0.1, "norm_coefficient_post": 0.01, "alpha": 0.8, "beta": 0.9}),
     ("Momentum", {"alpha": 0.9, "beta": 0.5, "norm_coefficient": 0.0, "mode": "standard"}),
     ("Momentum", {"alpha": 0.9, "beta": 0.5, "norm_coefficient": 0.2, "mode": "nesterov"}),
     ("Adagrad", {"decay_factor": 0.1, "norm_coefficient": 0.05}),
+    ("plain", {"alpha": 0.8, "beta": 0.9}),
 ]
 BATCH, WIDE, HIDDEN, CLASSES = 8, 12, 16, 6
+
+
+def plain_adam(weights: list[str], alpha: float, beta: float) -> list[onnx.NodeProto]:
+    """Adam (Kingma and Ba, 2015) in ONNX's own operators; its counter comes back, too."""
+    node, nodes = helper.make_node, []
+    for name, value in (("a", alpha), ("b", beta), ("one", 1.0), ("tiny", 1e-8)):
+        number = numpy_helper.from_array(np.array(value, np.float32), name)
+        nodes.append(node("Constant", [], [f"k_{name}"], value=number))
+    more = numpy_helper.from_array(np.array(1), "more")
+    nodes.append(node("Constant", [], ["k_more"], value=more))
+    nodes.append(node("Add", ["count", "k_more"], ["count_new"]))
+    nodes.append(node("Cast", ["count_new"], ["t"], to=TensorProto.FLOAT))
+    for kind in "ab":
+        nodes.append(node("Pow", [f"k_{kind}", "t"], [f"gone_{kind}"]))
+        nodes.append(node("Sub", ["k_one", f"gone_{kind}"], [f"seen_{kind}"]))
+        nodes.append(node("Sub", ["k_one", f"k_{kind}"], [f"part_{kind}"]))
+    for w in weights:
+        nodes.append(node("Mul", [f"d_{w}", f"d_{w}"], [f"square_{w}"]))
+        for state, kind, made in (("v", "a", "d"), ("h", "b", "square")):
+            one, other, new = f"{state}_old_{w}", f"{state}_add_{w}", f"{state}_{w}_new"
+            nodes.append(node("Mul", [f"{state}_{w}", f"k_{kind}"], [one]))
+            nodes.append(node("Mul", [f"{made}_{w}", f"part_{kind}"], [other]))
+            nodes.append(node("Add", [one, other], [new]))
+            nodes.append(node("Div", [new, f"seen_{kind}"], [f"{state}_hat_{w}"]))
+        nodes.append(node("Sqrt", [f"h_hat_{w}"], [f"root_{w}"]))
+        nodes.append(node("Add", [f"root_{w}", "k_tiny"], [f"below_{w}"]))
+        nodes.append(node("Div", [f"v_hat_{w}", f"below_{w}"], [f"way_{w}"]))
+        nodes.append(node("Mul", ["rate", f"way_{w}"], [f"move_{w}"]))
+        nodes.append(node("Sub", [w, f"move_{w}"], [f"{w}_new"]))
+    return nodes
 
 
 def step_of(optimizer: str, options: dict) -> onnx.ModelProto:
@@ -59,7 +90,11 @@ def step_of(optimizer: str, options: dict) -> onnx.ModelProto:
     names += [f"{kind}_{n}" for kind in STATES[optimizer] for n in shapes]
     results = [*shapes, *(f"{kind}_{n}" for kind in STATES[optimizer] for n in shapes)]
     outputs = [f"{name}_new" for name in results]
-    nodes.append(node(optimizer, ["rate", "count", *names], outputs, domain=DOMAIN, **options))
+    if optimizer == "plain":
+        nodes += plain_adam([*shapes], **options)
+    else:
+        step = ["rate", "count", *names]
+        nodes.append(node(optimizer, step, outputs, domain=DOMAIN, **options))
     value = helper.make_tensor_value_info
     graph = helper.make_graph(
         nodes,
@@ -73,6 +108,7 @@ def step_of(optimizer: str, options: dict) -> onnx.ModelProto:
         [
             value("loss", TensorProto.FLOAT, []),
             *(value(f"{n}_new", TensorProto.FLOAT, stored[n].shape) for n in results),
+            *([value("count_new", TensorProto.INT64, [])] if optimizer == "plain" else []),
         ],
         [numpy_helper.from_array(np.asarray(v, np.float32), n) for n, v in stored.items()],
     )
@@ -131,3 +167,15 @@ def test_states_of_a_step_are_stored_in_parts(optimizer, options, tmp_path):
     io = dist["main"].attrs["dist.io"]["inputs"]
     states = {f"{kind}_{n}" for kind in STATES[optimizer] for n in ("w1", "w2")}
     assert {str(i["name"]) for i in io if str(i["placement"]) == "S[0]"} == {"x", "y", *states}
+
+
+def test_states_of_a_plain_step_are_recognised(tmp_path):
+    """An average of gradients, one of their squares, and what counts; by values alone."""
+    onnx.save(step_of("plain", {"alpha": 0.9, "beta": 0.999}), tmp_path / "step.onnx")
+    mod = td.load_model(str(tmp_path / "step.onnx")).mod
+    said = mod["main"].attrs["dist.training"]
+    assert {str(k): [*map(str, v)] for k, v in said["states"].items()} == {
+        "w1": ["v_w1", "h_w1"],
+        "w2": ["v_w2", "h_w2"],
+    }
+    assert [*map(str, said["counters"])] == ["count"]
