@@ -17,7 +17,7 @@ import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.errors import ModelError, PropagationError
 from tvm_distir.frontend import load_weights
-from tvm_distir.runtime import entries
+from tvm_distir.runtime import Reference, entries
 
 RNG = np.random.default_rng(0)
 
@@ -196,6 +196,35 @@ def test_constants_may_come_to_infinities_without_a_word() -> None:
     x = np.full((4, 2), -3, "float32")
     (got,) = td.run(td.distribute(mod, plan_of("S[0]")), [x], engine="virtual")
     np.testing.assert_array_equal(got, np.tile([-3, 0], (4, 1)))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"value_float": 0.5},
+        {"value_floats": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]},
+        {"value_int": 3},
+        {"value_ints": [2, 1, 0, -1, -2, 4]},
+    ],
+    ids=str,
+)
+def test_constants_that_are_no_tensors(given: dict[str, Any], tmp_path: Any) -> None:
+    whole = "int" in next(iter(given))
+    kind = TensorProto.INT64 if whole else TensorProto.FLOAT
+    nodes = [
+        helper.make_node("Constant", [], ["k"], **given),
+        helper.make_node("Add", ["x", "k"], ["y"]),
+    ]
+    ends = [helper.make_tensor_value_info(name, kind, (4, 6)) for name in "xy"]
+    graph = helper.make_graph(nodes, "constants", ends[:1], ends[1:])
+    opsets = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    onnx.save(model, tmp_path / "m.onnx")
+    x = RNG.integers(-4, 5, (4, 6)).astype("int64" if whole else "float32")
+    (found,) = Reference(td.load_model(str(tmp_path / "m.onnx")).mod).run([x])
+    (expected,) = ReferenceEvaluator(model).run(None, {"x": x})
+    np.testing.assert_array_equal(found, expected)
+    assert found.dtype == expected.dtype
 
 
 def test_topk_in_any_order_comes_in_sorted() -> None:

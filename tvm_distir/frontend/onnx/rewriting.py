@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from .optimizers import updates
 
@@ -15,7 +16,7 @@ def rewritten(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
     TVM's importer would stack the operands of a Sum: it becomes Adds. It refuses a TopK that
     leaves the order open, for which any order is right: it becomes a sorted one. It knows no
-    optimizers: these are written out.
+    optimizers: these are written out; and of constants tensors only, not numbers and lists.
     """
     written = updates(node)
     if written is not None:
@@ -26,7 +27,23 @@ def rewritten(node: onnx.NodeProto) -> list[onnx.NodeProto]:
         return _added(node)
     if node.op_type == "TopK":
         return [_with_ints(node, sorted=1)]
+    if node.op_type == "Constant":
+        return [_as_tensor(node)]
     return [node]
+
+
+_NUMBERS = {"value_float": "float32", "value_int": "int64"}
+
+
+def _as_tensor(node: onnx.NodeProto) -> onnx.NodeProto:
+    """Return a constant whose value is a tensor, if it is a number or a list of them."""
+    for attribute in node.attribute:
+        kind = _NUMBERS.get(attribute.name.removesuffix("s"))
+        if kind is not None:
+            value = np.array(helper.get_attribute_value(attribute), kind)
+            tensor = numpy_helper.from_array(value, node.output[0])
+            return helper.make_node("Constant", [], [*node.output], name=node.name, value=tensor)
+    return node
 
 
 def _added(node: onnx.NodeProto) -> list[onnx.NodeProto]:
