@@ -4,7 +4,8 @@
 """Hold what layers say of whole spaces of plans against every plan in them.
 
 Usage: scripts/prove_outlook.py [--cuts N] [--spaces N]
-Random layers: cuts into stages, each within its memory, against all cuts; and of four spaces
+Random layers: cuts into stages, each within its memory, against all cuts, also where stages are on
+meshes of several kinds, which together have all devices; and of four spaces
 (devices, layers) the best choice of mesh, micro-batch, stages, ZeRO, recomputation and cut against
 all of them, by arithmetic of its own. Exits with 1 where anything differs.
 """
@@ -25,7 +26,7 @@ import numpy.typing as npt
 import tvm_distir as td
 from tvm_distir.searching import Candidate, Constraints
 from tvm_distir.searching.candidates import Enumeration
-from tvm_distir.searching.cuts import cut
+from tvm_distir.searching.cuts import cut, shared_out
 from tvm_distir.searching.layers import Layers
 from tvm_distir.searching.outlook import ZERO, Outlooks
 from tvm_distir.searching.prices import MeshPrices
@@ -57,6 +58,51 @@ def cuts(count: int) -> int:
         wrong += best != min(fitting, default=None)
     print(f"{count} cuts into stages, {none} without one that fits: {wrong} differ")
     return wrong
+
+
+def shares(count: int) -> int:
+    """Cuts into stages on meshes of several kinds against all of them; how many differ."""
+    rng, wrong, none = random.Random(1), 0, 0
+    for _ in range(count):
+        layers, parts = rng.randint(3, 7), rng.randint(1, 3)
+        sizes = [rng.choice((1, 2, 3, 4)) for _ in range(rng.randint(1, 4))]
+        devices = sum(rng.choice(sizes) for _ in range(parts))
+        times = [[rng.randint(1, 50) for _ in range(layers)] for _ in sizes]
+        needs = [[[rng.randint(0, 9) for _ in range(layers)] for _ in sizes] for _ in range(parts)]
+        many, room = rng.randint(1, 6), rng.randint(3, 40)
+        best = min(_steps(times, sizes, needs, devices, many, room), default=None)
+        none += best is None
+        found = shared_out(times, sizes, needs, devices, many, room)
+        wrong += (None if found is None else found[0]) != best
+        if found is not None:
+            step, stages = found
+            own = [sum(times[kind][i] for i in group) for group, kind in stages]
+            whole = [i for group, _ in stages for i in group] == list(range(layers))
+            used = sum(sizes[kind] for _, kind in stages)
+            wrong += (many - 1) * max(own) + sum(own) != step or not whole or used != devices
+    print(
+        f"{count} cuts into stages with device counts, {none} without one that fits: {wrong} differ"
+    )
+    return wrong
+
+
+def _steps(
+    times: list[list[int]],
+    sizes: list[int],
+    needs: list[list[list[int]]],
+    devices: int,
+    many: int,
+    room: int,
+) -> Iterator[int]:
+    """Time of the step of each way to cut layers, and to give their stages kinds of mesh."""
+    count, parts = len(times[0]), len(needs)
+    for ends in itertools.combinations(range(1, count), parts - 1):
+        pairs = list(itertools.pairwise((0, *ends, count)))
+        for kinds in itertools.product(range(len(sizes)), repeat=parts):
+            kept = [sum(row[k][a:b]) for row, k, (a, b) in zip(needs, kinds, pairs, strict=True)]
+            if sum(sizes[k] for k in kinds) == devices and max(kept) <= room:
+                own = [sum(times[k][a:b]) for k, (a, b) in zip(kinds, pairs, strict=True)]
+                yield (many - 1) * max(own) + sum(own)
 
 
 def _ways(count: int, parts: int) -> Iterator[list[tuple[int, int]]]:
@@ -163,7 +209,8 @@ def main() -> int:
     parser.add_argument("--cuts", type=int, default=300)
     parser.add_argument("--spaces", type=int, default=len(SPACES))
     options = parser.parse_args()
-    wrong = cuts(options.cuts) + sum(space(*one) for one in SPACES[: options.spaces])
+    wrong = cuts(options.cuts) + shares(options.cuts)
+    wrong += sum(space(*one) for one in SPACES[: options.spaces])
     print(f"{wrong} differences")
     return 1 if wrong else 0
 

@@ -61,6 +61,12 @@ def add_parser(commands: Any) -> None:
         "--chunks", metavar="1,2", default="1", help="stages per rank, where there are stages (1)"
     )
     parser.add_argument(
+        "--stage-devices",
+        metavar="any",
+        default="equal",
+        help="equal, or any: also stages on meshes of different sizes and shapes (equal)",
+    )
+    parser.add_argument(
         "--recompute",
         metavar="none,full",
         default="none,selective,full",
@@ -146,13 +152,14 @@ def constraints_of(arguments: argparse.Namespace) -> Any:
         ),
         chunks=tuple(parse_count(word, "--chunks") for word in _names(arguments.chunks)),
         recompute=_names(arguments.recompute),
+        stage_devices=arguments.stage_devices,
     )
 
 
 _SETTINGS = (
     *("model", "devices", "batch", "dim", "train", "loss", "optimizer", "clip", "loss_scale"),
     *("master", "freeze", "memory", "axes", "max", "fix", "inside_node", "micro_batch"),
-    *("chunks", "recompute", "gap", "margin"),
+    *("chunks", "stage_devices", "recompute", "gap", "margin"),
 )
 """Options that prices depend on, for a search that goes on later."""
 

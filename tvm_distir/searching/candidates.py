@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ..errors import UsageError, nearest
+from ..errors import UsageError, nearest, shortened
 from ..plan import DEFAULT_MESH, MeshSpec, Plan, PlanRule
 from ..schedules import Schedule
 from ..system import System
@@ -18,6 +19,13 @@ STAGES = "pp"
 
 BATCH = "dp"
 """Name of the axis along which a micro-batch is taken to be cut."""
+
+
+Axes = tuple[tuple[str, int], ...]
+"""Of a mesh, sizes above 1 only; one axis at least."""
+
+EQUAL, ANY = "equal", "any"
+"""Whether all stages have meshes alike, or may have different ones."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,9 @@ class Constraints:
         Stages per rank (1: schedule ``1f1b``, more: ``interleaved``).
     recompute : tuple of str
         Policies of recomputation, tried in turn until one fits.
+    stage_devices : str
+        ``equal``, or ``any``: also pipelines whose stages have different meshes, which no plan
+        to keep can be given for.
     """
 
     axes: tuple[str, ...] = ("dp", "tp")
@@ -51,8 +62,23 @@ class Constraints:
     micro_batches: tuple[int, ...] = (1, 2, 4)
     chunks: tuple[int, ...] = (1,)
     recompute: tuple[str, ...] = ("none",)
+    stage_devices: str = EQUAL
 
     def __post_init__(self) -> None:
+        if self.stage_devices not in (EQUAL, ANY):
+            raise UsageError(
+                "DIST0152",
+                f'"{shortened(self.stage_devices)}" is neither {EQUAL} nor {ANY}',
+                place="stage_devices",
+                remedy=nearest(self.stage_devices, (EQUAL, ANY)),
+            )
+        if self.stage_devices == ANY and self.keep is not None:
+            raise UsageError(
+                "DIST0151",
+                "a plan to keep names placements on one mesh, and stages may have several",
+                place="stage_devices",
+                remedy=f'Leave out the plan, or say "{EQUAL}".',
+            )
         kept = [name for mesh in (self.keep.meshes if self.keep else ()) for name in mesh.axes]
         for option, names in (
             ("most", self.most),
@@ -77,16 +103,22 @@ class Candidate:
     Attributes
     ----------
     axes : tuple of (str, int)
-        Of the mesh of one stage, sizes above 1 only; one axis at least.
+        Of the mesh of one stage; of the first, where they differ.
     stages, micro_batches, chunks : int
     recompute : str
+    ranks : tuple of tuple
+        Per rank the axes of its mesh, where they differ.
+    cuts : tuple of str
+        Names of the values that end a stage; empty: by cost.
     """
 
-    axes: tuple[tuple[str, int], ...]
+    axes: Axes
     stages: int = 1
     micro_batches: int = 1
     chunks: int = 1
     recompute: str = "none"
+    ranks: tuple[Axes, ...] = ()
+    cuts: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -97,7 +129,11 @@ class Candidate:
     def words(self) -> tuple[str, ...]:
         """The choice, number by number."""
         said = [f"{STAGES}={self.stages}"] if self.stages > 1 else []
-        said += [f"{name}={size}" for name, size in self.axes]
+        if self.ranks:
+            said += ["|".join("*".join(f"{name}={n}" for name, n in axes) for axes in self.ranks)]
+        else:
+            said += [f"{name}={size}" for name, size in self.axes]
+        said += [f"cuts={'/'.join(self.cuts)}"] if self.cuts else []
         if self.schedule is not None:
             said += [f"micro_batches={self.micro_batches}"]
         if self.chunks > 1:
@@ -105,9 +141,32 @@ class Candidate:
         return (*said, *([f"recompute={self.recompute}"] if self.recompute != "none" else []))
 
     @property
+    def devices(self) -> int:
+        """Of one stage; of the first, where they differ."""
+        return math.prod(size for _, size in self.axes)
+
+    @property
     def mesh(self) -> MeshSpec:
-        """Mesh of one stage."""
+        """Mesh of one stage; of the first, where they differ."""
         return MeshSpec(DEFAULT_MESH, dict(self.axes))
+
+    @property
+    def meshes(self) -> tuple[MeshSpec, ...]:
+        """Each kind of mesh once, where the first rank that has it lies.
+
+        Large ones come first, so that each begins at a multiple of its size.
+        """
+        if not self.ranks:
+            return (self.mesh,)
+        found, start = [], 0
+        for number, axes in enumerate(self._kinds):
+            found.append(MeshSpec(f"mesh{number}", dict(axes), start=start))
+            start += math.prod(size for _, size in axes) * self.ranks.count(axes)
+        return tuple(found)
+
+    @property
+    def _kinds(self) -> list[Axes]:
+        return sorted(set(self.ranks), key=lambda axes: (-math.prod(n for _, n in axes), axes))
 
     @property
     def schedule(self) -> Schedule | None:
@@ -115,7 +174,8 @@ class Candidate:
         if self.stages == 1 and self.micro_batches == 1:
             return None
         kind = "interleaved" if self.chunks > 1 else "1f1b"
-        return Schedule(kind, self.stages, self.micro_batches, self.chunks)
+        names = tuple([f"mesh{self._kinds.index(axes)}" for axes in self.ranks])
+        return Schedule(kind, self.stages, self.micro_batches, self.chunks, self.cuts, meshes=names)
 
     def completed(self, plan: Plan) -> Plan:
         """A plan of placements with what else the candidate chooses."""
@@ -161,7 +221,7 @@ class Enumeration:
         seen: set[Candidate] = set()  # without the names of axes, which mean nothing
         for sizes in factorisations(self.devices, len(names)):
             chosen = dict(zip(names, sizes, strict=True))
-            if not self._allowed(chosen):
+            if not self.allows(chosen):
                 self.excluded["constraint"] += 1
                 continue
             for found in self._in_micro_batches(chosen):
@@ -175,10 +235,11 @@ class Enumeration:
         names = [n for n in self.constraints.axes if n != STAGES]
         for sizes in factorisations(self.devices, len(names)):
             chosen = dict(zip(names, sizes, strict=True))
-            if self._allowed(chosen):
+            if self.allows(chosen):
                 yield {name: size for name, size in chosen.items() if size > 1} or {BATCH: 1}
 
-    def _allowed(self, chosen: Mapping[str, int]) -> bool:
+    def allows(self, chosen: Mapping[str, int]) -> bool:
+        """Whether constraints allow sizes of axes, by name; others have one device."""
         rules, node = self.constraints, self.system.intra_node.devices_per_node
         if any(chosen.get(name, 1) > size for name, size in rules.most.items()):
             return False

@@ -1,12 +1,16 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Layers into stages: the dearest stage as cheap as can be, each within the memory of its rank."""
+"""Layers into stages, each within the memory of its rank, so that a step takes least."""
 
 from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 
 def cut(
@@ -67,3 +71,117 @@ def _filled(
         found.append(range(begin, end))
         begin = end
     return found if begin == count else None
+
+
+class Share(NamedTuple):
+    """What a stage has: layers, and the number of the kind of mesh it is on."""
+
+    layers: range
+    kind: int
+
+
+def shared_out(
+    times: Sequence[Sequence[int]],
+    sizes: Sequence[int],
+    needs: Sequence[Sequence[Sequence[int]]],
+    devices: int,
+    micro_batches: int,
+    room: int,
+) -> tuple[int, list[Share]] | None:
+    """Cut a sequence into stages on meshes of some kinds, so that a step takes least.
+
+    A step takes ``(M - 1) * dearest + sum`` over its stages. For each time that the dearest may
+    take, in ascending order, the least sum follows stage by stage over layers and devices that are
+    used; no more of them are tried once the times alone make the step longer than the best.
+
+    Parameters
+    ----------
+    times : sequence of sequence of int
+        Per kind of mesh, of each layer.
+    sizes : sequence of int
+        Devices of each kind of mesh.
+    needs : sequence of sequence of sequence of int
+        Per stage and kind of mesh, bytes of each layer; their number is that of the stages.
+    devices : int
+        All are used.
+    micro_batches : int
+    room : int
+        Bytes that a stage may take on a device.
+
+    Returns
+    -------
+    (int, list of Share), or None
+        The time of a step, and its stages; none is empty. None where no cut fits.
+    """
+    count = len(times[0])
+    spans = [np.subtract.outer(at, at).T for at in map(np.array, map(_sums, times))]
+    held = [[np.subtract.outer(at, at).T <= room for at in map(np.array, map(_sums, row))]
+            for row in needs]  # fmt: skip
+    later = np.triu(np.ones((count + 1, count + 1), bool), 1)
+    taken = sorted({int(x) for span in spans for x in span[later]})
+    find = _Finder(spans, [[fits & later for fits in row] for row in held], sizes, devices)
+    least, _ = find.within(taken[-1])
+    if least is None:
+        return None
+    low, high = 0, len(taken) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if find.within(taken[middle])[0] is None:
+            low = middle + 1
+        else:
+            high = middle
+    best: tuple[int, list[Share]] | None = None
+    for most in taken[low:]:
+        if best is not None and (micro_batches - 1) * most + least >= best[0]:
+            break
+        total, shares = find.within(most)
+        assert total is not None
+        step = (micro_batches - 1) * most + total
+        if best is None or step < best[0]:
+            best = step, shares
+    return best
+
+
+class _Finder:
+    """The least sum of stages' times, each at most so much."""
+
+    def __init__(
+        self,
+        spans: Sequence[npt.NDArray[np.int64]],
+        fits: Sequence[Sequence[npt.NDArray[np.bool_]]],
+        sizes: Sequence[int],
+        devices: int,
+    ) -> None:
+        self.spans, self.fits, self.sizes, self.devices = spans, fits, sizes, devices
+
+    def within(self, most: int) -> tuple[int | None, list[Share]]:
+        """The least sum, and its stages; None where there are none."""
+        count, none = len(self.spans[0]) - 1, np.iinfo(np.int64).max // 4
+        sums = np.full((count + 1, self.devices + 1), none)  # by layers done and devices used
+        sums[0, 0] = 0
+        came: list[npt.NDArray[np.int64]] = []
+        for fits in self.fits:
+            after = np.full_like(sums, none)
+            source = np.full((*sums.shape, 2), -1)
+            for kind, (span, size) in enumerate(zip(self.spans, self.sizes, strict=True)):
+                if size > self.devices:
+                    continue
+                price = np.where(fits[kind] & (span <= most), span, none)
+                # (from, to, devices used before)
+                reached = sums[:, None, : self.devices + 1 - size] + price[:, :, None]
+                begin, value = reached.argmin(0), reached.min(0)
+                better = value < after[:, size:]
+                after[:, size:][better] = value[better]
+                source[:, size:, 0][better] = begin[better]
+                source[:, size:, 1][better] = kind
+            came.append(source)
+            sums = np.minimum(after, none)
+        if sums[count, self.devices] >= none:
+            return None, []
+        shares: list[Share] = []
+        end, used = count, self.devices
+        for source in reversed(came):
+            begin, kind = map(int, source[end, used])
+            shares.append(Share(range(begin, end), kind))
+            end, used = begin, used - self.sizes[kind]
+        return int(sums[count, self.devices]), shares[::-1]

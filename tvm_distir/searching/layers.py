@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
 from tvm import ir
@@ -67,28 +66,45 @@ class Tables:
     def __init__(self, source: Source, system: System) -> None:
         self.source, self.system = source, system
         self._known: dict[tuple[object, ...], Layers | None] = {}
-        self._functions: dict[tuple[int, str], list[str]] = {}
-        self.depth = _depth(source.forward(1))
+        self._functions: dict[tuple[object, ...], list[str]] = {}
+        self.ends = _ends(source.forward(1))
+        """Names of the values of ``main`` that the layers give."""
 
-    def of(self, one: Candidate) -> Layers | None:
-        """The table of a candidate; None where its layers cannot be told apart."""
+    @property
+    def depth(self) -> int:
+        """How many layers there are."""
+        return len(self.ends)
+
+    def of(self, one: Candidate, *, at_layers: bool = False) -> Layers | None:
+        """The table of a candidate; None where its layers cannot be told apart.
+
+        Parameters
+        ----------
+        one : Candidate
+        at_layers : bool
+            Whether a row is what ends with a layer, as cuts by name are; else what makes as many
+            stages even.
+        """
         batch, mesh = self.source.batch, dict(one.axes)
         parts = mesh.pop(BATCH, 1) * one.micro_batches
         if self.depth < 2 or batch is None or self.source.train is None:
             return None
         rows, most = max(1, batch // parts), -(-batch // parts)
         axes = tuple(mesh.items()) or ((BATCH, 1),)
-        key = (axes, rows, one.recompute)
+        cuts = tuple(self.ends[:-1]) if at_layers else ()
+        key = (axes, rows, one.recompute, cuts)
         if key not in self._known:
-            self._known[key] = self._made(dict(axes), batch // rows, one.recompute)
+            self._known[key] = self._made(dict(axes), batch // rows, one.recompute, cuts)
         table = self._known[key]
         if table is None or rows == most:
             return table
         times, stashes = [tuple([x * most // rows for x in column]) for column in table[:2]]
         return table._replace(times_ps=times, stashes_bytes=stashes)
 
-    def _made(self, mesh: dict[str, int], micro_batches: int, recompute: str) -> Layers | None:
-        schedule = Schedule("1f1b", self.depth, micro_batches)
+    def _made(
+        self, mesh: dict[str, int], micro_batches: int, recompute: str, cuts: tuple[str, ...]
+    ) -> Layers | None:
+        schedule = Schedule("1f1b", self.depth, micro_batches, cuts=cuts)
         try:
             step = self.source.module(schedule, recompute)
             labelled = label(step, MeshSpec("mesh0", mesh), self.system, gap=ROUGH)
@@ -96,7 +112,7 @@ class Tables:
             raise
         except DistIRError:  # what cannot be cut so, or refuses these devices, has no table
             return None
-        key = (micro_batches, recompute)
+        key = (micro_batches, recompute, cuts)
         if key not in self._functions:
             pipeline = Pipeline.of(step)
             assert pipeline is not None
@@ -148,11 +164,10 @@ def stash_bytes(labelled: Labelling, entry: str) -> int:
     return found
 
 
-def _depth(model: ir.IRModule) -> int:
-    """How often the function is called that is called most."""
-    calls = Counter(
-        str(b.value.op.name_hint)
-        for b in all_bindings(model["main"].body)
-        if isinstance(getattr(b, "value", None), ir.Call) and isinstance(b.value.op, ir.GlobalVar)
-    )
-    return max(calls.values(), default=0)
+def _ends(model: ir.IRModule) -> list[str]:
+    """Names of what the function gives that is called most, call by call."""
+    calls: dict[str, list[str]] = {}
+    for b in all_bindings(model["main"].body):
+        if isinstance(getattr(b, "value", None), ir.Call) and isinstance(b.value.op, ir.GlobalVar):
+            calls.setdefault(str(b.value.op.name_hint), []).append(str(b.var.name))
+    return max(calls.values(), key=len, default=[])

@@ -141,9 +141,7 @@ class Outlooks:
         parts = mesh.get(BATCH, 1)
         if parts == 1:
             return step_ps
-        if one.axes not in self._prices:
-            self._prices[one.axes] = MeshPrices(self.system, one.mesh.device_mesh())
-        price, axis = self._prices[one.axes].collective_ps, list(mesh).index(BATCH)
+        price, axis = self._prices_of(one).collective_ps, list(mesh).index(BATCH)
         if zero == 1:
             return step_ps + price("all_reduce", weights, axis)
         gather = price("all_gather", weights, axis)
@@ -151,6 +149,18 @@ class Outlooks:
         if zero == 2:
             return max(step_ps, one.micro_batches * sent) + gather
         return max(step_ps, one.micro_batches * (2 * gather + sent))
+
+    def reduced_ps(self, one: Candidate, weights: int) -> int:
+        """Time of summing gradients along the axis of the batch."""
+        mesh = dict(one.axes)
+        if mesh.get(BATCH, 1) == 1:
+            return 0
+        return self._prices_of(one).collective_ps("all_reduce", weights, list(mesh).index(BATCH))
+
+    def _prices_of(self, one: Candidate) -> MeshPrices:
+        if one.axes not in self._prices:
+            self._prices[one.axes] = MeshPrices(self.system, one.mesh.device_mesh())
+        return self._prices[one.axes]
 
 
 def in_flight(one: Candidate, rank: int) -> int:

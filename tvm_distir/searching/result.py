@@ -65,6 +65,8 @@ class Row:
         return {
             "key": one.key,
             "mesh": dict(one.axes),
+            **({"meshes": [dict(axes) for axes in one.ranks]} if one.ranks else {}),
+            **({"cuts": list(one.cuts)} if one.cuts else {}),
             "stages": one.stages,
             "micro_batches": one.micro_batches,
             "chunks": one.chunks,

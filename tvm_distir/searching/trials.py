@@ -91,11 +91,11 @@ class Trials:
     def _solved(
         self, candidate: Candidate, least_s: float, likely_s: float | None
     ) -> tuple[Row, Plan, Result]:
-        schedule, mesh = candidate.schedule, candidate.mesh
+        schedule = candidate.schedule
         module = self.source.module(schedule, candidate.recompute)
-        fixed = kept_rules(self.constraints.keep, mesh)
+        fixed = self._fixed(candidate)
         labelled = label(
-            module, mesh, self.system, fixed=fixed, gap=self.gap, memory_bytes=self.limit
+            module, fixed.meshes, self.system, fixed=fixed, gap=self.gap, memory_bytes=self.limit
         )
         plan = candidate.completed(labelled.plan())
         result = simulate(export(self._distributed(module, plan)), self.system)
@@ -112,6 +112,12 @@ class Trials:
             result,
         )  # fmt: skip
 
+    def _fixed(self, candidate: Candidate) -> Plan:
+        """The rules that are to hold, with the meshes."""
+        if candidate.ranks:
+            return Plan(candidate.meshes)
+        return kept_rules(self.constraints.keep, candidate.mesh)
+
     def _distributed(self, module: ir.IRModule, plan: Plan) -> ir.IRModule:
         """A module as the command line distributes it by a plan that it is given."""
         if self.source.train is not None:
@@ -121,8 +127,8 @@ class Trials:
     def why(self, candidate: Candidate) -> tuple[Second, ...]:
         """What other placements of its weights would cost."""
         module = self.source.module(candidate.schedule, candidate.recompute)
-        fixed = kept_rules(self.constraints.keep, candidate.mesh)
-        labeller = labeller_of(module, candidate.mesh, self.system, fixed)
+        fixed = self._fixed(candidate)
+        labeller = labeller_of(module, fixed.meshes, self.system, fixed)
         labeller.run(self.gap, self.limit)
         return second_choices(labeller, self.gap)
 

@@ -11,12 +11,13 @@ from typing import NamedTuple
 from ..errors import InfeasibleError
 from ..system import Clock
 from .arithmetic import work_of_step
-from .candidates import Candidate, Enumeration
+from .candidates import ANY, Candidate, Enumeration
 from .contradictions import contradiction
 from .layers import Tables
 from .outlook import SURE, Outlook, Outlooks
 from .result import BOUND, ESTIMATE, Row
 from .trials import Trials
+from .uneven import Uneven
 
 
 class Waiting(NamedTuple):
@@ -64,7 +65,19 @@ class Queue:
             DIST0803 where there are none.
         """
         candidates, trials = list(enumeration), self.trials
-        if not candidates:
+        uneven = enumeration.constraints.stage_devices == ANY and enumeration.stages
+        work, clock = work_of_step(trials.source.module(None, "none")), Clock(trials.system)
+        if uneven or any(one.schedule is not None for one in candidates):
+            self._tables = Tables(trials.source, trials.system)
+        for one in candidates:
+            sizes = one.stages, one.micro_batches, one.chunks
+            self._push(one, work.least_s(clock, enumeration.devices, *sizes))
+        if uneven and self._tables is not None:
+            for one, outlook in Uneven(enumeration, self._tables, self._outlooks).candidates():
+                # of the devices' time together, each kernel takes what it takes on one of them
+                alone_s = work.least_s(clock, 1, 1, one.micro_batches)
+                self._wait(one, alone_s / enumeration.devices, outlook)
+        if not self._waiting:
             said = " and ".join(contradiction(enumeration))
             raise InfeasibleError(
                 "DIST0803",
@@ -72,12 +85,6 @@ class Queue:
                 place="search",
                 remedy="Leave out one of these.",
             )
-        work, clock = work_of_step(trials.source.module(None, "none")), Clock(trials.system)
-        if any(one.schedule is not None for one in candidates):
-            self._tables = Tables(trials.source, trials.system)
-        for one in candidates:
-            sizes = one.stages, one.micro_batches, one.chunks
-            self._push(one, work.least_s(clock, enumeration.devices, *sizes))
 
     def pop(self) -> Waiting:
         """Take the next one."""
@@ -129,8 +136,12 @@ class Queue:
         )
 
     def _push(self, candidate: Candidate, least_s: float) -> None:
-        table = None if self._tables is None else self._tables.of(candidate)
+        known = self._tables is not None and not candidate.ranks
+        table = self._tables.of(candidate) if known and self._tables else None
         outlook = None if table is None else self._outlooks.of(candidate, table)
+        self._wait(candidate, least_s, outlook)
+
+    def _wait(self, candidate: Candidate, least_s: float, outlook: Outlook | None) -> None:
         order_s = least_s if outlook is None else outlook.time_s
         heapq.heappush(self._waiting, Waiting(order_s, candidate.key, least_s, candidate, outlook))
 

@@ -26,6 +26,10 @@ def test_cuts_within_memory_are_as_even_as_can_be(proof):
     assert proof.cuts(40) == 0
 
 
+def test_stages_with_device_counts_take_the_least_of_all(proof):
+    assert proof.shares(300) == 0
+
+
 @pytest.mark.parametrize("share", [0.3, 0.6, 1.0])
 def test_the_best_of_a_space_is_that_of_all_its_plans(proof, share):
     assert proof.space(12, 7, 24, (1, 2), share) == 0

@@ -15,7 +15,8 @@ import tvm_distir as td
 from tvm_distir.errors import InfeasibleError, InternalError, UsageError
 from tvm_distir.plan import Plan
 from tvm_distir.searching import Constraints, Folder, search, trials
-from tvm_distir.searching.candidates import Enumeration, factorisations, kept_rules
+from tvm_distir.searching.candidates import Candidate, Enumeration, factorisations, kept_rules
+from tvm_distir.searching.uneven import Uneven
 
 
 def _gpt(batch: int):
@@ -316,3 +317,77 @@ class TestFolder:
         data = json.loads((tmp_path / "search.json").read_text())
         assert [row["time_s"] for row in data["plans"]] == [one.time_s for one in found.plans]
         assert [Plan.load(path) for path in paths[1:]] == [one.plan for one in found.plans]
+
+
+class TestStageDevices:
+    """Pipelines whose stages have different numbers of devices."""
+
+    @staticmethod
+    def model(batch: int):
+        return td.zoo.gpt(size="tiny", layers=4, batch=batch, vocab=4096)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def found(cls):
+        """The vocabulary is behind the last layer; a mesh of three devices is left out."""
+        rules = Constraints(
+            ("pp", "dp", "tp"), {"dp": 2, "tp": 2}, micro_batches=(1, 2), stage_devices="any"
+        )
+        return search(cls.model, 3, QUICK, batch=16, train=ADAM, constraints=rules, top=9)
+
+    def test_they_win_where_layers_are_uneven(self, found):
+        best = found.plans[0].row.candidate
+        assert [math.prod(n for _, n in axes) for axes in best.ranks] == [1, 2]
+        equal = [one for one in found.plans if not one.row.candidate.ranks]
+        assert equal and equal[0].time_s > found.plans[0].time_s
+
+    def test_the_plan_is_complete_and_runs_as_one_device(self, found):
+        best = found.plans[0]
+        given = Plan.from_dict(best.plan.to_dict())
+        assert [mesh.axes for mesh in given.meshes] == [{"tp": 2}, {"dp": 1}]
+        assert given.schedule.meshes == ("mesh1", "mesh0")
+        model = self.model(16 // given.schedule.micro_batches)
+        step = td.train_step(model, schedule=given.schedule, **ADAM)
+        plan = td.strategy.with_updates(step, given)
+        program = td.export(td.distribute(step, plan, system=QUICK))
+        assert td.simulate(program, QUICK).time_s == best.time_s
+        report = td.verify(step, plan, engine="threads")
+        assert report.equal
+        kinds = {one.kind for one in report.collectives}
+        assert "send" in kinds and len(kinds) > 1
+
+    def test_no_time_is_below_what_is_proved(self, found):
+        solved = [row for row in found.rows if row.time_s is not None]
+        assert len(solved) >= 3
+        assert all(0 < row.least_s < row.time_s for row in solved)
+
+    def test_they_are_found_where_no_equal_stages_are(self):
+        rules = Constraints(
+            ("pp", "dp", "tp"), {"tp": 2}, {"pp": 2, "dp": 1}, micro_batches=(4,),
+            stage_devices="any",
+        )  # fmt: skip
+        found = search(self.model, 3, QUICK, batch=16, train=ADAM, constraints=rules, top=9)
+        assert found.plans and all(one.row.candidate.ranks for one in found.plans)
+
+    def test_sizes_are_powers_of_two_and_whole_nodes(self):
+        rules = Constraints(("pp", "dp", "tp"), inside_node=("tp",))
+        uneven = Uneven(Enumeration(rules, 40, A100, 40, stages=True), None, None)
+        kinds = uneven._kinds(2, 16)
+        assert {math.prod(n for _, n in axes) for axes in kinds} == {1, 2, 4, 8, 16, 32}
+        assert (("dp", 3), ("tp", 8)) not in kinds and (("dp", 16), ("tp", 2)) in kinds
+
+    def test_meshes_begin_at_multiples_of_their_sizes(self):
+        one, four = (("dp", 1),), (("dp", 2), ("tp", 2))
+        candidate = Candidate(one, 4, 8, ranks=(one, four, (("tp", 2),), one))
+        meshes = {mesh.name: (mesh.start, dict(mesh.axes)) for mesh in candidate.meshes}
+        assert meshes == {
+            "mesh0": (0, {"dp": 2, "tp": 2}), "mesh1": (4, {"tp": 2}), "mesh2": (6, {"dp": 1})
+        }  # fmt: skip
+        assert candidate.schedule.meshes == ("mesh2", "mesh0", "mesh1", "mesh2")
+
+    def test_other_words_are_refused(self):
+        with pytest.raises(UsageError, match='DIST0152 stage_devices: "all"'):
+            Constraints(stage_devices="all")
+        keep = Plan.from_dict({"schema_version": 1, "mesh": {"tp": 4}, "rules": []})
+        with pytest.raises(UsageError, match="DIST0151 stage_devices"):
+            Constraints(keep=keep, stage_devices="any")
