@@ -19,17 +19,20 @@ def is_awaited() -> bool:
 @functools.cache
 def register() -> None:
     """Register errors and ops, once. TVM's runtime-only library knows no ops."""
-    from tvm.base import _RUNTIME_ONLY
+    from .ir.rewrite import collector_paused
 
-    from .errors import register_with_ffi
+    with collector_paused():  # of TVM a hundred thousand objects stay
+        from tvm.base import _RUNTIME_ONLY
 
-    register_with_ffi()
-    if _RUNTIME_ONLY:
-        return
-    from .ir import register_ops
-    from .ops import register_inference
-    from .runtime import register_legalization
+        from .errors import register_with_ffi
 
-    register_ops()
-    register_inference()
-    register_legalization()
+        register_with_ffi()
+        if _RUNTIME_ONLY:
+            return
+        from .ir import register_ops
+        from .ops import register_inference
+        from .runtime import register_legalization
+
+        register_ops()
+        register_inference()
+        register_legalization()

@@ -260,13 +260,17 @@ def _check_fit(rule: PlanRule, mesh: MeshSpec, ty: Any, place: str) -> None:
             place=place,
             remedy="Give the tensor a type with its dims.",
         )
-    shape = static_shape(ty)
     try:
         check_placement(rule.closed_labels, mesh.shape, ndim, place)
     except MeshError as error:
+        shape = static_shape(ty)
         words = "x".join(map(str, shape)) if shape else "unknown shape"
         told = f"{error.what} ({words}; {rule.title})"
         raise MeshError(error.code, told, place=place, remedy=error.remedy) from None
+    cut = [label for label in rule.placement if label is not None and label >= 0]
+    if len(set(cut)) == len(cut):
+        return
+    shape = static_shape(ty)
     for dim in range(ndim):
         axes = [a for a, label in enumerate(rule.placement) if label == dim]
         if len(axes) < 2 or shape is None or not isinstance(shape[dim], int):

@@ -20,8 +20,8 @@ from ..ir import (
     known_shape,
     tensor_type,
 )
-from ..ir.rewrite import handle
-from ..native import FUNCTION_CALL, OP_CALL, read_functions
+from ..ir.rewrite import VARIABLES, handle
+from ..native import ALIAS, FUNCTION_CALL, ITEM, OP_CALL, TUPLE, read_functions
 from ..ops import LikeKernels, size_bytes
 from .parts import Function, Op, Value
 from .steps import collective, computation, is_nothing, transfer
@@ -134,11 +134,11 @@ class FunctionExporter:
 
     def tree(self, expr: Any, place: str) -> Tree:
         """Values that an argument stands for."""
-        if isinstance(expr, relax.Var):
+        if type(expr) in VARIABLES:
             return self.trees[self.numbers[handle(expr)]]
-        if isinstance(expr, relax.Tuple):
+        if type(expr) is relax.Tuple:
             return tuple(self.tree(field, place) for field in expr.fields[:])
-        if isinstance(expr, relax.TupleGetItem):
+        if type(expr) is relax.TupleGetItem:
             return self.tree(expr.tuple_value, place)[int(expr.index)]
         if isinstance(expr, ir.GenericConst):
             if expr not in self.constants:
@@ -155,8 +155,11 @@ class FunctionExporter:
         reading = self.reading
         var, value = reading.variables[len(self.trees)], reading.values[number]
         name = str(var.name)
-        if reading.kinds[number] in (OP_CALL, FUNCTION_CALL):
+        kind = reading.kinds[number]
+        if kind in (OP_CALL, FUNCTION_CALL):
             return self.like_call(number, name, value)
+        if kind in (TUPLE, ITEM, ALIAS):
+            return self.tree(value, name)
         if isinstance(value, relax.Function):
             raise self.refuse(name, "a function inside a function", "Lift it with LambdaLift.")
         if isinstance(value, relax.If):

@@ -99,7 +99,9 @@ def _shape_and_type(ty: Any) -> tuple[Any, str] | None:
 
 def _resolved(result: Any, bindings: Sequence[Any]) -> Any:
     """Look a variable up that is bound to the tuple of results."""
-    found = {b.var: b.value for b in bindings if isinstance(result, relax.Var)}
+    if not isinstance(result, relax.Var):
+        return result
+    found = {b.var: b.value for b in bindings}
     while isinstance(result, relax.Var) and isinstance(found.get(result), relax.Var | relax.Tuple):
         result = found[result]
     return result

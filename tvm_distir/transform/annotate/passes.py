@@ -47,6 +47,7 @@ from ...ir import (
     with_annotated,
 )
 from ...ir.rewrite import (
+    VARIABLES,
     BlockWriter,
     all_bindings,
     inner_made_private,
@@ -222,7 +223,7 @@ class _Annotator:
         var, value = binding.var, binding.value
         rules = self.targets.args.get(var)
         new = self._value(value)
-        if isinstance(binding, relax.MatchCast):
+        if type(binding) is relax.MatchCast:
             same = new is value
             self.writer.bindings.append(binding if same else relax.MatchCast(var, new, binding.ty))
             return
@@ -238,7 +239,7 @@ class _Annotator:
             self.writer.bind(var, new)
         rule = self.targets.values.get(var)
         if rule is not None:
-            local = isinstance(var, relax.DataflowVar)
+            local = type(var) is relax.DataflowVar
             self.env[var] = self._placed(var, str(var.name), rule, local)
 
     def _value(self, value: Any) -> Any:
@@ -291,7 +292,7 @@ def _vars_in(expr: Any) -> set[Any]:
     found: set[Any] = set()
 
     def visit(node: Any) -> None:
-        if isinstance(node, relax.Var):
+        if type(node) in VARIABLES:
             found.add(node)
 
     relax.analysis.post_order_visit(expr, visit)
