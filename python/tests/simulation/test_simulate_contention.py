@@ -13,6 +13,7 @@ from hand_programs import Build, program, round_system
 from hand_stages import Sizes, stages
 
 from tvm_distir.errors import HardwareError, SimulationError
+from tvm_distir.program import Mesh
 from tvm_distir.schedules import Schedule
 from tvm_distir.simulation import simulate
 from tvm_distir.system import System
@@ -77,6 +78,51 @@ def test_messages_slow_kernels_beside_them():
     assert times[0].time_s == simulate(program, system).time_s
     assert times[1].time_s > times[0].time_s
     assert times[1].devices[0].compute_s > times[0].devices[0].compute_s
+
+
+def anomaly():
+    """Two stages on two nodes: the second sums gradients and updates weights for long, while the
+    first goes backward and sums its own. Nothing else takes time; updates only read.
+    """
+    made = stages(Schedule("1f1b", 2, 1), Sizes(forward=0, backward=0))
+    functions = dict(made.functions)
+    for name, fn in made.functions.items():
+        build = Build()
+        for index in fn.params:
+            build.param(fn.values[index].name, fn.values[index].bytes)
+        if name == "first.backward":
+            build.compute("work", "kept grad", 10).compute("dx_made", "work", 0)
+            functions[name] = build.done("dx_made")
+        elif name.endswith(".end"):
+            bytes_read = 20_000_000 if name == "last.end" else 0
+            build.collective("summed", "sum", "all_reduce", BYTES // 100, 2)
+            build.compute("new_made", "summed", 0, bytes_read=bytes_read)
+            functions[name] = build.done("new_made")
+    meshes = tuple(Mesh(f"rank{r}", ("dp",), (2,), (r, 4 + r)) for r in range(2))
+    found = replace(made, meshes=meshes, functions=functions)
+    found.check()
+    return found
+
+
+@pytest.mark.parametrize("engine", ["native", "reference"])
+def test_faster_arithmetic_may_make_sums_meet(engine):
+    """Sums of 10 us each, of the last stage from 0 us, of the first one from its backward part of
+    10 us at speed 1: there they do not meet, and the last stage's update of 20 us ends at 30 us.
+    At speed s the first sum has ``10 - 10 / s`` us left when the second one comes, which take
+    twice as long: it ends at ``20 - 10 / s``. Faster wires only part them.
+    """
+    program = anomaly()
+    for speed in (0.25, 0.5, 1.0, 1.25, 2.0, 4.0, 10.0):
+        system = crowded(matmul_TFLOPs={"default": speed})
+        alone = simulate(program, system, engine=engine)
+        found = simulate(program, system, engine=engine, contention=True)
+        summed = 10 if speed <= 1 else 20 - 10 / speed
+        first = 10 / speed + 10
+        assert alone.time_s == pytest.approx(1e-6 * max(30, first), abs=1e-12)
+        assert found.time_s == pytest.approx(1e-6 * max(summed + 20, first), abs=1e-12)
+    for wires in (1.0, 1.25, 2.0, 4.0):
+        found = simulate(program, crowded(wires), engine=engine, contention=True)
+        assert found.time_s == pytest.approx(1e-6 * (10 / wires + 20), abs=1e-12)
 
 
 def test_traces_have_the_times_of_the_step():
