@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..program.kernels import Profile
+from ..program.kernels import ALIGNED, Profile
 from .configuration import DIM
 from .pipeline import Pipeline
 from .table import Table
@@ -20,7 +20,7 @@ Ints = npt.NDArray[np.int64]
 MICRO_BATCHES = "micro_batches"
 _STRUCTURAL = ("tp", "pp", "dp", "micro_batch", "chunks", "zero", "sequence_parallel")
 """What they are decides what moves least, so which collectives there are."""
-_HEADS = "heads"
+_HEADS, _CLASSES = "heads", "vocab"
 
 
 @dataclass
@@ -67,6 +67,8 @@ class Symbols:
             if rule.batch_multiple > 1 and _HEADS in sizes:
                 count = own["micro_batch"] * sizes[_HEADS] // own["tp"]
                 hints[f"multiple of {rule.batch_multiple}"] = count % rule.batch_multiple
+        if _CLASSES in sizes:
+            hints["aligned"] = np.asarray(-(-sizes[_CLASSES] // own["tp"]) % ALIGNED == 0, np.int64)
         symbols[MICRO_BATCHES] = own[MICRO_BATCHES]
         columns = [*(own[name].tolist() for name in _STRUCTURAL)]
         columns += [table.words[name] for name in table.words]

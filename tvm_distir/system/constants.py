@@ -39,6 +39,13 @@ MEANINGS: Mapping[str, Meaning] = {
     "vocabulary_efficiency": Meaning(
         "fraction of the peak", "products that make or read logits", 0.2, 0.95, 0.3
     ),
+    "unaligned_efficiency": Meaning(
+        "fraction of the peak",
+        "products that make or read logits whose rows are no multiple of 16 bytes",
+        0.05,
+        0.95,
+        0.5,
+    ),
     "burst_us": Meaning(
         "us",
         "how long a product runs at the peak before its power is limited",
@@ -85,6 +92,7 @@ OTHERWISE: Mapping[str, float | str] = {
     "burst_us": 0.0,
     "overlap_slowdown": 1.0,
     "vocabulary_efficiency": "matmul_efficiency",
+    "unaligned_efficiency": "vocabulary_efficiency",
 }
 """What a constant that a system does not name is: a value, or another's."""
 LINKS: Mapping[str, Meaning] = {
@@ -152,6 +160,7 @@ FORMS: Mapping[str, Form] = {
     "matmul": Form("matmul_efficiency", 0.5, bursts=True),
     "conv": Form("matmul_efficiency", 0.5, bursts=True),
     "vocabulary": Form("vocabulary_efficiency", 0.5, bursts=True),
+    "unaligned": Form("unaligned_efficiency", 0.5),
     "batched": Form("matmul_efficiency", overlaps=True, bursts=True),
     "attention": Form("attention_efficiency", overlaps=True),
     "memory": Form(),

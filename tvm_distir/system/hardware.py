@@ -9,14 +9,17 @@ from dataclasses import dataclass
 
 KERNEL_CLASSES = (
     "matmul", "conv", "attention", "memory", "gather", "view", "batched", "vocabulary", "scores",
-    "logits",
+    "logits", "unaligned",
 )  # fmt: skip
 """How a kernel spends its time: what share of the peaks it reaches on a system."""
-LIKE = {"batched": "matmul", "vocabulary": "matmul", "scores": "memory", "logits": "memory"}
+LIKE = {
+    "batched": "matmul", "vocabulary": "matmul", "unaligned": "matmul", "scores": "memory",
+    "logits": "memory",
+}  # fmt: skip
 """Kernel classes that are another one where a system says nothing of them."""
 VIEW = "view"
 """The kernel class that costs nothing: the result is the operand's memory."""
-TENSOR_CLASSES = ("matmul", "conv", "attention", "batched", "vocabulary")
+TENSOR_CLASSES = ("matmul", "conv", "attention", "batched", "vocabulary", "unaligned")
 """Kernel classes that run at the peak of the matrix units."""
 
 

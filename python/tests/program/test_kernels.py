@@ -21,14 +21,14 @@ SIZES = {
 }  # fmt: skip
 
 
-def step_of(heads_per_device=4, batch=4, dropout=0.1, recompute="full", **keys):
-    """A step of a small GPT in two micro-batches, dp 2 and tp 4 // heads_per_device."""
+def step_of(heads_per_device=4, batch=4, dropout=0.1, recompute="full", dp=2, **keys):
+    """A step of a small GPT in two micro-batches, tp 4 // heads_per_device."""
     model = td.zoo.gpt(**{**SIZES, "dropout": dropout, "batch": batch, **keys})
     schedule = {"kind": "1f1b", "stages": 1, "micro_batches": 2}
     step = train_step(
         model, optimizer="adamw", master=True, schedule=schedule, recompute=f"layer={recompute}"
     )
-    mesh, names = {"pp": 1, "dp": 2}, "pipeline:micro_batches=2+data_parallel"
+    mesh, names = {"pp": 1, "dp": dp}, "pipeline:micro_batches=2+data_parallel"
     if heads_per_device < 4:
         mesh["tp"], names = 4 // heads_per_device, names + "+megatron"
     return td.export(td.distribute(step, td.strategy.make_plan(step, names, mesh)))
@@ -97,7 +97,7 @@ def test_arithmetic_of_products_stays(step):
         return sum(
             op.flops
             for op in kernels(program, function)
-            if op.kernel_class in ("matmul", "batched", "vocabulary")
+            if op.kernel_class in ("matmul", "batched", "vocabulary", "unaligned")
         )
 
     made = grouped(step, "megatron")
@@ -280,3 +280,38 @@ def test_gradients_are_added_in_the_time_that_the_host_takes(step):
             times[launch_us, name] = td.simulate(program, on).time_s
     assert times[1e-3, "inside"] > times[1e-3, "apart"]  # the first micro-batch adds too
     assert times[10.0, "inside"] < times[10.0, "apart"]
+
+
+@pytest.mark.parametrize(("vocab", "heads_per_device", "local"),
+    [(512, 4, 512), (508, 4, 508), (1016, 2, 508), (1024, 2, 512)])  # fmt: skip
+def test_products_with_logits_by_the_alignment_of_their_rows(vocab, heads_per_device, local):
+    """Forward, and for activations and weights backward: three products of equal arithmetic."""
+    made = grouped(step_of(heads_per_device, dp=1, vocab=vocab), "megatron")
+    found = [op for fn in made.functions for op in kernels(made, fn)]
+    aligned, unaligned = (
+        [op for op in found if op.kernel_class == name] for name in ("vocabulary", "unaligned")
+    )
+    products = unaligned if local % 8 else aligned
+    assert not (aligned if local % 8 else unaligned)
+    tokens = 4 * SIZES["seq"]
+    assert {op.flops for op in products} == {2 * tokens * SIZES["hidden"] * local}
+    assert len(products) == 3
+
+
+def test_unaligned_products_have_an_efficiency():
+    """Else that of products with a vocabulary, else that of all products."""
+    system, flops = td.System.load("dgx-a100-megatron"), 10**12
+    gap_s = system.constant("kernel_gap_us") * 1e-6
+    known = {
+        name: one for name, one in system.constants.items()
+        if name not in ("vocabulary_efficiency", "unaligned_efficiency")
+    }  # fmt: skip
+    expected = system.constant("matmul_efficiency")
+    for name, value in (("", 0.0), ("vocabulary_efficiency", 0.5), ("unaligned_efficiency", 0.25)):
+        if name:
+            known, expected = known | {name: Constant(value, "here")}, value
+        found = dataclasses.replace(system, constants=known)
+        for kernel_class in ("vocabulary", "unaligned"):
+            if (name, kernel_class) != ("unaligned_efficiency", "vocabulary"):
+                time_s = found.roofline(flops, 0, kernel_class, "float16").time_s
+                assert time_s == pytest.approx(flops / (expected * 312e12) + gap_s)

@@ -56,6 +56,17 @@ def test_equal_to_the_whole_pipeline(swept: Any) -> None:
         assert {**whole, "way": "structure"} == row
 
 
+def test_alignment_of_logits_tells_structures_apart(cache: Path) -> None:
+    """Products with unaligned logits have an efficiency of their own."""
+    grid = GRID | {"vocab": [512, 768, 1024, 760, 1000, 1016], "micro_batches": [2, 4]}
+    rows = td.sweep(MODEL, grid, SYSTEM, train=TRAIN, cache=cache).to_dicts()
+    assert {row["way"] for row in rows} == {"structure"}
+    for row in rows[1::13]:
+        one = {name: [row[name]] for name in GRID}
+        (whole,) = td.sweep(MODEL, one, SYSTEM, train=TRAIN, structures=False).to_dicts()
+        assert {**whole, "way": "structure"} == row
+
+
 def test_bursts_of_products_count_in_structures(cache: Path) -> None:
     """A system whose products run at the peak at first, without the host that hides them."""
     known = td.System.load("dgx-b200-megatron")

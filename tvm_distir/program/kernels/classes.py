@@ -11,6 +11,11 @@ from collections.abc import Iterable
 from ..parts import Function, Op
 
 BATCHED, VOCABULARY, SCORES, LOGITS = "batched", "vocabulary", "scores", "logits"
+UNALIGNED = "unaligned"
+_HALF = ("float16", "bfloat16")
+ALIGNED = 8
+"""Rows of matrices of so many elements of 16 bits, or multiples, are 16 bytes: what tensor cores
+load at once (NVIDIA, *Matrix Multiplication Background User's Guide*, on tensor cores)."""
 _PRODUCTS = ("relax.matmul", "relax.einsum", "product_with_bias")
 _OVER_CLASSES = ("relax.exp", "relax.nn.log_softmax", "cross_entropy_backward")
 
@@ -21,7 +26,8 @@ def classified(fn: Function) -> Function:
     *Scores* are what a product of two batches of matrices makes that is larger than either
     operand; such products are ``batched``, and other kernels that read or write something of that
     shape ``scores``. *Logits* are what an exponential over classes reads, as cross entropies do:
-    ``logits``, and ``vocabulary`` for the products that make or read them.
+    ``logits``, and ``vocabulary`` for the products that make or read them; ``unaligned`` where
+    these are of 16 bits and so many on a device that rows of logits are not aligned.
     """
     batched = {number for number, op in enumerate(fn.ops) if _is_batched(fn, op)}
     scores = {
@@ -41,12 +47,13 @@ def classified(fn: Function) -> Function:
     for number, op in enumerate(fn.ops):
         if op.kind == "compute":
             shapes = set(_shapes(fn, (*op.inputs, *op.outputs)))
-            over_classes = any(_flat(shape) in logits for shape in shapes if shape)
+            classes = {shape[-1] for shape in shapes if shape and _flat(shape) in logits}
             if number in batched:
                 op = op._replace(kernel_class=BATCHED)
-            elif op.kernel_class == "matmul" and over_classes:
-                op = op._replace(kernel_class=VOCABULARY)
-            elif op.kernel_class == "memory" and over_classes:
+            elif op.kernel_class == "matmul" and classes:
+                aligned = op.dtype not in _HALF or not any(n % ALIGNED for n in classes)
+                op = op._replace(kernel_class=VOCABULARY if aligned else UNALIGNED)
+            elif op.kernel_class == "memory" and classes:
                 op = op._replace(kernel_class=LOGITS)
             elif op.kernel_class == "memory" and scores & shapes:
                 op = op._replace(kernel_class=SCORES)
