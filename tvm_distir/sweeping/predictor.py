@@ -22,7 +22,7 @@ from .table import Table
 
 Ints = npt.NDArray[np.int64]
 
-MOST_ROWS = 4096
+MOST_ROWS = 8192
 """Rows that are looked at together."""
 
 

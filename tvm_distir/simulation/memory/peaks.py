@@ -15,9 +15,10 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ...program import Numbers, Program, Value
-from ...schedules import FETCH, RECV, programs
+from ...program import Numbers, Program, Staged, Value
+from ...schedules import FETCH, RECV, Step, programs
 from .framework import BLOCK_BYTES, Framework, Level
+from .periods import Cut, cut, steady
 from .rank_events import RankEvents
 from .ranks import RankMemories, deaths_of
 from .units import Death, Unit
@@ -152,14 +153,25 @@ class Peaks:
             schedule = dataclasses.replace(own, micro_batches=micro_batches)
             staged = dataclasses.replace(self._staged, schedule=schedule)
             found = [
-                self._rank(RankEvents(staged, self._memories.stages, rank, steps))
-                for rank, steps in enumerate(programs(schedule))
+                self._rank(staged, rank, steps) for rank, steps in enumerate(programs(schedule))
             ]
             self._moments[micro_batches] = highest(np.concatenate(found))
         return self._moments[micro_batches]
 
-    def _rank(self, walk: RankEvents) -> Ints:
-        """Moments of a rank."""
+    def _rank(self, staged: Staged, rank: int, steps: Sequence[Step]) -> Ints:
+        """Moments of a rank that takes these steps."""
+        shorter = cut(steps, staged.schedule)
+        if shorter is not None:
+            walk = RankEvents(staged, self._memories.stages, rank, shorter.steps)
+            found = self._walked(walk, shorter)
+            if found is not None:
+                return found
+        whole = self._walked(RankEvents(staged, self._memories.stages, rank, steps), None)
+        assert whole is not None
+        return whole
+
+    def _walked(self, walk: RankEvents, shorter: Cut | None) -> Ints | None:
+        """Moments of a walk; None where the periods left out are not like those around them."""
         base = Forms(self.kinds)
         for one in self._memories.resident(walk):
             base.add(one.role, one.bytes)
@@ -174,6 +186,8 @@ class Peaks:
             order.append(number[id(level)])
         kind = np.array(order, np.int64)
         left = np.array([one.held for one in known], np.int64).reshape(-1, self.kinds)[kind]
+        if shorter is not None and not steady(walk.before, shorter, kind, left):
+            return None
         before = base.held + np.cumsum(left, axis=0) - left
         found = [base.held[None]]
         for place, level in enumerate(known):

@@ -8,13 +8,17 @@ leave the same memory behind each time. So periods in the middle need not be wal
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...schedules import Schedule, Step
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,26 @@ def cut(steps: Sequence[Step], schedule: Schedule) -> Cut | None:
             ]
             return Cut([*steps[:at], *kept], at, period, times, stride)
     return None
+
+
+def steady(before: Sequence[int], shorter: Cut, facts: Ints, left: Ints) -> bool:
+    """Whether the periods before and behind those left out are alike, and leave nothing.
+
+    Parameters
+    ----------
+    before : sequence of int
+        By step how many events there are before it.
+    shorter : Cut
+    facts : int64 array (events, ...)
+        What memory depends on.
+    left : int64 array (events, sizes)
+        What each event leaves, of each size.
+    """
+    at, period = shorter.at, shorter.period
+    marks = [before[at + n * period] for n in (-2, -1, 0, 1)]
+    parts = [slice(*ends) for ends in itertools.pairwise(marks)]
+    alike = all(np.array_equal(facts[part], facts[parts[0]]) for part in parts)
+    return alike and not left[parts[0]].sum(axis=0).any()
 
 
 def _place(first: Any, last: Any, low: int, high: int, period: int) -> tuple[int, int] | None:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from .account import Held, Label, MemoryAccount, by_role, holders
 from .arena import Arenas
 from .entries import constants, residents, role_sums
 from .framework import Framework, Level
-from .periods import Cut, cut
+from .periods import Cut, cut, steady
 from .rank_events import ALWAYS, Event, RankEvents
 from .stages import Stages
 from .units import Death, UnitLevels
@@ -99,8 +98,10 @@ class RankMemories:
         known = {kind: (level, top) for kind, level, top in table}
         rows = [known[kind] for kind in range(len(kinds))]
         facts = [(one.live, one.peak, size, *one.roles, *one.most) for one, size in rows]
-        if shorter is not None and not _steady(walk, shorter, np.array(facts, np.int64)[order]):
-            return None
+        if shorter is not None:
+            every = np.array(facts, np.int64)[order]
+            if not steady(walk.before, shorter, every, every[:, :1]):
+                return None
         order = order[which]
         live = np.array([level.live for level, _ in rows], np.int64)[order]
         peak = np.array([level.peak for level, _ in rows], np.int64)[order]
@@ -216,15 +217,6 @@ class RankMemories:
         if event.unit is None:
             return word
         return f"{word}: {self.levels.moment(event.unit, deaths[at])}"
-
-
-def _steady(walk: RankEvents, shorter: Cut, facts: Ints) -> bool:
-    """Whether the periods before and behind those left out are alike, and leave nothing."""
-    at, period = shorter.at, shorter.period
-    marks = [walk.before[at + n * period] for n in (-2, -1, 0, 1)]
-    parts = [facts[a:b] for a, b in itertools.pairwise(marks)]
-    alike = all(np.array_equal(one, parts[0]) for one in parts)
-    return alike and int(parts[0][:, 0].sum()) == 0
 
 
 def _later(walk: RankEvents, shorter: Cut | None, at: int) -> int:
