@@ -31,6 +31,9 @@ class Plan:
         What a training step makes again, by functions (:mod:`.recomputation`).
     ring : tuple of str
         Mesh axes along which attention gathers no keys: blocks of them travel around a ring.
+    regather : tuple of str
+        Mesh axes along which a training step gathers again, in its backward part, what it has
+        gathered in its forward part: only each device's own part is kept in between.
     schedule : Schedule, optional
         Stages and micro-batches of a training step. The mesh is that of one stage, and rules name
         the functions of stages.
@@ -43,13 +46,14 @@ class Plan:
     PlanError, MeshError
         All faults at once (``error.violations``; DIST0228 where they differ): DIST0202 two equal
         meshes; DIST0204 a placement of the wrong length; DIST0206 an unknown mesh, or an axis of
-        ``ring`` that no mesh has; DIST0221 no mesh, or two of one name, or a policy that is none.
+        ``ring`` or ``regather`` that no mesh has; DIST0221 no mesh, or two of one name, or a policy that is none.
     """
 
     meshes: tuple[MeshSpec, ...]
     rules: tuple[PlanRule, ...] = field(default=())
     recompute: Mapping[str, str] = field(default_factory=dict)
     ring: tuple[str, ...] = ()
+    regather: tuple[str, ...] = ()
     schedule: Schedule | None = None
     labels: Mapping[str, Any] | None = None
 
@@ -58,6 +62,7 @@ class Plan:
         object.__setattr__(self, "rules", tuple(self.rules))
         object.__setattr__(self, "recompute", dict(self.recompute))
         object.__setattr__(self, "ring", tuple(sorted(set(self.ring))))
+        object.__setattr__(self, "regather", tuple(sorted(set(self.regather))))
         faults = faults_of_plan()
         with faults.gathered():
             read_plan_policies(self.recompute)
@@ -80,10 +85,10 @@ class Plan:
                 remedy = nearest(name, names)
                 faults.add(MeshError("DIST0206", what, place="schedule/meshes", remedy=remedy))
         known = {axis for mesh in self.meshes for axis in mesh.axes}
-        for axis in self.ring:
-            if axis not in known:
+        for place, axes in (("ring", self.ring), ("regather", self.regather)):
+            for axis in (one for one in axes if one not in known):
                 what = f'no mesh has an axis "{axis}"'
-                faults.add(MeshError("DIST0206", what, place="ring", remedy=nearest(axis, known)))
+                faults.add(MeshError("DIST0206", what, place=place, remedy=nearest(axis, known)))
         faults.raise_all()
 
     def unused_axes(self) -> tuple[tuple[MeshSpec, str], ...]:

@@ -30,6 +30,7 @@ _PLAN_KEYS = (
     "rules",
     "recompute",
     "ring",
+    "regather",
     "schedule",
     "labels",
 )
@@ -62,8 +63,8 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     data : mapping
         ``schema_version`` (1), ``mesh`` (axes) or ``meshes`` (name to ``axes``, ``start``,
         ``device_ids``), ``rules`` (see :class:`PlanRule`; one of ``param``, ``value``, ``call``),
-        ``recompute`` (policies by functions, see :mod:`.recomputation`), ``ring`` (names of axes),
-        ``schedule`` (see :class:`tvm_distir.schedules.Schedule`), ``labels`` (what was decided of
+        ``recompute`` (policies by functions, see :mod:`.recomputation`), ``ring`` and
+        ``regather`` (names of axes), ``schedule`` (see :class:`tvm_distir.schedules.Schedule`), ``labels`` (what was decided of
         every value: ``rules`` has how many of the rules it was decided under).
     place : str
         What to call the plan in messages.
@@ -102,10 +103,11 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     for name, value in top["recompute"].fields() if "recompute" in top else ():
         with faults.gathered():
             recompute[name] = value.text()
-    ring: list[str] = []
-    for value in _listed(top, "ring"):
-        with faults.gathered():
-            ring.append(value.text())
+    named: dict[str, list[str]] = {"ring": [], "regather": []}
+    for key, axes in named.items():
+        for value in _listed(top, key):
+            with faults.gathered():
+                axes.append(value.text())
     schedule: Schedule | None = None
     if "schedule" in top:
         with faults.gathered():
@@ -116,7 +118,8 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
             labels = top["labels"].object().data
     faults.raise_all()
     try:
-        return make(tuple(specs), tuple(rules), recompute, tuple(ring), schedule, labels)
+        lists = (tuple(axes) for axes in named.values())
+        return make(tuple(specs), tuple(rules), recompute, *lists, schedule, labels)
     except DistIRError as error:
         raise error.placed(lambda at: at if at.startswith("plan") else f"{place}/{at}") from None
 

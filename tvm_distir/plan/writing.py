@@ -35,6 +35,10 @@ class PlanLike(Protocol):
         """Names of axes."""
 
     @property
+    def regather(self) -> Sequence[str]:
+        """Names of axes."""
+
+    @property
     def schedule(self) -> Schedule | None:
         """Stages and micro-batches."""
 
@@ -56,6 +60,8 @@ def plan_dict(plan: PlanLike) -> dict[str, Any]:
         out["recompute"] = dict(plan.recompute)
     if plan.ring:
         out["ring"] = list(plan.ring)
+    if plan.regather:
+        out["regather"] = list(plan.regather)
     if plan.schedule is not None:
         out["schedule"] = plan.schedule.to_dict()
     if plan.labels is not None:

@@ -40,7 +40,8 @@ def sequence(
     Activations between ops that work on each position by itself are cut: norms, residual sums,
     dropout, element-wise ops. Ops that another strategy cuts otherwise get them gathered, and
     give their sums scattered. Alone, with nothing else on the axis, it cuts the activations of the
-    whole model and gathers the keys and values of attention.
+    whole model and gathers the keys and values of attention. Of what a training step gathers each
+    device keeps its part, and the backward part gathers again.
 
     Parameters
     ----------
@@ -84,7 +85,8 @@ def sequence(
             place=f"{entries(mod)[0][0]} (sequence)",
             remedy='Say which dim is the sequence, with "sequence:dim=".',
         )
-    return Plan((spec,), (*(rules if others is None else ()), *values.rules))
+    placed = (*(rules if others is None else ()), *values.rules)
+    return Plan((spec,), placed, regather=(axis,))
 
 
 def _place(tied: TiedDims, values: PlaceValues) -> None:

@@ -240,7 +240,8 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
         faults.add(conflict)
     faults.raise_all()
     ring = tuple(axis for _, plan in plans for axis in plan.ring)
-    return Plan(first.meshes, tuple(rules.values()), ring=ring)
+    regather = tuple(axis for _, plan in plans for axis in plan.regather)
+    return Plan(first.meshes, tuple(rules.values()), ring=ring, regather=regather)
 
 
 def _stationary(rules: Sequence[PlanRule]) -> tuple[bool, tuple[int, ...]]:

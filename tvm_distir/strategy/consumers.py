@@ -17,8 +17,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..ir import DROPOUT_KERNEL, static_shape, tensor_type
-from ..ir.rewrite import VARIABLES, all_bindings
-from .training import forward_bindings
+from ..ir.rewrite import VARIABLES, all_bindings, forward_bindings
 
 _SAME = ("relax.astype", "relax.dist.annotate_sharding", "relax.dist.redistribute")
 _DROPOUT = "relax.nn.dropout"

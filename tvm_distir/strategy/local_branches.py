@@ -14,14 +14,14 @@ from tvm import ir, relax
 
 from ..errors import PlanError
 from ..ir import R, mesh_devices, tensor_type
-from ..ir.rewrite import handle
+from ..ir.rewrite import handle, loss_place
 from ..plan import MeshSpec, Plan, PlanRule, data_positions
 from ..propagation import PlacedModule
 from ..propagation.graph import Axis, Graph
 from .branches import Branch, Branches, balanced, branches_of, members
 from .facts import MeshLike, as_mesh_spec, entries, flat_positions, mesh_axis, tensor_parameters
 from .registry import plan_maker
-from .training import gradient_names, loss_place
+from .training import gradient_names
 
 LOCAL_LAYERS = "local_layers"
 """Name of the strategy: it takes an axis away, and others work on the mesh of each branch."""

@@ -71,7 +71,8 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     sequence : bool
         Cut the residual stream along the sequence, dim 1 of (batch, seq, hidden), between the
         blocks, inside private functions too: each all-reduce becomes a reduce-scatter and an
-        all-gather.
+        all-gather. What is gathered in a training step each device keeps its part of, and the
+        backward part gathers again.
 
     Returns
     -------
@@ -134,7 +135,8 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
         raise incomplete[0]  # a stage may have none of these weights, not all of them
     for projections in read:
         warn_of_whole(projections, "megatron", axis)
-    return Plan((spec,), tuple(dict.fromkeys(rules)))
+    regather = tuple(names) if sequence else ()
+    return Plan((spec,), tuple(dict.fromkeys(rules)), regather=regather)
 
 
 def _check_complete(known: Sequence[KnownWeight], all_weights: Sequence[Parameter]) -> None:

@@ -19,6 +19,7 @@ from .optimize import BucketGathers as BucketGathers
 from .optimize import BucketReductions as BucketReductions
 from .optimize import CancelCollectives as CancelCollectives
 from .optimize import FuseCollectives as FuseCollectives
+from .optimize import GatherAgain as GatherAgain
 from .optimize import MergeReductions as MergeReductions
 from .optimize import MoveGathers as MoveGathers
 from .optimize import MoveSlices as MoveSlices

@@ -38,6 +38,7 @@ PASSES = Registry(
             "cancel": "optimize:CancelCollectives",
             "fuse": "optimize:FuseCollectives",
             "unused": "optimize:RemoveUnused",
+            "regather": "optimize:GatherAgain",
             "lower": "lower:LowerDistIR",
             "ring": "optimize:RingAttention",
             "bucket": "optimize:BucketReductions",
@@ -60,6 +61,8 @@ PIPELINE = ("annotate", "propagate", "legalize", "optimize", "lower")
 def passes_for(plan: Plan) -> tuple[tuple[str, dict[str, Any]], ...]:
     """The passes that carry a plan out, with the options that it gives them."""
     asked = [(name, {"plan": plan}) for name in PIPELINE]
+    if plan.regather:
+        asked.insert(-1, ("regather", {"axes": plan.regather}))
     return (*asked, *([("ring", {"axes": plan.ring})] if plan.ring else []))
 
 

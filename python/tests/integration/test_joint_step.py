@@ -15,9 +15,8 @@ import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.ir import R
 from tvm_distir.ir.attributes import PARAM_NAMES_ATTR
-from tvm_distir.ir.rewrite import all_bindings
+from tvm_distir.ir.rewrite import all_bindings, forward_bindings
 from tvm_distir.runtime import Reference
-from tvm_distir.strategy.training import forward_bindings
 from tvm_distir.verification import draw_inputs
 
 STEP = Path(__file__).parent / "joint_step.py"

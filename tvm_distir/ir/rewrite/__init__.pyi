@@ -44,6 +44,8 @@ from .scopes import bindings_in as bindings_in
 from .scopes import branches_of as branches_of
 from .scopes import let_out as let_out
 from .scopes import with_branches as with_branches
+from .steps import forward_bindings as forward_bindings
+from .steps import loss_place as loss_place
 from .substitute import VARIABLES as VARIABLES
 from .substitute import substitute as substitute
 from .substitute import variables as variables

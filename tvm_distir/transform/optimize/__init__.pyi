@@ -9,6 +9,7 @@ from .move import MoveGathers as MoveGathers
 from .move import MoveSlices as MoveSlices
 from .passes import OptimizeCollectives as OptimizeCollectives
 from .prefetch import PrefetchGathers as PrefetchGathers
+from .regather import GatherAgain as GatherAgain
 from .ring import RingAttention as RingAttention
 from .schedule import ScheduleCollectives as ScheduleCollectives
 from .share import CancelCollectives as CancelCollectives

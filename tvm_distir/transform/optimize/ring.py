@@ -13,12 +13,13 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ...errors import LoweringError, MeshError, nearest
-from ...ir import mesh_axes, meshes, relax_functions
+from ...errors import LoweringError
+from ...ir import relax_functions
 from ...ir.rewrite import BlockWriter, let_out, variables, with_body
 from ...native import pruned
 from ..declaration import Rewrite, module_pass
 from .editing import Editor, FunctionStep, stepped
+from .named_axes import numbers_of_axes
 from .ring_attention_op import AttentionAsProducts
 from .ring_block import Stats
 from .ring_nodes import Region
@@ -56,7 +57,7 @@ def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
     """
 
     def ring_attention(mod: ir.IRModule) -> ir.IRModule:
-        numbers = _numbers(mod, axes)
+        numbers = numbers_of_axes(mod, axes, "RingAttention")
         kinds = ("all_gather",)
         steps = [FunctionStep(one, kinds, axes=numbers) for one in (AttentionAsProducts, _Ring)]
         new = stepped(mod, steps, 5)
@@ -70,24 +71,6 @@ def RingAttention(axes: Sequence[str] = ()) -> Rewrite:
         return new
 
     return ring_attention
-
-
-def _numbers(mod: ir.IRModule, axes: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Per mesh, by its text, the numbers of the axes of these names."""
-    names = mesh_axes(mod)
-    known = {name for row in names for name in row}
-    for axis in axes:
-        if axis not in known:
-            raise MeshError(
-                "DIST0206",
-                f'no mesh has an axis "{axis}"',
-                place="RingAttention",
-                remedy=nearest(axis, known),
-            )
-    return {
-        str(mesh): tuple(i for i, name in enumerate(row) if name in axes)
-        for mesh, row in zip(meshes(mod), names, strict=True)
-    }
 
 
 class _Ring(Editor):
