@@ -100,9 +100,7 @@ class _Regathering:
     ``kept`` is what stands for a variable where it is handed on.
     """
 
-    def __init__(
-        self, fn: relax.Function, found: KeptGathers, renamed: Mapping[Any, Any]
-    ) -> None:
+    def __init__(self, fn: relax.Function, found: KeptGathers, renamed: Mapping[Any, Any]) -> None:
         self.fn, self.found, self.renamed = fn, found, renamed
         self.kept: dict[Any, Any] = {}
         self._again: dict[Any, Any] = {}

@@ -109,7 +109,7 @@ class _Schedule(Editor):
             more_bytes = given_bytes // 16 if self.more_bytes is None else self.more_bytes
             limit_bytes = given_bytes + more_bytes
         spent_ps = [self._spent_ps(row[3], n) for n, row in enumerate(rows, first)]
-        due = _due(nodes)
+        due = _due(nodes, spent_ps)
         for window in WINDOWS:
             order = _order(nodes, spent_ps, due, window)
             if peak_bytes(nodes, order) <= limit_bytes:
@@ -121,12 +121,13 @@ class _Schedule(Editor):
         return 0 if kind in TRANSFERS else self.costs.picoseconds(number)
 
 
-def _due(nodes: Sequence[BlockNode]) -> list[int]:
+def _due(nodes: Sequence[BlockNode], spent_ps: Sequence[int]) -> list[int]:
     """Rank of each binding: its position, earlier for what only prepares a start.
 
     A start is due once the last of what it needs is made that others need too; so are the
     bindings between, not before, so that their results do not wait. What leaves less than
-    a quarter of what it reads keeps its place: put off, it would hold that.
+    a quarter of what it reads keeps its place: put off, it would hold that. A gather, which takes
+    more memory than its operand, is not due before it must be begun to be there when it is needed.
     """
     feeds = [False] * len(nodes)
     for i in reversed(range(len(nodes))):
@@ -141,6 +142,8 @@ def _due(nodes: Sequence[BlockNode]) -> list[int]:
     for i, node in enumerate(nodes):
         if feeds[i]:
             due[i] = max(due[d] for d in node.deps)
+            if node.starts and node.size_bytes > sum(nodes[o].size_bytes for o in node.reads):
+                due[i] = max(due[i], _in_time(nodes, spent_ps, i))
     for i in reversed(range(len(nodes))):
         if feeds[i] and not nodes[i].starts:
             due[i] = min(due[r] for r in nodes[i].readers)
@@ -148,6 +151,17 @@ def _due(nodes: Sequence[BlockNode]) -> list[int]:
     for number, i in enumerate(sorted(range(len(nodes)), key=lambda i: (due[i], i))):
         rank[i] = number
     return rank
+
+
+def _in_time(nodes: Sequence[BlockNode], spent_ps: Sequence[int], start: int) -> int:
+    """The last place at which a start is early enough, other collectives on their way counted."""
+    place = min((r for done in nodes[start].readers for r in nodes[done].readers), default=start)
+    left_ps = spent_ps[start]
+    while left_ps > 0 and place > 0:
+        place -= 1
+        if nodes[place].done_of is None and place != start:
+            left_ps += spent_ps[place] if nodes[place].starts else -spent_ps[place]
+    return place
 
 
 def _order(
