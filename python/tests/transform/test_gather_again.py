@@ -134,7 +134,8 @@ def test_what_the_forward_part_computes_with_stays_gathered() -> None:
     mod = level4(FORWARD + BACKWARD, [*lines, "w_grad = cls.b(saved, grad)"])
     assert GatherAgain(["b"])(mod).same_as(mod)
     lines = ["both = cls.f(x, w)", *STEP, "saved = both[1]", "first = cls.b(saved, grad)"]
-    lines += ["own = (w, x)", "second = cls.b(own, grad)", "w_grad = R.add(first, second)"]
+    lines += ["twice = R.add(w, w)", "own = (twice, x)", "second = cls.b(own, grad)"]
+    lines.append("w_grad = R.add(first, second)")
     mod = level4(FORWARD + BACKWARD, lines)
     assert GatherAgain(["b"])(mod).same_as(mod)
     lines = ["both = cls.f(x, w)", *STEP, "saved = both[1]", "w_grad = cls.b(saved, grad)"]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -305,3 +306,24 @@ def test_buckets_of_a_function_overlap_within_the_bound():
     assert "layer_backward" in {str(gv.name_hint) for gv in dist.functions}
     (device, *_) = td.simulate(td.export(dist), System.load("dgx-a100")).devices
     assert device.exposed_comm_s < 0.01 * device.comm_s
+
+
+def test_gathers_of_the_backward_part_begin_in_time_and_not_before():
+    """Megatron's schedule: beside the product of the gradient (Korthikanti et al. 2022, 4.2.2).
+
+    Begun as soon as they could be, all at once, they take more memory than may run ahead, and then
+    nothing does.
+    """
+    step = td.train_step(td.zoo.gpt(size="gpt3-175b", layers=2, batch=1, dtype="float16"))
+    plan = td.strategy.make_plan(step, "megatron:sequence=1", {"tp": 8})
+    times_s = []
+    for one in (plan, dataclasses.replace(plan, regather=())):
+        dist = td.distribute(step, one, system="dgx-a100")
+        times_s.append(td.simulate(td.export(dist), System.load("dgx-a100")).time_s)
+        if one.regather:
+            lines = re.findall(r"^ +(\w+): .* = R\.(.*)", dist["layer_backward"].script(), re.M)
+    first = next(i for i, (_, value) in enumerate(lines) if value.startswith(("matmul", "einsum")))
+    starts = [i for i, (name, _) in enumerate(lines) if name.endswith("_again_start")]
+    assert len(starts) == 2
+    assert min(starts) > first
+    assert times_s[0] < 1.01 * times_s[1]
