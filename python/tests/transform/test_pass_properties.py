@@ -122,6 +122,7 @@ PASSES = {
     "LegalizeRedistribute": (3, 4),
     "CancelCollectives": (4, 4),
     "FuseCollectives": (4, 4),
+    "GatherAgain": (4, 4),
     "MergeReductions": (4, 4),
     "MoveGathers": (4, 4),
     "MoveSlices": (4, 4),
