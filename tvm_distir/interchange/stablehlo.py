@@ -80,11 +80,12 @@ class _Writer:
         self._mod, self._composites = mod, composites
         self._meshes = meshes(mod)
         self._names, self._axes = mesh_names(mod), mesh_axes(mod)
-        ids = sorted({int(d) for mesh in self._meshes for d in mesh_devices(mesh).ravel()})
-        self._numbers = {device: number for number, device in enumerate(ids)}
         held = relax_functions(mod)
         self._entries = [str(gv.name_hint) for gv, fn in held if _io(fn) is not None]
         self.is_local = bool(self._entries)
+        own = self._on_own_devices()
+        ids = sorted({d for number in own for d in self._devices(number)})
+        self._numbers = {device: number for number, device in enumerate(ids)}
         self.form = form if self.is_local or form == "shard" else "global"
         if form == "auto" and self.is_local:
             io = _io(mod[self._entries[0]])
@@ -98,13 +99,24 @@ class _Writer:
             self._function(str(gv.name_hint), fn) for gv, fn in relax_functions(self._mod)
         )
         functions += "".join(self._composites.functions if self._composites else ())
-        lines = [] if self.form == "replicas" else [self._mesh(i) for i in range(len(self._meshes))]
+        lines = [] if self.form == "replicas" else [self._mesh(i) for i in self._on_own_devices()]
         if self.form == "shard":
             return "module {\n" + "".join(lines) + functions + "}\n"
         replicas = len(self._numbers) if self.form == "replicas" else 1
         partitions = len(self._numbers) if self.form != "replicas" and self._meshes else 1
         notes = f"mhlo.num_partitions = {partitions} : i32, mhlo.num_replicas = {replicas} : i32"
         return f"module attributes {{{notes}}} {{\n" + "".join(lines) + functions + "}\n"
+
+    def _devices(self, index: int) -> list[int]:
+        return [int(d) for d in mesh_devices(self._meshes[index]).ravel()]
+
+    def _on_own_devices(self) -> list[int]:
+        """Numbers of the meshes, at level 5 of those on the devices that run the program."""
+        every = list(range(len(self._meshes)))
+        if not self._entries:
+            return every
+        own = set(self._devices(int(_io(self._mod[self._entries[0]])["mesh"])))
+        return [number for number in every if set(self._devices(number)) == own]
 
     def _mesh(self, index: int) -> str:
         mesh = self._meshes[index]
@@ -116,7 +128,7 @@ class _Writer:
         axes = ", ".join(
             f'"{name}"={size}' for name, size in zip(self._axes[index], mesh_shape(mesh))
         )
-        ids = [self.number(int(d)) for d in mesh_devices(mesh).ravel()]
+        ids = list(map(self.number, self._devices(index)))
         order = "" if ids == list(range(len(ids))) else f", device_ids={ids}"
         if sorted(ids) != list(range(len(ids))):
             raise fault(self._names[index], "a mesh of some of the module's devices only")

@@ -15,6 +15,8 @@ from tvm import relax
 import tvm_distir as td
 from tvm_distir.analysis import check_level
 from tvm_distir.errors import ModelError
+from tvm_distir.runtime import Reference
+from tvm_distir.verification import draw_inputs
 
 SUM = """({
       ^bb0(%l: tensor<f32>, %r: tensor<f32>):
@@ -121,6 +123,23 @@ def test_ours_are_read_on_devices_in_another_order():
     for gv, function in expected.functions.items():
         pair = back[gv.name_hint], function
         assert tvm_ffi.structural_equal(*pair, map_free_vars=True)
+
+
+def test_only_devices_that_run_the_program_are_counted():
+    """Of two meshes one is used; its devices are numbered from 0."""
+    mod = td.zoo.build("mlp", {"batch": "6", "layers": "2", "hidden": "8"})
+    made = td.strategy.make_plan(mod, "data_parallel+tensor_parallel", {"dp": 2, "tp": 1})
+    used = replace(made.meshes[0], name="used", device_ids=(1, 2))
+    unused = replace(made.meshes[0], name="unused", axes={"x": 4})
+    rules = tuple(replace(rule, mesh="used") for rule in made.rules)
+    local = td.distribute(mod, replace(made, meshes=(unused, used), rules=rules))
+    assert "num_replicas = 2" in td.to_stablehlo(local, "replicas")
+    text = td.to_stablehlo(local, "manual")
+    assert "num_partitions = 2" in text and "@unused" not in text
+    inputs = draw_inputs(mod, 0)
+    found = td.run(td.from_stablehlo(text, inline=0), inputs, engine="virtual")
+    for array, wanted in zip(found, Reference(mod).run(inputs), strict=True):
+        np.testing.assert_allclose(array, wanted, 1e-5, 1e-6)
 
 
 SENT = """
