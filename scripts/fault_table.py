@@ -269,6 +269,18 @@ def _named_memory() -> set[str]:
     return {p.name for p in folder.iterdir()} if folder.is_dir() else set()
 
 
+def _in_use(names: set[str]) -> set[str]:
+    """Those of /dev/shm that a running process has mapped: other jobs', not left behind."""
+    found: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        try:
+            text = maps.read_text(errors="replace")
+        except OSError:
+            continue
+        found.update(name for name in names if f"/dev/shm/{name}" in text)
+    return found
+
+
 def _processes_of(group: str) -> list[int]:
     """Processes whose environment names the row's own variable."""
     found = []
@@ -302,7 +314,8 @@ def table_row(name: str, rows: EngineRows, fault: Fault, timeout_s: float) -> di
     for line in output.splitlines():
         if line.startswith("{"):
             told = json.loads(line)
-    left = sorted(_named_memory() - before)
+    new = _named_memory() - before
+    left = sorted(new - _in_use(new))
     orphans = _processes_of(mark)
     bound_s = timeout_s + rows.slack_s
     good = (

@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import mmap
 import re
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,6 +70,20 @@ def test_a_row_of_the_table_is_a_process_with_an_exit_code():
     assert row["good"], row
     assert row["code"] == 1
     assert row["orphans"] == []
+
+
+def test_memory_of_another_job_is_not_left_behind():
+    folder = tempfile.mkdtemp(prefix="tvm_distir_test_", dir="/dev/shm")
+    held, left = (Path(folder) / name for name in ("held", "left"))
+    names = {f"{Path(folder).name}/{one.name}" for one in (held, left)}
+    try:
+        for one in (held, left):
+            one.write_bytes(bytes(4096))
+        with held.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+            assert table._in_use(names) == {f"{Path(folder).name}/held"}
+        assert not table._in_use(names)
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_a_row_that_finds_another_error_is_not_good(monkeypatch):

@@ -94,11 +94,15 @@ class TestSumsInParts:
         assert found.total() == _sums(free).total()
 
     def test_time_and_memory_show_it(self, step, free, tight):
-        """Gradients of each micro-batch are sent, which takes time, and less is kept."""
+        """Gradients of each micro-batch are sent, which has its price, and less is kept.
+
+        What is simulated may hide it behind the kernels of the backward part.
+        """
         before, after = (_simulated(step, IN_TURN, one) for one in (free, tight))
         assert after.peak_memory_bytes < 0.91 * before.peak_memory_bytes
-        assert after.time_s > before.time_s
         assert tight.price_ps > free.price_ps
+        sent = [sum(d.comm_s for d in one.devices) for one in (before, after)]
+        assert sent[1] > sent[0]
 
     def test_the_plan_runs_and_is_equal_to_one_device(self, step, tight):
         plan = td.strategy.with_updates(step, replace(tight.plan(), schedule=IN_TURN))
