@@ -26,6 +26,13 @@ PROGRAMS = {
     "llama train": "llama;dp=2,tp=2;data_parallel+megatron;step",
     "gpt in stages": "gpt;pp=2,dp=2;pipeline:schedule=1f1b,micro_batches=2+data_parallel;"
     "1f1b:stages=2,micro_batches=2",
+    "llama in stages, zero bubble": "llama;pp=2,dp=2;"
+    "pipeline:schedule=zero_bubble,micro_batches=2+data_parallel;"
+    "zero_bubble:stages=2,micro_batches=2",
+    "llama in stages, zero bubble v": "llama;pp=2;"
+    "pipeline:schedule=zero_bubble_v,micro_batches=4;zero_bubble_v:stages=2,micro_batches=4",
+    "gpt in stages, interleaved": "gpt;pp=2,tp=2;"
+    "pipeline:schedule=interleaved,micro_batches=2+megatron;interleaved:stages=2,micro_batches=2",
 }
 HERE = Path(__file__).parent
 

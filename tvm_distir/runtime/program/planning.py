@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,7 +25,8 @@ _KILLS = ("relax.memory.kill_tensor", "relax.memory.kill_storage", "relax.vm.kil
 _SEND = "tvm_distir.ccl.send"
 
 Tree = Any
-"""Number of a block, None for what has none, or a tuple of trees; of parameter p, ``-1 - p``."""
+"""Number of a block, None for what has none, or a tuple of trees; of the n-th tensor among the
+parameters, ``-1 - n``."""
 
 
 def plan_storage(mod: ir.IRModule) -> Storage:
@@ -111,8 +113,9 @@ class _Reader:
         return known[name]
 
     def _run(self, fn: relax.Function) -> tuple[StorageFunction, Tree]:
-        for number, param in enumerate(fn.params):
-            self.at[param] = -1 - number
+        numbers = itertools.count(-1, -1)
+        for param in fn.params:
+            self.at[param] = _given(param.ty, numbers)
         for binding in all_bindings(fn.body):
             self._bind(binding.var, binding.value)
         result = self._tree(fn.body.body)
@@ -146,7 +149,8 @@ class _Reader:
             for arg in value.args:
                 if isinstance(arg, relax.Tuple):
                     self._keep(arg)
-            self._returned(var, CALL, (name,), made.results, tree, value.args)
+            given = self._arguments(self.mod[op], value.args)
+            self._returned(var, CALL, (name,), made.results, tree, given)
             return
         name = str(op.name) if isinstance(op, ir.Op) else ""
         if name == "relax.memory.alloc_storage":
@@ -179,9 +183,18 @@ class _Reader:
             called = [b.value for b in all_bindings(side) if isinstance(b.value, ir.Call)]
             (call,) = [c for c in called if isinstance(c.op, ir.GlobalVar)]
             names.append(str(call.op.name_hint))
-            sides.append((*_Reader.read(self.mod, names[-1], self.known), call.args))
-        made, tree, args = max(sides, key=lambda side: len(side[0].results))
-        self._returned(var, BRANCH, tuple(names), made.results, tree, args)
+            given = self._arguments(self.mod[call.op], call.args)
+            sides.append((*_Reader.read(self.mod, names[-1], self.known), given))
+        made, tree, given = max(sides, key=lambda side: len(side[0].results))
+        self._returned(var, BRANCH, tuple(names), made.results, tree, given)
+
+    def _arguments(self, fn: relax.Function, args: Sequence[Any]) -> list[Tree]:
+        """What a call gives, in the order of the callee's numbers."""
+        return [
+            part
+            for param, arg in zip(fn.params, args, strict=True)
+            for part in _parts(param.ty, self._tree(arg))
+        ]
 
     def _returned(
         self,
@@ -190,7 +203,7 @@ class _Reader:
         names: tuple[str, ...],
         results: Sequence[int],
         tree: Tree,
-        args: Sequence[Any],
+        given: Sequence[Tree],
     ) -> None:
         """Take over the blocks that a call returns; each is held by all that it returns."""
         first = len(self.count)
@@ -204,7 +217,7 @@ class _Reader:
                 return tuple(map(mine, part))
             if part is None or part >= 0:
                 return None if part is None else at[part]
-            return self._tree(args[-1 - part])
+            return given[-1 - part]
 
         self._put(var, mine(tree))
 
@@ -241,6 +254,23 @@ class _Reader:
             whole = self._tree(expr.tuple_value)
             return whole[int(expr.index)] if isinstance(whole, tuple) else whole
         return None
+
+
+def _given(ty: ir.Type, numbers: Iterator[int]) -> Tree:
+    """What a parameter holds: a number below 0 for each tensor in it, none of which is a block."""
+    if isinstance(ty, relax.TupleType):
+        return tuple(_given(field, numbers) for field in ty.fields)
+    return next(numbers)
+
+
+def _parts(ty: ir.Type, tree: Tree) -> Iterator[Tree]:
+    """The parts of what is given for a parameter, as :func:`_given` counts them."""
+    if not isinstance(ty, relax.TupleType):
+        yield tree
+        return
+    fields = tree if isinstance(tree, tuple) else (tree,) * len(ty.fields)
+    for field, part in zip(ty.fields, fields, strict=True):
+        yield from _parts(field, part)
 
 
 def _sends(op: Any) -> bool:
