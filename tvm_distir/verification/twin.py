@@ -9,9 +9,10 @@ whatever one device or many run it. So a 16-bit model passes when both hold:
    tolerance: the distribution is right, seen without the noise of 16 bits;
 2. the distributed program itself is about as near to the twin as one device is: its root mean
    square error is at most :data:`RMS_FACTOR` times that of one device, its largest error at
-   most :data:`PEAK_FACTOR` times (a maximum scatters more than a mean). One device's error is
-   taken over several draws of the inputs where an output has few elements, and never as less
-   than the rounding of the output itself.
+   most :data:`PEAK_FACTOR` times (a maximum scatters more than a mean). Where an output has few
+   elements, one device's error is taken over several draws of the inputs, and as what so few
+   tell scatters, more is allowed (:func:`_scatter`). It is never taken as less than the
+   rounding of the output itself.
 """
 
 from __future__ import annotations
@@ -147,6 +148,15 @@ def own_errors(draws: Iterable[tuple[Sequence[Array], Sequence[Array]]]) -> list
     return errors
 
 
+def _scatter(elements: int) -> float:
+    """By how much more an error of few elements may exceed another one by chance alone.
+
+    The ratio of two root mean squares of one and of five normal deviates is Student's t with five
+    degrees of freedom: above 2 in a tenth of all cases, above 8 in 1 of 2,000.
+    """
+    return 1.0 if elements >= ENOUGH else 1.0 + 3.0 / math.sqrt(max(elements, 1))
+
+
 def judge(
     got: Sequence[Array],
     ref: Sequence[Array],
@@ -175,8 +185,8 @@ def judge(
             reports.append(compare_output(i, a, b, False, 0.0, 0.0))
             continue
         u = LEAST_ERROR.get(b.dtype.name, LEAST_OTHER)
-        atol = PEAK_FACTOR * max(own.peak, u * peak(t))
-        rms = RMS_FACTOR * max(own.rms(), u * root_mean_square(t))
+        atol = PEAK_FACTOR * max(own.peak * _scatter(own.elements), u * peak(t))
+        rms = RMS_FACTOR * max(own.rms() * _scatter(a.size), u * root_mean_square(t))
         wide = np_dtype(WIDE)
         reports.append(
             compare_output(i, a.astype(wide), t.astype(wide), False, atol, 0.0, rms, b.dtype.name)

@@ -220,6 +220,27 @@ def test_small_outputs_are_judged_over_several_draws():
     assert OwnError().rms() == 0
 
 
+def _passes(rng: np.random.Generator, size: int, factor: float) -> bool:
+    """Whether normal errors, ``factor`` times those of one device, count as rounding."""
+    truth = np.zeros(size, "float32")
+
+    def drawn(scale: float = 1.0) -> np.ndarray:
+        return rng.normal(scale=scale, size=size).astype("float32")
+
+    ref = drawn()
+    others = [drawn() for _ in range(4)]
+    (error,) = own_errors(([one], [truth]) for one in (ref, *others))
+    return judge([drawn(factor)], [ref], [truth], [error])[0].equal
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 40])
+def test_chance_makes_no_fault_of_few_elements(size):
+    """A distributed program that rounds as one device does; one that errs 100 times as much."""
+    rng = np.random.default_rng(size)
+    assert sum(not _passes(rng, size, 1.0) for _ in range(4000)) <= 12  # 0.3 %
+    assert sum(_passes(rng, size, 100.0) for _ in range(400)) <= 400 * 16 / 100
+
+
 def test_integers_of_16_bit_models_are_compared_exactly():
     ref = np.array([3, 4])
     (report,) = judge([np.array([3, 5])], [ref], [ref], [OwnError()])
