@@ -209,7 +209,7 @@ def _order(
             first += 1
         if flying and flying[0][0] <= now_ps:
             place(at_rank[heapq.heappop(flying)[1]])
-        elif ready and (window is None or ready[0] <= first + window):
+        elif ready and (not flying or window is None or ready[0] <= first + window):
             place(at_rank[heapq.heappop(ready)])
         else:
             end_ps, rank = heapq.heappop(flying)
