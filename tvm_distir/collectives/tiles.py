@@ -42,7 +42,7 @@ class Tile:
     @property
     def elements(self) -> int:
         """Number of elements of the box."""
-        return math.prod(b - a for a, b in self.src_bounds)
+        return _volume(self.src_bounds)
 
     def src_slices(self) -> tuple[slice, ...]:
         """Index of the box in the source rank's tensor."""
@@ -51,6 +51,16 @@ class Tile:
     def dst_slices(self) -> tuple[slice, ...]:
         """Index of the box in the destination rank's tensor."""
         return tuple(slice(a, b) for a, b in self.dst_bounds)
+
+
+def _volume(bounds: Bounds) -> int:
+    return math.prod(b - a for a, b in bounds)
+
+
+def _copies(side: Side, shape: Sequence[int]) -> int:
+    """How many devices of one end have the same part: those of axes that cut no dim."""
+    mesh, _, labels = side
+    return math.prod(n for n, label in zip(mesh, labels) if not 0 <= label < len(shape))
 
 
 def _shards(shape: Sequence[int], side: Side) -> list[tuple[int, Bounds]]:
@@ -82,12 +92,20 @@ def transfer_tiles(shape: tuple[int, ...], src: Side, dst: Side) -> tuple[Tile, 
     for device, bounds in _shards(shape, src):
         replicas.setdefault(bounds, []).append(device)
     turn = dict.fromkeys(replicas, 0)
+    number = {bounds: i for i, bounds in enumerate(replicas)}
+    # Axes cut one dim each, so the shards are all combinations of the cuts of their dims.
+    cuts = [dict.fromkeys(bounds[d] for bounds in replicas) for d in range(len(shape))]
+
+    @functools.cache
+    def meeting(dim: int, want: tuple[int, int]) -> tuple[tuple[int, int], ...]:
+        return tuple(c for c in cuts[dim] if max(c[0], want[0]) < min(c[1], want[1]))
+
     tiles = []
     for device, want in _shards(shape, dst):
-        for have, holders in replicas.items():
+        found = itertools.product(*(meeting(d, one) for d, one in enumerate(want)))
+        for have in sorted(found, key=number.__getitem__):
+            holders = replicas[have]
             box = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(have, want)]
-            if any(a >= b for a, b in box):
-                continue
             if device in holders:
                 source = device
             else:
@@ -127,6 +145,14 @@ class Transfer:
             Those that count; empty: all.
         """
         own = set(devices)
+        side = self.src if sends else self.dst
+        if not set(self.src[1]) & set(self.dst[1]):
+            shards = [(d, b) for d, b in _shards(self.shape, side) if not own or d in own]
+            whole = max((_volume(bounds) for _, bounds in shards), default=0)
+            if not sends:
+                return whole
+            if _copies(self.src, self.shape) == 1:  # each device sends all that it has
+                return whole * _copies(self.dst, self.shape)
         sums: dict[int, int] = {}
         for tile in self.tiles():
             here = tile.src if sends else tile.dst

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
 
@@ -14,7 +15,7 @@ from level5_modules import draw
 
 import tvm_distir as td
 from tvm_distir.collectives import meaning as cc
-from tvm_distir.collectives.tiles import transfer_tiles
+from tvm_distir.collectives.tiles import Transfer, transfer_tiles
 from tvm_distir.ir import REDUCE_OPS, mesh_devices, mesh_shape, parse_placement
 from tvm_distir.runtime.program.inputs import LocalInputs
 from tvm_distir.runtime.program.joining import gather_outputs, same_bits
@@ -129,6 +130,22 @@ def test_every_destination_element_is_written_exactly_once(shape):
         for rank, array in want.items():
             assert np.array_equal(got[rank], array)
             assert np.array_equal(writes[rank], (array > 0).astype(int))
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (5, 7), (1, 3)])
+def test_the_most_that_a_device_sends_and_receives_is_that_of_its_tiles(shape):
+    """With closed forms, where no device is on both sides: the same as tile by tile."""
+    for src, dst in itertools.product(sides(), repeat=2):
+        if uneven_twice(shape, src) or uneven_twice(shape, dst):
+            continue
+        moved = Transfer(0, shape, src, dst)
+        for sends, own in itertools.product((True, False), ((), (1, 2, 5))):
+            sums = collections.Counter()
+            for tile in transfer_tiles(shape, src, dst):
+                rank = tile.src if sends else tile.dst
+                if tile.src != tile.dst and (not own or rank in own):
+                    sums[rank] += tile.elements
+            assert moved.crossing_elements(sends, own) == max(sums.values(), default=0)
 
 
 def uneven_twice(shape, side):
