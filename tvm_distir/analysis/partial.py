@@ -14,7 +14,16 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from ..errors import LevelError
-from ..ir import PARTIAL_ATTR, P, R, call_axes, is_private, labels_of, value_types
+from ..ir import (
+    PARTIAL_ATTR,
+    FieldLeaves,
+    P,
+    R,
+    call_axes,
+    is_private,
+    labels_of,
+    value_types,
+)
 from ..native import Reading, read_functions
 from ..ops import is_packed_call, match_factor, rule_of
 
@@ -36,6 +45,7 @@ class PartialState:
     def __init__(self, mod: ir.IRModule, name: str, fn: relax.Function, *, legalized: bool) -> None:
         self.mod, self.name, self.fn, self.legalized = mod, name, fn, legalized
         self.state: dict[Any, list[Axes]] = {}
+        self._leaves = FieldLeaves(value_types)
         index = 0
         for p in fn.params[:]:
             leaves = value_types(p.ty)
@@ -56,10 +66,8 @@ class PartialState:
         if isinstance(expr, relax.Tuple):
             return [axes for f in expr.fields[:] for axes in self.of(f)]
         if isinstance(expr, relax.TupleGetItem):
-            whole, fields = self.of(expr.tuple_value), expr.tuple_value.ty.fields
-            counts = [len(value_types(f)) for f in fields[:]]
-            first = sum(counts[: expr.index])
-            return whole[first : first + counts[expr.index]]
+            whole, leaves = self.of(expr.tuple_value), self._leaves.of(expr)
+            return whole[leaves.start : leaves.stop]
         if expr in self.state:
             return self.state[expr]
         return [NONE] * len(value_types(expr.ty))

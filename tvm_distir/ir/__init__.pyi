@@ -92,6 +92,7 @@ from .rewrite import argument as argument
 from .rewrite import make_binding as make_binding
 from .rewrite import make_call as make_call
 from .rewrite import make_var as make_var
+from .types import FieldLeaves as FieldLeaves
 from .types import as_dtensor as as_dtensor
 from .types import carries_value as carries_value
 from .types import flat_types as flat_types

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -39,6 +40,29 @@ def carries_value(ty: Any) -> bool:
 def value_types(ty: Any) -> list[Any]:
     """Leaves of a (nested) tuple type that carry values, in order."""
     return [leaf for leaf in flat_types(ty) if carries_value(leaf)]
+
+
+class FieldLeaves:
+    """Where the leaves of a field are among those of its tuple; each tuple is counted once.
+
+    Parameters
+    ----------
+    leaves : callable
+        Leaves of a type: :func:`flat_types` or :func:`value_types`.
+    """
+
+    def __init__(self, leaves: Callable[[Any], list[Any]] = flat_types) -> None:
+        self._leaves = leaves
+        self._ends: dict[Any, list[int]] = {}
+
+    def of(self, item: relax.TupleGetItem) -> range:
+        """Numbers of the leaves of a field."""
+        whole, index = item.tuple_value, int(item.index)
+        ends = self._ends.get(whole)
+        if ends is None:
+            counts = [len(self._leaves(field)) for field in whole.ty.fields[:]]
+            ends = self._ends[whole] = [0, *itertools.accumulate(counts)]
+        return range(ends[index], ends[index + 1])
 
 
 def as_dtensor(ty: Any, mesh: DeviceMesh, labels: Sequence[int]) -> DTensorType:

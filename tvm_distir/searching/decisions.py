@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from tvm import relax
@@ -184,6 +185,7 @@ def _values(
     g = instances[0].graph
     returned = set(g.result_values) if g.public else set()
     names = [value.name for value in g.values]
+    counts = Counter(names)
     found = []
     for k, node in enumerate(g.nodes):
         if node.kind != "op" or len(node.results) != 1:
@@ -193,7 +195,7 @@ def _values(
         form = next(iter(forms))
         if v in returned:
             continue
-        if len(forms) > 1 or P in form or not g.values[v].shape or names.count(names[v]) > 1:
+        if len(forms) > 1 or P in form or not g.values[v].shape or counts[names[v]] > 1:
             continue
         found.append(PlanRule("value", names[v], form, mesh.name, function=function))
     return found

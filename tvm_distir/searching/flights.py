@@ -156,6 +156,10 @@ class Spans:
         self._made = phases.get(FORWARD_PHASE, 0)
         self._done = max(phases.values(), default=0)
 
+    def copied(self, first: int, last: int) -> tuple[int, int]:
+        """When a parameter is kept in another form, made once for all micro-batches."""
+        return (0, max(last, self._done)) if self._done else (first, last)
+
     def of(self, v: int, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """How often a value is kept from when to when, that of other micro-batches too.
 

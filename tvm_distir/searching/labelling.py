@@ -17,7 +17,7 @@ from ..plan import DEFAULT_MESH, MeshSpec, Plan
 from ..program import Program, export
 from ..propagation import Decision, PlacedModule, Reacher, Unifier, labels_of
 from ..propagation.graph import Graph
-from ..propagation.solve import Solution, minimise
+from ..propagation.solve import Solution, Starts, minimise
 from ..system import PICOSECONDS, System
 from ..transform import AnnotateSharding, pipeline
 from .decisions import axes_of, decision_of, mesh_of, plan_of
@@ -227,10 +227,10 @@ class Labeller:
         return Nets(shared).of(key)
 
     def _solve(self, net: Net, name: str, gap: float, memory_bytes: int | None) -> Bounded:
-        tables = self.tables
+        tables, starts = self.tables, Starts()  # prices of memory change tables, not their scopes
 
         def solve(problem: Problem, constant: int) -> Solution:
-            found = minimise(tables, problem, WIDTH, name, gap=gap, constant=constant)
+            found = minimise(tables, problem, WIDTH, name, starts, gap=gap, constant=constant)
             _, forbidden = tables.evaluate(problem, found.values)
             if not net.feasible or not found.feasible or forbidden:
                 raise InfeasibleError(

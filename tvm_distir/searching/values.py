@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The tables between the nodes of a net: what changes of form cost, and what is kept of values."""
+"""The tables between the nodes of a net: what it costs to hand values over."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ import numpy as np
 
 from ..ir import Labels, P, R
 from ..native import INFINITE
-from ..ops import VIEWS
 from ..propagation.graph import Uses
 from ..redistribution import PriceMatrix
-from .arithmetic import in_place
-from .flights import NO_FLIGHT, Spans
-from .net import Assembly, Bytes, Holding, Interned, Side
+from .keeping import Keeping
+from .net import Assembly, Bytes, Interned, Side
 
 
 class Values:
-    """Adds what it costs to hand each value to its readers, and what is kept of it.
+    """Adds what it costs to hand each value to its readers, and notes what is kept of it.
 
     Parameters
     ----------
@@ -29,17 +27,14 @@ class Values:
 
     def __init__(self, net: Assembly) -> None:
         self.to, self.g, self.shared, self.net = net, net.g, net.shared, net.net
-        g, updates = net.g, net.shared.updates
-        flight = net.shared.flight if g.public else NO_FLIGHT
-        self.spans = Spans(g, net.shared.module.graphs, net.net.begins, flight)
-        self.donated = {g.result_values[ret] for ret in (updates if g.public else ())}
+        self.keeping = Keeping(net)
 
     def run(self) -> None:
         """Add all values that something reads."""
         for v, uses in enumerate(self.g.uses):
             if uses:
                 self._value(v, uses)
-        self.net.lasts = [self._last(v) for v in self.g.param_values]
+        self.net.lasts = [self.keeping.last(v) for v in self.g.param_values]
 
     def _value(self, v: int, uses: Uses) -> None:
         """Add what it costs to hand a value to its readers."""
@@ -63,106 +58,15 @@ class Values:
             taken, other = self.net.ends[reader]
             readers += [(taken.needs(i), other) for i in dict.fromkeys(positions)]
         matrix, held = self.shared.forms_of(g, v), self._stationary(k)
-        self._keep(v, matrix, (given, variable))
-        if len(readers) == 1:
-            needs, other = readers[0]
+        if len(readers) > 1:
+            read = self._several(v, matrix, held, (given, variable), readers)
+        else:
+            (read,) = readers
+            needs, other = read
             key = ("edge", id(matrix), held, given, needs, g.times(v))
             table = self.shared.table(key, lambda: self._moves(v, given, needs))
             self.to.put_pair(variable, other, table)
-            self._copy(matrix, (given, variable), (needs, other), self._span(uses))
-            return
-        self._several(v, matrix, held, (given, variable), readers)
-
-    def _span(self, uses: Uses) -> tuple[int, int]:
-        """From the first of some uses of a value to the end of the last."""
-        begins = self.net.begins
-        return begins[min(k for k, _ in uses)], max(self._end(k, where) for k, where in uses)
-
-    def _end(self, k: int, operands: Sequence[int]) -> int:
-        """When a node has read operands: in a function that is called, what reads them last."""
-        begins = self.net.begins
-        if k in self.net.spliced:
-            lasts = self.net.spliced[k][0].lasts
-            return begins[k] + max(lasts[i] for i in operands)
-        return begins[k + 1] - 1
-
-    def _last(self, v: int) -> int:
-        """When a value, or another view of it, is read last."""
-        found = [self._end(k, where) for k, where in self.g.uses[v]]
-        for k, _ in self.g.uses[v]:
-            if self._aliases(k):
-                found.append(self._last(self.g.nodes[k].results[0]))
-        return max(found, default=0)
-
-    def _keep(self, v: int, matrix: PriceMatrix, producer: Side) -> None:
-        """Note how long a value is kept in the form in which it is given.
-
-        Of a stage also what is kept for other micro-batches, and of others like it on the rank.
-        """
-        g, (given, variable) = self.g, producer
-        maker = g.producer[v][0]
-        node = g.nodes[maker]
-        if v in self.donated or self._aliases(maker) or (node.kind == "param" and not g.public):
-            return
-        first, last = self.net.begins[maker], self._last(v)
-        if node.kind == "param":
-            first, last = 0, self.net.begins[-1] - 1
-        elif maker in self.net.spliced:
-            first = self.net.begins[maker + 1] - 1
-        size = self._bytes(matrix, given)
-        for often, begin, end in self.spans.of(v, first, last):
-            if often:
-                self._hold((variable,), self._times(size, often), begin, end)
-
-    def _aliases(self, k: int) -> bool:
-        """Whether a node's result is its operand's memory."""
-        node = self.g.nodes[k]
-        if node.rule is None:
-            return False
-        return node.rule.op in VIEWS or in_place(self.g, node)
-
-    def _copy(
-        self,
-        matrix: PriceMatrix,
-        producer: Side,
-        reader: Side,
-        span: tuple[int, int],
-    ) -> None:
-        """Note how long a value is kept in another form than it is given in."""
-        (given, variable), (needs, other) = producer, reader
-        key = ("copies", id(matrix), given, needs)
-        found = self.shared.sizes.get(key)
-        if found is None:
-            same = np.array([[x == y for y in needs] for x in given])
-            found = self.shared.sizes[key] = np.where(same, 0, self._bytes(matrix, needs)[None])
-        self._hold((variable, other), found, *span)
-
-    def _bytes(self, matrix: PriceMatrix, forms: tuple[Labels, ...]) -> Bytes:
-        key = ("bytes", id(matrix), forms)
-        found = self.shared.sizes.get(key)
-        if found is None:
-            at = {form: i for i, form in enumerate(matrix.placements)}
-            found = self.shared.sizes[key] = matrix.local_bytes[[at[form] for form in forms]]
-        return found
-
-    def _times(self, size: Bytes, often: int) -> Bytes:
-        if often == 1:
-            return size
-        key = ("times", id(size), often)
-        found = self.shared.sizes.get(key)
-        if found is None:
-            found = self.shared.sizes[key] = often * size
-        return found
-
-    def _hold(self, scope: tuple[int, ...], size: Bytes, first: int, last: int) -> None:
-        """Note a holding; variables of a single state are left out of its scope."""
-        open_axes = tuple([slice(None) if u >= 0 else 0 for u in scope])
-        size = size[open_axes]
-        scope = tuple([u for u in scope if u >= 0])
-        if len(scope) == 2 and scope[0] == scope[1]:
-            scope, size = scope[:1], size.diagonal()
-        if size.any():
-            self.net.holdings.append(Holding(scope, size, first, last))
+        self.keeping.keep(v, matrix, (given, variable), read)
 
     def _several(
         self,
@@ -171,7 +75,7 @@ class Values:
         held: tuple[bool, ...],
         producer: Side,
         readers: Sequence[Side],
-    ) -> None:
+    ) -> Side:
         """A value with several readers: the form that it is held in is a variable."""
         given, variable = producer
         needs = tuple([n for n, _ in readers])
@@ -184,11 +88,10 @@ class Values:
         if len(forms) > 1:
             shared = len(self.net.domains)
             self.net.domains.append(len(forms))
-        span = self._span(self.g.uses[v])
-        self._copy(matrix, producer, (forms, shared), span)
         self.to.put_pair(variable, shared, first)
         for (_, other), table in zip(readers, rest, strict=True):
             self.to.put_pair(other, shared, table)
+        return forms, shared
 
     def _held(
         self, v: int, given: tuple[Labels, ...], needs: Sequence[tuple[Labels, ...]]

@@ -242,7 +242,8 @@ class PartWriter:
         """Weights with their gradients, by the layer that they belong to."""
         found: Groups = {}
         owners: dict[Any, tuple[Owner, str]] = {}
-        reads = Counter(v for v in gradients for one in self.part.stage.layers if v in one.args)
+        layers = self.part.stage.layers
+        reads = Counter(v for one in layers for v in dict.fromkeys(one.args) if v in gradients)
         for layer in self.part.stage.layers:
             if layer.name not in self.part.layered:
                 continue

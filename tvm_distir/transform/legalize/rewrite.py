@@ -13,7 +13,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ...ir import REDUCTIONS, dist_op_name, flat_types
+from ...ir import REDUCTIONS, FieldLeaves, dist_op_name, flat_types
 from ...ir.rewrite import (
     VARIABLES,
     is_redistribute,
@@ -62,6 +62,7 @@ class FunctionLegalizer:
         self.reading, self.values, self.moves = reading, values, moves
         self.calls = CallLegalizer(classes, values, moves)
         self._first = reading.params
+        self._leaves = FieldLeaves()
 
     def run(self) -> relax.Function:
         """Return the function at level 4, or itself where that is the same."""
@@ -176,11 +177,8 @@ class FunctionLegalizer:
             self.calls.creation(var, value, like)
         elif type(value) is relax.TupleGetItem:
             new = substitute(value, values.env)
-            first = self._first_leaf(new)
-            count = len(flat_types(var.ty))
-            values.bind(
-                var, new, [values.terms_of(new.tuple_value, first + i) for i in range(count)]
-            )
+            leaves = self._leaves.of(new)
+            values.bind(var, new, [values.terms_of(new.tuple_value, i) for i in leaves])
         elif type(value) in VARIABLES:
             # A plain alias stays, under its own name.
             new = substitute(value, values.env)
@@ -188,8 +186,3 @@ class FunctionLegalizer:
         else:
             new = substitute(value, values.env)
             values.bind(var, new, [values.terms_of(e, n) for e, n, _ in leaves_of(new)])
-
-    @staticmethod
-    def _first_leaf(item: Any) -> int:
-        fields = item.tuple_value.ty.fields[: int(item.index)]
-        return sum(len(flat_types(f)) for f in fields)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ...ir import dist_op_name, flat_types
+from ...ir import FieldLeaves, dist_op_name, flat_types
 from ...ir.rewrite import (
     is_tensors,
     leaves_of,
@@ -41,6 +41,7 @@ class Bindings:
     def __init__(self, values: LocalValues) -> None:
         self.values = values
         self.moves, self.op_calls = LocalMoves(values), OpCalls(values)
+        self._leaves = FieldLeaves()
 
     def _here(self, var: Any, value: Any) -> bool:
         values = self.values
@@ -128,11 +129,9 @@ class Bindings:
                 "Call a Relax op or a PrimFunc instead.",
             )
         elif type(value) is relax.TupleGetItem:
-            fields = value.tuple_value.ty.fields[: int(value.index)]
-            first = sum(len(flat_types(f)) for f in fields)
-            count = len(flat_types(var.ty))
-            terms = [self.values.terms_of(value.tuple_value, first + i) for i in range(count)]
-            zero = all(self.values.zero_of(value.tuple_value, first + i) for i in range(count))
+            numbers = self._leaves.of(value)
+            terms = [self.values.terms_of(value.tuple_value, i) for i in numbers]
+            zero = all(self.values.zero_of(value.tuple_value, i) for i in numbers)
             local = relax.TupleGetItem(self.values.local(value.tuple_value), int(value.index))
             self.values.bind(var, self.values.builder.normalize(local), terms, zero)
         else:
