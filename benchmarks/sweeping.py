@@ -5,11 +5,13 @@
 The rows are GPT configurations of one structure: 32 layers on 8 stages x dp 4 x tp 4, all else
 varied. The first sweep finds the structure, with an empty cache; those behind it have its samples
 on disk. What it takes to read and fit these is told apart, and so are the rows that are taken
-through the whole pipeline too.
+through the whole pipeline too. What each of these leaves behind is collected where it was made:
+else the collector, which a sweep pauses, would look through it while rows are written.
 """
 
 from __future__ import annotations
 
+import gc
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +45,7 @@ class Apart:
         def timed(*arguments: Any) -> Any:
             start = time.process_time()
             found = work(*arguments)
+            gc.collect()
             self.seconds["checked"] += time.process_time() - start
             return found
 
@@ -54,6 +57,8 @@ class Apart:
             while True:
                 start = time.process_time()
                 one = next(parts, None)
+                if one is None:
+                    gc.collect()
                 self.seconds["structure"] += time.process_time() - start
                 if one is None:
                     return
