@@ -72,6 +72,22 @@ def _repeat(graphs: Mapping[str, Graph], order: Sequence[str]) -> None:
         graph = graphs[key]
         often = {k: graphs[graph.nodes[k].callee].repeat for k in graph.calls}
         graph.repeats = {k: n for k, n in often.items() if n > 1}
+        if graph.repeats:
+            graph.repeats.update(_between(graph))
+
+
+def _between(graph: Graph) -> dict[int, int]:
+    """How often a step runs the annotations of what repeated calls hand to each other."""
+    nodes, repeats = graph.nodes, graph.repeats
+    pins = [k for k, node in enumerate(nodes) if node.kind == "pin"]
+    given, read = dict(repeats), dict(repeats)
+    for k in pins:
+        given[k] = given.get(graph.producer[nodes[k].operands[0]][0], 1)
+    for k in reversed(pins):
+        read[k] = max(
+            (read.get(reader, 1) for reader, _ in graph.uses[nodes[k].results[0]]), default=1
+        )
+    return {k: n for k in pins if (n := min(given[k], read[k])) > 1}
 
 
 def module_axes(mod: ir.IRModule) -> tuple[Axis, ...]:

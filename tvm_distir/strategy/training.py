@@ -36,6 +36,14 @@ def gradient_names(fn: relax.Function) -> dict[str, str]:
     return {w: str(n) for w, n in training_notes(fn, "gradients").items()}
 
 
+def term_names(fn: relax.Function) -> dict[str, str]:
+    """Names of the values that are one micro-batch's gradients of weights, of steps in stages.
+
+    Those of weights that other stages have too are among them.
+    """
+    return {w: str(n) for w, n in training_notes(fn, "terms").items()}
+
+
 def boundary_positions(fn: relax.Function) -> list[int]:
     """Parameters of a stage's function that come from other stages; none of other functions."""
     attrs: Any = fn.attrs or {}

@@ -30,7 +30,7 @@ from .facts import (
 )
 from .registry import plan_maker
 from .taken import taken_dims
-from .training import gradient_names, states_of
+from .training import gradient_names, states_of, term_names
 
 STAGES = (1, 2, 3)
 
@@ -135,7 +135,7 @@ def _stored(
     stage: int,
 ) -> Iterator[PlanRule]:
     """Yield the rules of weights, gradients and states of one function."""
-    gradients, states = gradient_names(fn), states_of(fn)
+    gradients, terms, states = gradient_names(fn), term_names(fn), states_of(fn)
     for position, weight in weights.items():
         dim = dims[position]
         label = dim if stage == 3 else R
@@ -146,9 +146,10 @@ def _stored(
         for state in states.get(weight.name, ()):
             title = glob.escape(state)
             yield PlanRule("param", title, cut, mesh.name, function=weight.function)
-        if stage > 1 and weight.name in gradients:
-            title = glob.escape(gradients[weight.name])
-            yield PlanRule("value", title, cut, mesh.name, function=weight.function)
+        for named in (terms, gradients) if stage > 1 else ():
+            if weight.name in named:
+                title = glob.escape(named[weight.name])
+                yield PlanRule("value", title, cut, mesh.name, function=weight.function)
 
 
 def _dims(

@@ -14,6 +14,8 @@ from tvm_distir.strategy import make_plan
 
 COUNTER_BYTES = 8
 """Adam's step, int64."""
+LOSS_BYTES = 4
+SHAPE = {"size": "tiny", "dtype": "float16", "vocab": 512}
 
 
 @pytest.mark.parametrize(
@@ -26,7 +28,7 @@ COUNTER_BYTES = 8
     ],
 )
 def test_bytes_per_parameter(strategy: str, weights: int, gradients: int, states: int) -> None:
-    model = td.zoo.gpt(size="tiny", batch=8, dtype="float16", vocab=512)
+    model = td.zoo.gpt(batch=8, **SHAPE)
     step = td.train_step(model, "cross_entropy", "adam", master=True)
     program = td.export(td.distribute(step, make_plan(step, strategy, {"dp": 4})))
     entry = program.entries[0]
@@ -40,3 +42,36 @@ def test_bytes_per_parameter(strategy: str, weights: int, gradients: int, states
     assert most["states"] - COUNTER_BYTES == 12 * count // states
     reduced = 2 * max(sizes) if gradients == 1 else 0  # of one its terms, while they are summed
     assert most["gradients"] - reduced == 2 * count // gradients
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("micro_batches", [2, 8])
+@pytest.mark.parametrize(
+    ("strategy", "parts"), [("data_parallel", 1), ("zero:stage=2", 4), ("zero:stage=3", 4)]
+)
+def test_sums_over_micro_batches(
+    strategy: str, parts: int, stages: int, micro_batches: int
+) -> None:
+    """In float32, 4 bytes a parameter, or the parts of which a device updates one.
+
+    What a micro-batch adds is reduced to that part in the functions that make it, layer by layer:
+    no phase hands on a whole gradient.
+    """
+    model = td.zoo.gpt(batch=4, **SHAPE)
+    schedule = {"kind": "1f1b", "stages": stages, "micro_batches": micro_batches}
+    step = td.train_step(model, "cross_entropy", "adam", master=True, schedule=schedule)
+    text = f"pipeline:micro_batches={micro_batches}+{strategy}"
+    program = td.export(td.distribute(step, make_plan(step, text, {"pp": stages, "dp": 4})))
+    assert program.staged is not None
+    for number, role in enumerate(program.staged.roles):
+        given = [role.slots[s] for s in role.params]
+        weights = [g for g in given if (g.role, g.dtype) == ("weight", "float16")]
+        count = sum(math.prod(w.whole_shape or ()) for w in weights)
+        sums = role.phase("accumulate")
+        backward = role.phase("backward")
+        assert sums is not None and backward is not None
+        held = sum(role.slots[s].bytes for s in sums.outputs)
+        loss = LOSS_BYTES if number + 1 == stages else 0
+        assert held - loss == 4 * count // parts
+        reduced = [op for op in program.functions[backward.function].ops if op.kind == "collective"]
+        assert not reduced

@@ -8,14 +8,17 @@ import math
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
-from tvm import ir
+from tvm import ir, relax
 
 import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.errors import MeshError, PlanError
 from tvm_distir.ir import R
 from tvm_distir.plan import Plan
+from tvm_distir.runtime import Reference
+from tvm_distir.transform import ExpandSchedule
 
 GPT = {
     "size": "tiny",
@@ -108,6 +111,61 @@ def test_convolutions_equal_one_device() -> None:
     assert shares["states"] == pytest.approx(0.5, abs=0.01)
     assert shares["weights"] == pytest.approx(0.5, abs=0.01)
     assert td.verify(step, plan, engine="virtual", dist=dist).equal
+
+
+def linear(batch: int) -> ir.IRModule:
+    """Three layers of a product, a bias and a sum; the last product has the first one's weight."""
+    width, builder = 8, relax.BlockBuilder()
+    square, vector = (relax.TensorType(s, "float32") for s in ([width, width], [width]))
+    data = relax.TensorType([batch, width], "float32")
+    own = [relax.Var("x", data), relax.Var("w", square), relax.Var("b", vector)]
+    with builder.function("layer", own, private=True):
+        with builder.dataflow():
+            product = builder.emit(relax.op.matmul(own[0], own[1]))
+            added = relax.op.add(builder.emit(relax.op.add(product, own[2])), own[0])
+            out = builder.emit_output(added)
+        builder.emit_func_output(out)
+    layer = builder.get().get_global_var("layer")
+    params = [relax.Var("x", data), relax.Var("first", square)]
+    for i in range(3):
+        params += [relax.Var(f"w{i}", square), relax.Var(f"b{i}", vector)]
+    with builder.function("main", params):
+        with builder.dataflow():
+            value: Any = builder.emit(relax.op.matmul(params[0], params[1]))
+            for i in range(3):
+                value = builder.emit(ir.Call(layer, [value, *params[2 + 2 * i : 4 + 2 * i]]))
+            out = builder.emit_output(relax.op.matmul(value, relax.op.permute_dims(params[1])))
+        builder.emit_func_output(out)
+    mod = builder.get()
+    mod.update_func(mod.get_global_var("main"), mod["main"].with_attr("num_input", 1))
+    return mod
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("kind", ["1f1b", "zero_bubble"])
+@pytest.mark.parametrize(("stages", "micros"), [(1, 4), (2, 2), (2, 4)])
+def test_sums_over_micro_batches_in_parts_are_the_same_bits(
+    stage: int, kind: str, stages: int, micros: int
+) -> None:
+    """Against a step of the whole batch on one device; all sums are exact, whatever their order.
+
+    The step is linear, its operands are small integers, and the rate, the momentum and the
+    batch are powers of two.
+    """
+    batch, options = 16, {"optimizer": "sgd", "momentum": 0.5, "rate": 2.0**-6}
+    whole = td.train_step(linear(batch), "mse", **options)
+    rng = np.random.default_rng(0)
+    values = [
+        rng.integers(-1, 2, [int(n) for n in p.ty.shape]).astype("float32")
+        for p in whole["main"].params
+    ]
+    schedule = {"kind": kind, "stages": stages, "micro_batches": micros}
+    step = td.train_step(linear(batch // micros), "mse", schedule=schedule, **options)
+    text = f"pipeline:micro_batches={micros},schedule={kind}+zero:stage={stage}"
+    dist = td.distribute(step, strategy.make_plan(step, text, {"pp": stages, "dp": 2}))
+    found = td.run(ExpandSchedule()(dist), values, engine="virtual")
+    for one, other in zip(found, Reference(whole).run(values), strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("other", ["megatron", "tensor_parallel"])

@@ -130,7 +130,8 @@ class Graph:
     bound in it that it reads itself and does not hide. ``key`` is the function's name plus, after
     placing, its meshes. ``origin[k]`` is the node whose result a chain of layout ops ending at
     node k hands on. ``repeat`` is how often a step runs each call of the function, ``repeats`` has
-    that of what its call nodes call, where it is more than once.
+    that of what its call nodes call, and of annotations between such calls, where it is more than
+    once.
     """
 
     key: str

@@ -69,6 +69,7 @@ class PartWriter:
         self.weights, self.title = self.params.weights, str(part.stage.function.name_hint)
         self.updated: dict[str, str] = {}
         self.gradients: dict[str, str] = {}
+        self.terms: dict[str, str] = {}
         self.pair: Pair
         self.halves: Halves
         self.name = ""
@@ -98,6 +99,7 @@ class PartWriter:
                 "states": self.params.states,
                 "again": {},
                 "gradients": self.gradients,
+                "terms": self.terms,
                 **({"recompute": again} if again else {}),
             },
         }
@@ -198,6 +200,7 @@ class PartWriter:
         builder, part = self.builder, self.part
         phase = EACH_PHASE if self.tools.schedule.stash else ACCUMULATE_PHASE
         terms = list(gradients.values())
+        self.terms = {self.weights[var].name: str(term.name) for var, term in gradients.items()}
         sums = self.tools.accumulated(builder, self.title, terms, phase) if terms else []
         totals = dict(zip(gradients, sums, strict=True))
         for var, weight in self.weights.items():
