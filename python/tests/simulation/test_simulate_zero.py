@@ -9,7 +9,8 @@ import math
 import pytest
 
 import tvm_distir as td
-from tvm_distir.simulation.memory import Framework, entry_memory
+from tvm_distir.schedules import programs
+from tvm_distir.simulation.memory import Framework, RankMemories, entry_memory
 from tvm_distir.strategy import make_plan
 
 COUNTER_BYTES = 8
@@ -75,3 +76,39 @@ def test_sums_over_micro_batches(
         assert held - loss == 4 * count // parts
         reduced = [op for op in program.functions[backward.function].ops if op.kind == "collective"]
         assert not reduced
+
+
+@pytest.mark.parametrize(
+    ("strategy", "weights", "gradients", "states"),
+    [
+        ("data_parallel", 1, 1, 1),
+        ("zero:stage=2", 1, 4, 4),
+        ("zero:stage=3", 4, 4, 4),
+    ],
+)
+@pytest.mark.parametrize("stages", [1, 2])
+def test_bytes_per_parameter_over_micro_batches(
+    strategy: str, weights: int, gradients: int, states: int, stages: int
+) -> None:
+    """Gradients are float32 sums, and one micro-batch's in half precision before it is added."""
+    model = td.zoo.gpt(layers=2, batch=32, **SHAPE)
+    schedule = {"kind": "1f1b", "stages": stages, "micro_batches": 4}
+    step = td.train_step(model, "cross_entropy", "adam", master=True, schedule=schedule)
+    mesh = {"pp": stages, "dp": 4} if stages > 1 else {"dp": 4}
+    text = f"{strategy}+pipeline:stages={stages},micro_batches=4"
+    program = td.export(td.distribute(step, make_plan(step, text, mesh)))
+    staged = program.staged
+    memories = RankMemories(program, staged, Framework(program, block_bytes=1))
+    most = memories.of(0, programs(staged.schedule)[0]).account.most
+    params = [v for _, _, v in staged.inputs(0) if v.role == "weight" and v.whole_shape]
+    count = sum(math.prod(v.whole_shape) for v in params)
+    norms = sum(math.prod(v.whole_shape) for v in params if "ln_" in v.name)
+    phases = [program.functions[p.function] for p in staged.roles[0].phases]
+    called = [f for p in staged.roles[0].phases for f, _ in program.executed(p.function)]
+    own = {id(f): f.values for f in (*phases, *called)}
+    constants = sum(v.bytes for vs in own.values() for v in vs if v.role == "constant")
+    assert most["weights"] - constants - COUNTER_BYTES == 2 * count // weights
+    assert most["states"] == 12 * count // states
+    loss = 2 * LOSS_BYTES if stages == 1 else 0  # of a micro-batch, and the sum
+    terms = 2 * count + 2 * norms  # gradients of norms are float32
+    assert most["gradients"] == (4 * count + terms) // gradients + loss
