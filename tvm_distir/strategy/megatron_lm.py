@@ -83,8 +83,8 @@ def megatron(mod: ir.IRModule, mesh: MeshLike, axis: str = "tp", sequence: bool 
     MeshError
         DIST0206 when the mesh has no such axis.
     PlanError
-        DIST0233 the model has no such weights, or uses them in an unknown way; DIST0234 heads,
-        widths or the sequence are not divisible by the axis.
+        DIST0233 the model has no such weights, or uses them in an unknown way; DIST0234 heads
+        or widths are not divisible by the axis, or the sequence is shorter than it.
     """
     spec = as_mesh_spec(mesh)
     mesh_axis(spec, axis, "megatron")

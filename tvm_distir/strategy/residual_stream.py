@@ -14,7 +14,7 @@ from ..errors import PlanError
 from ..ir import is_private, static_shape
 from ..plan import MeshSpec, PlanRule
 from .consumers import Consumers
-from .facts import check_divisible, some_axes
+from .facts import some_axes
 from .transformer_weights import KnownWeight
 
 SEQ_DIM = 1
@@ -30,7 +30,7 @@ def sequence_rules(
 ) -> list[PlanRule]:
     """Return the rules that cut the residual stream along the sequence, each target once.
 
-    ``axes``: the mesh axes that cut it, all of them.
+    ``axes``: the mesh axes that cut it, all of them; a sequence that they do not divide is padded.
     """
     placement = some_axes(mesh, {mesh.axis_number(axis): SEQ_DIM for axis in axes})
     count = math.prod(mesh.axes[axis] for axis in axes)
@@ -75,4 +75,10 @@ def _check_sequence(total: Any, count: int, axis: str, place: str) -> None:
             place=place,
             remedy="Use megatron without sequence=1.",
         )
-    check_divisible(shape[SEQ_DIM], count, "the sequence", axis, place)
+    if shape[SEQ_DIM] < count:
+        raise PlanError(
+            "DIST0234",
+            f'the sequence {shape[SEQ_DIM]} is shorter than the mesh axis "{axis}" ({count})',
+            place=place,
+            remedy="Use fewer devices along it.",
+        )

@@ -14,6 +14,7 @@ from tvm import ir, relax
 from tvm.script.parser import ir as I
 from tvm.script.parser import relax as R
 
+import tvm_distir as td
 from tvm_distir import strategy
 from tvm_distir.errors import PlanError
 from tvm_distir.frontend import zoo
@@ -301,9 +302,30 @@ def test_models_that_do_not_fit(build: Any, axes: int, code: str, words: str) ->
     assert info.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("model", "seq", "mesh"),
+    [
+        ("gpt", 6, {"tp": 4}),  # shards of 2, 2, 2 and 0 rows
+        ("gpt", 7, {"dp": 2, "tp": 2}),
+        ("llama", 7, {"tp": 4}),  # keys have two heads: two axes cut the sequence
+        ("gpt", 7, {"pp": 2, "tp": 2}),
+    ],
+)
+def test_uneven_sequences_equal_one_device(model: str, seq: int, mesh: dict[str, int]) -> None:
+    """The parts that each device keeps are padded, gathered again and sent between stages so."""
+    heads = {"kv_heads": 2} if model == "llama" else {}
+    given = zoo.build(model, {"size": "tiny", "seq": seq, "batch": 2, "vocab": 64, **heads})
+    schedule = {"kind": "1f1b", "stages": 2, "micro_batches": 2} if "pp" in mesh else None
+    step = td.train_step(given, "cross_entropy", "sgd", schedule=schedule)
+    first = {"pp": "pipeline:micro_batches=2+", "dp": "data_parallel+"}.get(next(iter(mesh)), "")
+    plan = strategy.make_plan(step, f"{first}megatron:sequence=1", mesh)
+    assert plan.regather
+    assert td.verify(step, plan, engine="virtual").equal
+
+
 def test_sequences_and_shapes_that_do_not_fit() -> None:
-    with pytest.raises(PlanError, match=r"DIST0234.*the sequence 6 .* \(4\): 6 = 1 x 4 \+ 2"):
-        strategy.megatron(zoo.gpt(size="tiny", seq=6), {"tp": 4}, sequence=True)
+    with pytest.raises(PlanError, match=r'DIST0234.*the sequence 3 is shorter .* "tp" \(4\)'):
+        strategy.megatron(zoo.gpt(size="tiny", seq=3), {"tp": 4}, sequence=True)
     with pytest.raises(PlanError, match=r"DIST0233.*residual stream"):
         strategy.megatron(Block, {"tp": 2}, sequence=True)
 
