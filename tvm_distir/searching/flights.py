@@ -156,9 +156,21 @@ class Spans:
         self._made = phases.get(FORWARD_PHASE, 0)
         self._done = max(phases.values(), default=0)
 
-    def copied(self, first: int, last: int) -> tuple[int, int]:
-        """When a parameter is kept in another form, made once for all micro-batches."""
-        return (0, max(last, self._done)) if self._done else (first, last)
+    def reading(self, v: int, reader: int, first: int, last: int) -> tuple[int, int]:
+        """From when to when a reader needs a value; every micro-batch reads weights.
+
+        Parameters
+        ----------
+        v, reader : int
+            Numbers of the value and of a node.
+        first, last : int
+            When the node reads it, of the micro-batch that runs.
+        """
+        number = self._params.get(self.g.producer[v][0], -1)
+        each = number < 0 or number in self.flight.arriving or number in self.flight.more
+        if each or not self._phases.get(reader):
+            return first, last
+        return 0, self._done
 
     def of(self, v: int, first: int, last: int) -> Iterator[tuple[int, int, int]]:
         """How often a value is kept from when to when, that of other micro-batches too.

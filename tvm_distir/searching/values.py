@@ -66,7 +66,7 @@ class Values:
             key = ("edge", id(matrix), held, given, needs, g.times(v))
             table = self.shared.table(key, lambda: self._moves(v, given, needs))
             self.to.put_pair(variable, other, table)
-        self.keeping.keep(v, matrix, (given, variable), read)
+        self.keeping.keep(v, matrix, (given, variable), read, readers)
 
     def _several(
         self,

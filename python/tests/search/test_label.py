@@ -65,6 +65,26 @@ class Pair:
         return s
 
 
+@I.ir_module
+class Forms:
+    """A value that one reader needs gathered, and one behind it as it is or cut otherwise."""
+
+    @R.function
+    def main(
+        x: R.Tensor((64, 64), "float32"),
+        w: R.Tensor((256, 64), "float32"),
+        u: R.Tensor((64, 64), "float32"),
+    ):
+        with R.dataflow():
+            h = R.multiply(x, x)
+            p = R.matmul(w, h)
+            q = R.exp(p)
+            s = R.sum(q)
+            y = R.add(h, u)
+            R.output(s, y)
+        return s, y
+
+
 def _net(mod, mesh, system):
     """The problem of ``main``, and its constant."""
     spec = MeshSpec("mesh0", mesh)
@@ -337,6 +357,45 @@ class TestMemory:
         least = float(caught.value.what.split("at least ")[1].split(" GiB")[0]) * 2**30
         limit = int(2 * least)
         assert label(self.mod, self.mesh, A100, memory_bytes=limit).peak_bytes <= limit
+
+
+class TestWhatIsKept:
+    """The peak of labels is that of the lowered program, as simulation reads it."""
+
+    @staticmethod
+    def peaks(found):
+        return found.peak_bytes, td.simulate(found.program(), found.system).peak_memory_bytes
+
+    @pytest.mark.parametrize(
+        ("given", "last"),
+        [("S[0]", "S[0]"), ("S[0]", "R"), ("S[1]", "S[1]"), ("R", "R"), ("R", "S[0]")],
+    )
+    def test_forms_that_only_earlier_readers_need_are_gone(self, given, last):
+        """``p`` and ``q`` are made when ``h`` has been gathered, and ``y`` is added behind them."""
+        rules = [{"param": "x", "placement": given, "stationary": True}]
+        rules += [{"param": "w", "placement": "S[0]", "stationary": True}]
+        rules += [{"param": "u", "placement": last, "stationary": True}]
+        rules += [{"value": "h", "placement": given}, {"value": "p", "placement": "S[0]"}]
+        rules += [{"value": "q", "placement": "S[0]"}, {"value": "y", "placement": last}]
+        fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 4}, "rules": rules})
+        found = label(Forms, {"a": 4}, QUICK, fixed=fixed)
+        kept, simulated = self.peaks(found)
+        assert kept == simulated
+
+    @pytest.mark.parametrize(
+        ("model", "system", "mesh"),
+        [
+            ("gpt?size=gpt2,layers=2,batch=16", "dgx-a100", {"dp": 4, "tp": 2}),
+            ("llama?size=70b,layers=1,batch=16", "dgx-h100", {"dp": 4, "tp": 4}),
+            ("moe?size=mixtral-8x7b,layers=1,batch=16", "dgx-h100", {"dp": 2, "tp": 4}),
+            ("vit?size=vit-l16,layers=2,batch=96", "dgx-h100", {"tp": 24}),
+        ],
+    )
+    def test_steps_of_training(self, model, system, mesh):
+        """Weights gathered for both passes, sums that wait for their last term, stashes."""
+        mod = td.train_step(td.load_model(f"zoo:{model}").mod, optimizer="adam")
+        kept, simulated = self.peaks(label(mod, mesh, system, gap=0.01))
+        assert kept == pytest.approx(simulated, rel=0.02)
 
 
 def test_changes_of_form_cost_what_the_planner_charges():
