@@ -70,9 +70,9 @@ Shape Session::ShapeOf(int64_t number) {
   return Whole(tables_.at(number).shape);
 }
 
-Shape Session::EntriesOf(int64_t number) {
+void Session::EntriesOf(int64_t number, const TensorView& out) {
   CheckTable(tables_, number);
-  return Whole(tables_.at(number).entries);
+  Give(tables_.at(number).entries, out, "out");
 }
 
 Shape Session::Eliminate(const TensorView& domains_in, const TensorView& factors_in,

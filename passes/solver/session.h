@@ -32,7 +32,7 @@ class Session {
   Shape InternRows(int64_t rows, int64_t columns, const TensorView& entries_in);
   Shape Add(int64_t first, int64_t second);
   Shape ShapeOf(int64_t number);
-  Shape EntriesOf(int64_t number);
+  void EntriesOf(int64_t number, const TensorView& out);
 
   // Returns the number of the elimination, the constant, whether it is feasible, the number of
   // variables left, these, and the factors left as they came. A problem met before is not

@@ -77,6 +77,7 @@ class Tables:
         ) = load_library()["tables"]()
         self._sums: dict[tuple[int, int], tuple[int, int]] = {}
         self._arrays: dict[int, Array] = {}
+        self._dearest: dict[int, int] = {}
 
     def intern(self, array: Array) -> tuple[int, int]:
         """Number of a table with its minimum taken out, and that minimum.
@@ -100,8 +101,17 @@ class Tables:
         """Entries of a table. Do not write into it."""
         found = self._arrays.get(number)
         if found is None:
-            entries = np.array(tuple(self._entries(number)), dtype=np.int64)
-            found = self._arrays[number] = entries.reshape(tuple(self._shape(number)))
+            found = np.empty(tuple(self._shape(number)), dtype=np.int64)
+            self._entries(number, found.reshape(-1))
+            self._arrays[number] = found
+        return found
+
+    def dearest(self, number: int) -> int:
+        """The largest finite entry of a table; 0 where there is none."""
+        found = self._dearest.get(number)
+        if found is None:
+            array = self.array(number)
+            found = self._dearest[number] = int(array.max(where=array < INFINITE, initial=0))
         return found
 
     def add(self, first: int, second: int) -> tuple[int, int]:

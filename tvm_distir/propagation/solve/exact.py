@@ -175,10 +175,7 @@ class _Core:
 
     def solve(self) -> Solution:
         """Raise the bound and drop states until the rest can be eliminated."""
-        most = 0
-        for number in self.problem.factors.values():
-            array = self.tables.array(number)
-            most += int(array.max(where=array < INFINITE, initial=0))
+        most = sum(map(self.tables.dearest, self.problem.factors.values()))
         most = min(most, INFINITE // 2)  # what is dearer is no cost to reckon with
         started = self.starts.begin(self.tables, self.problem, most)
         dual, first = started or self.tables.dual(self.problem, most), started is None
