@@ -93,14 +93,16 @@ def _prim_func(call: ir.Call, name: str, mod: Any) -> Any:
 
 
 def _shape_key(shape: CallShape) -> Any:
-    def plain(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(plain(v) for v in value)
-        return _hash(value, False) if isinstance(value, tvm_ffi.Object) else (value,)
-
     attrs = 0 if shape.attrs is None else _hash(shape.attrs, False)
-    parts = (plain(part) for part in (shape.ins, shape.outs, shape.args))
+    parts = (_plain(part) for part in (shape.ins, shape.outs, shape.args))
     return (shape.op, attrs, shape.in_dtypes, shape.out_dtypes, *parts)
+
+
+def _plain(value: Any) -> Any:
+    """Nested tuples with hashes in place of TVM's objects."""
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    return _hash(value, False) if isinstance(value, tvm_ffi.Object) else (value,)
 
 
 def _symbolic(shape: CallShape) -> bool:

@@ -54,9 +54,13 @@ class LocalCall:
         self.call, self.form, self.args = call, form, list(args)
         self.ins, self.outs, self.mesh = ins, outs, mesh
         self.writer, self.function, self.var, self.memo = writer, function, var, memo
-        self._positions = Positions(mesh, writer, self.emit, memo)
 
     # -- writing
+
+    @property
+    def _positions(self) -> Positions:
+        """Made anew, so that none holds the call that holds it; what is kept is in the memo."""
+        return Positions(self.mesh, self.writer, self.emit, self.memo)
 
     @property
     def place(self) -> str:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator, Mapping
 
 from ..parts import Function, Mesh, Op
 from ..program import Program
@@ -98,18 +99,10 @@ def _at_the_end(functions: dict[str, Function], role: Role, later: dict[str, lis
         return
     sizes: dict[tuple[int, ...], int] = {}
     example: dict[tuple[int, ...], Op] = {}
-
-    def count(name: str) -> None:
-        for op in later.get(name, ()):
+    for phase in phases:
+        for op in () if phase is None else _run(functions, phase.function, later):
             sizes[op.mesh_axes] = sizes.get(op.mesh_axes, 0) + op.payload_bytes
             example[op.mesh_axes] = op
-        for op in functions[name].ops:
-            for callee in op.callees[:1]:
-                count(callee)
-
-    for phase in phases:
-        if phase is not None:
-            count(phase.function)
     fn = functions[end.function]
     ops = list(fn.ops)
     for axes, size in sizes.items():
@@ -122,6 +115,16 @@ def _at_the_end(functions: dict[str, Function], role: Role, later: dict[str, lis
         else:
             ops[at] = ops[at]._replace(payload_bytes=ops[at].payload_bytes + size)
     functions[end.function] = dataclasses.replace(fn, ops=tuple(ops))
+
+
+def _run(
+    functions: Mapping[str, Function], name: str, later: Mapping[str, list[Op]]
+) -> Iterator[Op]:
+    """Sums that were left out of a function and of those that it calls, as often as it does."""
+    yield from later.get(name, ())
+    for op in functions[name].ops:
+        for callee in op.callees[:1]:
+            yield from _run(functions, callee, later)
 
 
 def _sums(op: Op, axes: tuple[int, ...]) -> bool:

@@ -10,6 +10,7 @@ than at another one is left out. What remains is few, and exact for all sizes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Hashable, Sequence
 
 import numpy as np
@@ -135,7 +136,7 @@ class Peaks:
         self.kinds = len(found)
         program = dataclasses.replace(program, functions=functions, staged=staged)
         self._staged = staged
-        framework = Framework(program, level=lambda: Forms(self.kinds))
+        framework = Framework(program, level=functools.partial(Forms, self.kinds))
         self._memories = RankMemories(program, staged, framework)
         self._levels: dict[Hashable, Forms] = {}
         self._moments: dict[int, Ints] = {}
