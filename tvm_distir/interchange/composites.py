@@ -13,6 +13,7 @@ from typing import Any
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
+from ..ir import labels_of, placement_text
 from .body import Body, Ssa
 from .direct import is_direct
 from .grid import PREFIX
@@ -21,7 +22,7 @@ from .text import Unwritable, integers, number_text, string
 
 ARGUMENTS = "arguments"
 """The attribute of a composite that says what a call's arguments are, where some are no tensors."""
-_MESH = "device_mesh"
+_MESH, _PLACEMENT = "device_mesh", "placement"
 
 
 class Composites:
@@ -121,7 +122,12 @@ def _attributes(step: Step) -> Iterator[tuple[str, Any]]:
             yield str(key), step.devices.mesh_name(value) if key == _MESH else value
     elif attrs is not None:
         for field in type(attrs).__tvm_ffi_type_info__.fields:
-            yield field.name, getattr(attrs, field.name)
+            value = getattr(attrs, field.name)
+            if field.name == _MESH:
+                value = step.devices.mesh_name(value)
+            elif field.name == _PLACEMENT:
+                value = placement_text(labels_of(value))
+            yield field.name, value
 
 
 def _text(value: Any) -> str:

@@ -43,7 +43,9 @@ _SEVERAL = {
 
 def _is_direct_move(step: Step, name: str) -> bool:
     form, title = step.devices.form, str(step.call.op.name)
-    if not step.devices.is_local or form not in _SEVERAL:
+    if not step.devices.is_local:
+        return form != "global" or name == "dist.annotate_sharding"
+    if form not in _SEVERAL:
         return True
     if not title.endswith(name) or name == "dist.collective_done" or name in _SEVERAL[form]:
         return False  # in two ops, or of several operations

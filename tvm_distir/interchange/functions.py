@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,17 +12,19 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from ..errors import ModelError
-from ..ir import flat_types, labels_of, param_names
+from ..ir import PARTIAL_ATTR, flat_types, labels_of, param_names, placement_text
 from ..ir.rewrite import all_bindings, op_name
 from .body import Body, Ssa
 from .composites import Composites
-from .grid import annotated
+from .grid import PREFIX, annotated
 from .step import Devices, Step, dims, dtype
 from .table import writers_of
 from .text import Unwritable, string
 
 _REMEDY = "Write the module at an earlier level, or this part of the model otherwise."
 _STARTED = "_start"
+PLACEMENT = f"{PREFIX}.placement"
+"""The attribute of arguments and operations that says how values lie, of levels 3 and 4."""
 
 
 def fault(place: str, what: str) -> ModelError:
@@ -93,6 +96,36 @@ class FunctionWriter:
         text = self._devices.sharding(ty.device_mesh, labels_of(ty.placement), len(dims(ty)))
         return f"sdy.sharding = #sdy.sharding{text}"
 
+    def _note(self, values: Sequence[Ssa], types: Sequence[Any]) -> None:
+        """Say of the results of the last operation how they lie."""
+        said = [self._placement(ty) for ty in types]
+        if said and all(said):
+            text = ", ".join(map(string, said))
+            self.body.note(values, f"{PLACEMENT} = {text if len(said) == 1 else f'[{text}]'}")
+
+    def _placement(self, ty: Any) -> str:
+        """``mesh0: S[0], R``; empty where the text does not say it."""
+        if (
+            not self._composites
+            or self._devices.form != "global"
+            or not isinstance(ty, DTensorType)
+        ):
+            return ""
+        return (
+            f"{self._devices.mesh_name(ty.device_mesh)}: {placement_text(labels_of(ty.placement))}"
+        )
+
+    def partial(self) -> str:
+        """What ``dist.partial`` of the function says, as an attribute; empty without it."""
+        attrs: Any = self._fn.attrs or {}
+        if PARTIAL_ATTR not in attrs or not self._composites or self._devices.form != "global":
+            return ""
+        held = {
+            str(side): {str(n): [int(a) for a in axes] for n, axes in places.items()}
+            for side, places in attrs[PARTIAL_ATTR].items()
+        }
+        return f"{PREFIX}.partial = {string(json.dumps(held, sort_keys=True))}"
+
     def _packed(self, ty: Any, values: Iterator[Ssa]) -> Any:
         if isinstance(ty, relax.TupleType):
             return tuple(self._packed(field, values) for field in ty.fields)
@@ -104,6 +137,8 @@ class FunctionWriter:
             found = self._value(value)
             for leaf, ty in zip(_leaves(found), flat_types(var.ty)):
                 self._check(leaf, ty)
+            if isinstance(value, ir.Call):
+                self._note(list(_leaves(found)), flat_types(var.ty))
         except Unwritable as error:
             raise fault(place, str(error)) from error
         self._values[var] = found
@@ -160,9 +195,13 @@ class FunctionWriter:
         places = public and self._devices.form != "shard"
         first = self._first_annotations() if places else {}
         names = _leaf_names(self._fn)
+        leaves = [leaf for param in self._fn.params for leaf in flat_types(param.ty)]
+        places_of = {v.name: self._placement(ty) for v, ty in zip(self.arguments, leaves)}
         lines = []
         for value, note, name in zip(self.arguments, said or self._notes, names):
             said = (note or first.get(value.name, "")) if public else ""
+            lies = places_of.get(value.name, "")
+            said = ", ".join(filter(None, (said, lies and f"{PLACEMENT} = {string(lies)}")))
             location = f" loc({string(name)})" if name else ""
             notes = f" {{{said}}}" if said else ""
             lines.append(f"{value.name}: {value.type}{notes}{location}")

@@ -15,6 +15,7 @@ from ..mlir import Block, Module, Operation, OtherType, Symbol, read_name
 from ..quiet import IMPORT_ERRORS, drop_half_built, reason
 from .call import HloCall
 from .composites import read_composite
+from .distributed import Distributed
 from .emitter import Emitter
 from .grid_ops import CONVERTERS as GRID_OPS
 from .grid_ops import shard_results
@@ -48,7 +49,9 @@ class Functions:
         self, module: Module, place: str, inline: int, shardings: Shardings, annotates: bool
     ) -> None:
         self.module, self.place = module, place
-        self.shardings = shardings if annotates else None
+        self.distributed = Distributed(module, shardings, annotates)
+        annotated = annotates and not self.distributed.is_said
+        self.shardings = shardings if annotated else None
         self.grids = Grids(shardings, annotates)
         self._said = shardings
         found = (op for op in module.operations if op.name == "func.func")
@@ -82,7 +85,10 @@ class Functions:
             except Unsupported as error:
                 raise self.fault(operation, str(error)) from error
             self._root.add_func(function.with_attr("global_symbol", name), name)
-        return self._root.get()
+        try:
+            return self.distributed.placed(self._root.get())
+        except Unsupported as error:
+            raise self.fault(self.held[self.public[0]], f"no import of {error}") from error
 
     def fault(self, operation: Operation, what: str) -> ModelError:
         """An error (DIST0372) at an operation."""
@@ -143,9 +149,10 @@ class Functions:
         for argument, title in zip(block.arguments, titles):
             try:
                 shape, dtype = typed(argument.type)
+                params.append(relax.Var(identifier(title) or "arg", relax.TensorType(shape, dtype)))
+                self.distributed.place(params[-1], argument.attributes)
             except Unsupported as error:
                 raise self.fault(operation, f"the argument {title} is {error}") from error
-            params.append(relax.Var(identifier(title) or "arg", relax.TensorType(shape, dtype)))
         attrs = {}
         if names:
             attrs = {NUM_INPUT_ATTR: names.data, PARAM_NAMES_ATTR: [titles[i] for i in order]}
@@ -159,7 +166,8 @@ class Functions:
         except ModelError as error:
             drop_half_built(error)
             raise
-        return builder.get()["main"].without_attr("global_symbol")
+        function = builder.get()["main"].without_attr("global_symbol")
+        return self.distributed.marked(function, operation)
 
 
 class _Body:
@@ -246,6 +254,7 @@ class _Body:
             self._check(operation, operands, operation.operand_types, "operand")
             found = self._results(operation, operands)
             self._check(operation, found, operation.result_types, "result")
+            self._functions.distributed.note(operation, found)
         except Unsupported as error:
             raise self._functions.fault(operation, f"no import of {error}") from error
         except IMPORT_ERRORS as error:
@@ -288,7 +297,9 @@ class _Body:
         return [found] if isinstance(found, Value) else list(found)
 
     def _called(self, operation: Operation, operands: list[Value]) -> list[Value]:
-        known = read_composite(operation, operands, self._write, self._functions.grids)
+        known = self._functions.distributed.step(operation, operands, self._write)
+        if known is None:
+            known = read_composite(operation, operands, self._write, self._functions.grids)
         if known is not None:
             return known
         name = self._functions.callee(operation)
