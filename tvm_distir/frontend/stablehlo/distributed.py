@@ -198,9 +198,11 @@ class _Function:
             self._mesh, labels = self._lies[var]
             return as_dtensor(var.ty, self._mesh, labels)
         if isinstance(var.ty, relax.TupleType):
-            fields = [(ty, self._fields.get((var, i))) for i, ty in enumerate(var.ty.fields)]
-            if all(lie is not None for _, lie in fields):
-                return relax.TupleType([as_dtensor(ty, *lie) for ty, lie in fields])
+            fields = var.ty.fields[:]
+            lies = [self._fields.get((var, i)) for i in range(len(fields))]
+            placed = [as_dtensor(ty, *lie) for ty, lie in zip(fields, lies) if lie is not None]
+            if len(placed) == len(fields):
+                return relax.TupleType(placed)
         raise Unsupported(f"{var.name}, of which no {PLACEMENT} says how it lies")
 
     def _binding(self, var: Any, value: Any) -> Any:
