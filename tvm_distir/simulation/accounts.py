@@ -143,22 +143,31 @@ def collectives(
     return totals(most)
 
 
-def traffic(
-    program: Program, rows: Sequence[OpRow], counts: Sequence[int], mesh: Mesh | None = None
-) -> Traffic:
-    """Collectives and transfers of rows that are run so often, on their meshes or on one."""
+def traffic(program: Program, rows: Sequence[OpRow], counts: Sequence[int]) -> Traffic:
+    """Collectives and transfers of rows that are run so often, on their meshes."""
     sums: Traffic = {}
-    for row, count in zip(rows, counts, strict=True):
+    moves = zip(rows, counts, strict=True)
+    add_moves(sums, program, (one for one in moves if one[1] and is_moved(one[0])))
+    return sums
+
+
+def is_moved(row: OpRow) -> bool:
+    """Whether a row counts as traffic: a collective, or what takes a transfer."""
+    return row.stream not in (COMPUTE, SEND)
+
+
+def add_moves(
+    sums: Traffic, program: Program, moves: Iterable[tuple[OpRow, int]], mesh: Mesh | None = None
+) -> None:
+    """Add collectives and transfers that are run so often, on their meshes or on one."""
+    for row, count in moves:
         op = row.op
-        if not count or row.stream in (COMPUTE, SEND):
-            continue
         own = program.meshes[op.mesh] if mesh is None else mesh
         kind, axes, size = _ends(program, own, row)
         add_traffic(
             sums, (own.name, kind, axes, size), count,
             (op.payload_bytes, row.wire_bytes, row.duration_ps),
         )  # fmt: skip
-    return sums
 
 
 def add_traffic(sums: Traffic, key: TrafficKey, count: int, each: tuple[int, int, int]) -> None:

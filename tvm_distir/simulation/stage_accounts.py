@@ -5,19 +5,62 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 
 from ..program import Program, Staged
-from .accounts import Traffic, Work, add_traffic, constant_bytes, traffic, value_bytes
-from .costs import OpCosts
+from .accounts import (
+    Traffic,
+    Work,
+    add_moves,
+    add_traffic,
+    constant_bytes,
+    is_moved,
+    value_bytes,
+)
+from .costs import OpCosts, OpRow
 from .function_table import FunctionTables
 from .lanes import Held, Lane, Tables
+from .lowering import Lowering
 from .memory import RankMemory, curve
 from .stage_lanes import StageTimeline, function_times
 from .stage_runs import StageRuns
 from .timeline import all_seconds, op_times, total_flops
+
+
+class CallSums:
+    """What one call of each function does: ranks run the same functions, these are summed up once.
+
+    Parameters
+    ----------
+    lowering : Lowering
+    """
+
+    def __init__(self, lowering: Lowering) -> None:
+        self.lowering = lowering
+        self._flops: dict[int, int] = {}
+        self._moves: dict[int, list[tuple[OpRow, int]]] = {}
+
+    def flops(self, function: int) -> int:
+        """Arithmetic operations."""
+        if function not in self._flops:
+            rows, counts = self._rows(function)
+            self._flops[function] = total_flops(rows, counts)
+        return self._flops[function]
+
+    def moves(self, function: int) -> list[tuple[OpRow, int]]:
+        """Collectives and transfers, and how often each runs."""
+        if function not in self._moves:
+            found = zip(*self._rows(function), strict=True)
+            self._moves[function] = [one for one in found if is_moved(one[0])]
+        return self._moves[function]
+
+    def _rows(self, function: int) -> tuple[list[OpRow], list[int]]:
+        counts = self.lowering.counts(function)
+        ran = np.flatnonzero(counts)
+        return [self.lowering.rows[row] for row in ran.tolist()], counts[ran].tolist()
 
 
 class RankAccount:
@@ -29,6 +72,7 @@ class RankAccount:
     staged : Staged
     rank : int
     ran : StageRuns
+    sums : CallSums
     memory : callable giving RankMemory
     """
 
@@ -38,24 +82,21 @@ class RankAccount:
         staged: Staged,
         rank: int,
         ran: StageRuns,
+        sums: CallSums,
         memory: Callable[[], RankMemory],
     ) -> None:
         self.program, self.staged, self.rank, self.ran = program, staged, rank, ran
-        self.memory = memory
+        self.sums, self.memory = sums, memory
         self.mesh = program.meshes[rank]
         self.stages = [k for k, r in enumerate(staged.schedule.rank_of) if r == rank]
         self.timeline = StageTimeline.of(staged, rank, ran)
-        lowering = ran.kinds.lowering
-        counts = np.zeros(len(lowering.rows), np.int64)
+        self.often: Counter[int] = Counter()
         for one in self.timeline.runs:
-            counts += one.micros.size * lowering.counts(one.unit.function)
-        ran_rows = np.flatnonzero(counts)
-        self.rows = [lowering.rows[row] for row in ran_rows.tolist()]
-        self.counts: list[int] = counts[ran_rows].tolist()
+            self.often[one.unit.function] += one.micros.size
 
     def run(self, finish: int, tables: FunctionTables) -> tuple[Lane, Work]:
         """The rank's lane and the work of its devices; ``finish`` ends the step."""
-        rows, timeline = self.rows, self.timeline
+        timeline = self.timeline
         root = "main" if len(self.program.meshes) == 1 else f"main_mesh{self.rank}"
 
         @functools.cache
@@ -66,15 +107,19 @@ class RankAccount:
 
         @functools.cache
         def shown() -> Tables:
-            return op_times(rows, self.counts), function_times(root, timeline.runs, tables)
+            return op_times(*self._rows()), function_times(root, timeline.runs, tables)
 
         lane = Lane(self.mesh.name, self.mesh.device_ids, timeline, held, shown)
         busy = self.ran.busy(self.rank, timeline.talking())
-        return lane, Work(*busy, finish, total_flops(rows, self.counts))
+        flops = sum(count * self.sums.flops(function) for function, count in self.often.items())
+        return lane, Work(*busy, finish, flops)
 
     def traffic(self, costs: OpCosts) -> Traffic:
         """Collectives of the rank, messages that it gets, and copies to and from its host."""
-        found = traffic(self.program, self.rows, self.counts, self.mesh)
+        found: Traffic = {}
+        for function, often in self.often.items():
+            moves = [(row, often * count) for row, count in self.sums.moves(function)]
+            add_moves(found, self.program, moves, self.mesh)
         rank_of = self.staged.schedule.rank_of
         for messages in self.ran.messages:
             edge, count = messages.edge, int(messages.start.size)
@@ -96,6 +141,15 @@ class RankAccount:
                 (move.bytes, move.bytes, move.spent_ps),
             )  # fmt: skip
         return found
+
+    def _rows(self) -> tuple[list[OpRow], list[int]]:
+        """All ops that the rank runs, and how often."""
+        lowering = self.ran.kinds.lowering
+        counts = np.zeros(len(lowering.rows), np.int64)
+        for function, often in self.often.items():
+            counts += often * lowering.counts(function)
+        ran = np.flatnonzero(counts)
+        return [lowering.rows[row] for row in ran.tolist()], counts[ran].tolist()
 
     def _weights(self) -> int:
         """Bytes of weights, states and constants."""

@@ -22,7 +22,7 @@ from .lanes import Lane
 from .laps import Laps
 from .memory import Framework, RankMemories, RankMemory
 from .result import PipelineResult, Result
-from .stage_accounts import RankAccount
+from .stage_accounts import CallSums, RankAccount
 from .stage_kinds import Kinds
 from .stage_loads import StageLoads
 from .stage_runs import StageRuns
@@ -73,8 +73,9 @@ def simulate_stages(
         found, steps = memories()
         return found.of(rank, steps[rank])
 
+    sums = CallSums(kinds.lowering)
     for rank in range(len(program.meshes)):
-        account = RankAccount(program, staged, rank, ran, functools.partial(memory, rank))
+        account = RankAccount(program, staged, rank, ran, sums, functools.partial(memory, rank))
         lane, work = account.run(ran.finish, tables)
         lanes.append(lane)
         works.append(work)
