@@ -215,6 +215,11 @@ class Enumeration:
         self.batch, self.stages = batch, stages
         self.excluded: Counter[str] = Counter()
 
+    @property
+    def in_stages(self) -> bool:
+        """Whether the space has stages."""
+        return self.stages and STAGES in self.constraints.axes
+
     def __iter__(self) -> Iterator[Candidate]:
         """Each candidate once, with the first policy of recomputation."""
         names = [n for n in self.constraints.axes if n != STAGES or self.stages]

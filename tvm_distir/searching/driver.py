@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -100,9 +100,11 @@ def search(
     limit = known.memory_capacity_bytes if memory_bytes is None else memory_bytes
     rules = constraints or Constraints()
     enumeration = Enumeration(rules, devices, known, source.batch, stages=train is not None)
-    trials = Trials(source, known, limit, gap, rules, margin)
+    in_stages = enumeration.in_stages
+    trials = Trials(source, known, limit, gap, rules, margin, in_stages=in_stages)
     found = _Search(trials, enumeration, top, folder)
     with collector_paused():
+        found.begin_with(trials.known(enumeration.meshes()))
         result = found.run(time_limit_s, on_progress or (lambda *_: None))
         if compare is not None and not result.interrupted:
             result = _with_baseline(result, trials.compared(*compare, enumeration.meshes()), top)
@@ -136,6 +138,11 @@ class _Search:
         self.rows: list[Row] = []
         self.plans: list[Found] = []
         self.interrupted = False
+
+    def begin_with(self, known: Iterable[Found]) -> None:
+        """Take plans that candidates must be better than."""
+        for one in known:
+            self._keep(one)
 
     def run(self, time_limit_s: float | None, on_progress: OnProgress) -> SearchResult:
         began = time.monotonic()

@@ -89,6 +89,7 @@ class Folder:
             "why",
             "likely_s",
             "needs_bytes",
+            "hidden",
         )
         row = Row(candidate, **{key: data[key] for key in fields if key in data})
         plan = self._plan(candidate)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tvm import ir
 
-from ..errors import InfeasibleError, PlanError
+from ..errors import InfeasibleError, PlanError, UsageError
 from ..ir import lift_branches, meshes, param_names, training_notes
 from ..ir.rewrite import collector_paused
 from ..native import Problem, Tables
@@ -22,6 +22,7 @@ from ..system import PICOSECONDS, System
 from ..transform import AnnotateSharding, pipeline
 from .decisions import axes_of, decision_of, mesh_of, plan_of
 from .flights import NO_FLIGHT, flights_of, on_stages
+from .hiding import Hiding
 from .memory import Bounded, within
 from .net import Net, Shared
 from .nets import Nets
@@ -45,7 +46,7 @@ class Labelling:
         Several where stages have meshes of their own.
     system : System
     price_ps : int
-        Of one run: work, and all communication, one after the other.
+        Of one run: work, and all communication that counts, one after the other.
     bound_ps : int
         No labelling of the module on this mesh is cheaper.
     decision : Decision
@@ -115,6 +116,7 @@ def label(
     fixed: Plan | None = None,
     gap: float = 0.0,
     memory_bytes: int | None = None,
+    hidden: float = 0.0,
 ) -> Labelling:
     """Label a module: the cheapest forms of all values, along all axes of a mesh at once.
 
@@ -133,9 +135,14 @@ def label(
         Stop once the price is proved to be at most this share above the least.
     memory_bytes : int, optional
         What a device may keep at most, as :attr:`Labelling.peak_bytes` counts it.
+    hidden : float
+        A share below 1, which is taken off the price of sending what can be sent beside the work:
+        weights, and what only their new values come of. Price and bound are then of what is left.
 
     Raises
     ------
+    UsageError
+        DIST0151 where ``hidden`` is no share below 1.
     InfeasibleError
         DIST0801 where nothing fits into the memory.
     InfeasibleError
@@ -144,7 +151,7 @@ def label(
         DIST0237 where the rules or the module have another mesh, or a function several.
     """
     with collector_paused():
-        return labeller_of(mod, mesh, system, fixed).run(gap, memory_bytes)
+        return labeller_of(mod, mesh, system, fixed).run(gap, memory_bytes, hidden)
 
 
 def labeller_of(
@@ -198,11 +205,18 @@ class Labeller:
         self.found: dict[str, tuple[Net, Sequence[int]]] = {}
         """Per public function its net and the values of its variables, once labelled."""
 
-    def run(self, gap: float, memory_bytes: int | None) -> Labelling:
+    def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> Labelling:
         """Label every public function; arguments as for :func:`label`."""
+        if not 0 <= hidden < 1:
+            raise UsageError(
+                "DIST0151",
+                f"{hidden} of what is sent is to be hidden",
+                place="label",
+                remedy="Give a share from 0 up to 1.",
+            )
         prices, bound, peak = dict[str, int](), 0, 0
         for name in self.module.entries:
-            net = self.net(name)
+            net = self.net(name, hidden)
             labelled = self._solve(net, name, gap, memory_bytes)
             prices[name] = labelled.price
             bound += labelled.bound
@@ -215,15 +229,16 @@ class Labeller:
             self.module, self.fixed,
         )  # fmt: skip
 
-    def net(self, name: str) -> Net:
-        """The problem of a public function."""
+    def net(self, name: str, hidden: float = 0.0) -> Net:
+        """The problem of a public function; ``hidden`` as for :func:`label`."""
         key = self.module.entries[name]
         g = self.module.graphs[key]
         updates, prices = self._updates(g), self.prices[mesh_of(g)]
         flight = self.flights.get(name, NO_FLIGHT)
         shared = Shared(
-            self.module, self.reach, prices, axes_of(self.module, g), self.tables, updates, flight
-        )
+            self.module, self.reach, prices, axes_of(self.module, g), self.tables, updates, flight,
+            Hiding(self.module, key, updates, hidden),
+        )  # fmt: skip
         return Nets(shared).of(key)
 
     def _solve(self, net: Net, name: str, gap: float, memory_bytes: int | None) -> Bounded:

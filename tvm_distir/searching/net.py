@@ -18,6 +18,7 @@ from ..propagation import PlacedModule, Reach
 from ..propagation.graph import Graph
 from ..redistribution import PriceMatrix
 from .flights import Flight
+from .hiding import Hiding
 from .prices import MeshPrices
 from .states import OpStates, States, all_forms, pinned
 
@@ -98,6 +99,8 @@ class Shared:
         Of the entry, results that must lie as a parameter does: result number to parameter's.
     flight : Flight
         What a rank keeps of the entry beside one micro-batch.
+    hiding : Hiding
+        How much counts of what is sent.
     """
 
     def __init__(
@@ -109,9 +112,10 @@ class Shared:
         tables: Tables,
         updates: Mapping[int, int],
         flight: Flight,
+        hiding: Hiding,
     ) -> None:
         self.module, self.reach, self.prices, self.tables = module, reach, prices, tables
-        self.axes, self.updates, self.flight = axes, updates, flight
+        self.axes, self.updates, self.flight, self.hiding = axes, updates, flight, hiding
         self.ops = OpStates(prices)
         self.held: dict[Any, tuple[tuple[Labels, ...], Interned, list[Interned]]] = {}
         self.sizes: dict[Any, Bytes] = {}

@@ -32,7 +32,7 @@ class Row:
     least_s : float
         No plan of the candidate takes less.
     price_s : float, optional
-        Of the labels found, all communication one after the other with the work.
+        Of the labels found, all communication that counts one after the other with the work.
     gap : float, optional
         How far the price may be above the least, as a share of it.
     time_s : float, optional
@@ -46,6 +46,8 @@ class Row:
     needs_bytes : int, optional
         What a device must keep at least where it does not fit, as is proved of its labels; or
         likely, by its layers.
+    hidden : float
+        Share of what can be sent beside the work that its labels take to be hidden.
     """
 
     candidate: Candidate
@@ -58,6 +60,7 @@ class Row:
     why: str = ""
     likely_s: float | None = None
     needs_bytes: int | None = None
+    hidden: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Give the fields by name, the candidate by its parts."""

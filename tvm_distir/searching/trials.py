@@ -4,19 +4,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 
 from tvm import ir
 
 from ..errors import DistIRError, InternalError
+from ..ir import relax_functions, training_notes
 from ..plan import Plan
 from ..program import export
 from ..simulation import Result, simulate
-from ..strategy import with_updates
+from ..strategy import make_plan, with_updates
 from ..system import System
 from ..transform import distribute
-from .candidates import Candidate, Constraints, kept_rules
-from .labelling import label, labeller_of
+from .candidates import BATCH, Candidate, Constraints, kept_rules
+from .labelling import labeller_of
 from .memory import TooLargeError
 from .result import MEMORY, REFUSED, SOLVED, Found, Row
 from .second import Second, second_choices
@@ -34,6 +36,13 @@ TOO_LARGE = ("DIST0801", "DIST0802")
 NOT_SO = ("DIST0236", "DIST0354", "DIST0803")
 """Errors that say that the model cannot be cut so."""
 
+HIDDEN = (0.0, 0.75)
+"""Shares of what can be sent beside the work that labels take to be hidden, one after the other;
+where there are stages, the first alone."""
+
+KNOWN = ("zero:stage=3",)
+"""Strategies that send more than labels would and hide it, tried as they are."""
+
 
 class Trials:
     """Labels candidates and simulates their plans.
@@ -49,6 +58,8 @@ class Trials:
     constraints : Constraints
     margin : float
         Of estimates.
+    in_stages : bool
+        Whether candidates may have stages.
     """
 
     def __init__(
@@ -59,9 +70,11 @@ class Trials:
         gap: float,
         constraints: Constraints,
         margin: float,
+        *,
+        in_stages: bool,
     ) -> None:
         self.source, self.system, self.limit, self.gap = source, system, limit, gap
-        self.constraints, self.margin = constraints, margin
+        self.constraints, self.margin, self.in_stages = constraints, margin, in_stages
 
     def of(
         self, candidate: Candidate, least_s: float, likely_s: float | None
@@ -94,23 +107,31 @@ class Trials:
         schedule = candidate.schedule
         module = self.source.module(schedule, candidate.recompute)
         fixed = self._fixed(candidate)
-        labelled = label(
-            module, fixed.meshes, self.system, fixed=fixed, gap=self.gap, memory_bytes=self.limit
-        )
-        plan = candidate.completed(labelled.plan())
-        result = simulate(export(self._distributed(module, plan)), self.system)
-        state, why = SOLVED, ""
-        if result.peak_memory_bytes > self.limit:
-            state, why = MEMORY, f"simulated, it keeps {result.peak_memory_bytes / 2**30:.2f} GiB"
-        price_s = labelled.price_s if schedule is None else None
-        return (
-            Row(
-                candidate, state, least_s, price_s, labelled.gap,
-                result.time_s, result.peak_memory_bytes, why, likely_s,
-            ),
-            plan,
-            result,
-        )  # fmt: skip
+        labeller = labeller_of(module, fixed.meshes, self.system, fixed)
+        best: tuple[Row, Plan, Result] | None = None
+        for hidden in HIDDEN[:1] if self.in_stages else HIDDEN:
+            try:
+                labelled = labeller.run(self.gap, self.limit, hidden)
+            except TooLargeError:
+                if best is None:
+                    raise
+                continue
+            plan = candidate.completed(labelled.plan())
+            if best is not None and plan == best[1]:
+                continue
+            result = simulate(export(self._distributed(module, plan)), self.system)
+            fits = result.peak_memory_bytes <= self.limit
+            gib = result.peak_memory_bytes / 2**30
+            row = Row(
+                candidate, SOLVED if fits else MEMORY, least_s,
+                labelled.price_s if schedule is None else None, labelled.gap,
+                result.time_s, result.peak_memory_bytes,
+                "" if fits else f"simulated, it keeps {gib:.2f} GiB", likely_s, hidden=hidden,
+            )  # fmt: skip
+            if best is None or _order(row) < _order(best[0]):
+                best = row, plan, result
+        assert best is not None
+        return best
 
     def _fixed(self, candidate: Candidate) -> Plan:
         """The rules that are to hold, with the meshes."""
@@ -131,6 +152,27 @@ class Trials:
         labeller = labeller_of(module, fixed.meshes, self.system, fixed)
         labeller.run(self.gap, self.limit)
         return second_choices(labeller, self.gap)
+
+    def known(self, meshes: Iterable[Mapping[str, int]]) -> Iterator[Found]:
+        """Plans of strategies that hide well what they send, along the axis of data alone.
+
+        None where there are stages, whose tables have such plans, or where rules are to hold.
+        """
+        if self.in_stages or self.constraints.keep is not None:
+            return
+        module = self.source.module(None, self.constraints.recompute[0])
+        if not any(training_notes(fn, "updated") for _, fn in relax_functions(module)):
+            return
+        alone = [mesh for mesh in meshes if list(mesh) == [BATCH]]
+        for text in KNOWN:
+            try:
+                found = self.compared(text, partial(_strategy, text), alone)
+            except InternalError:
+                raise
+            except DistIRError:  # it is not for this model, or not for so many devices
+                continue
+            if found is not None:
+                yield found
 
     def compared(self, name: str, make: Make, meshes: Iterable[Mapping[str, int]]) -> Found | None:
         """The fastest plan of another maker, without stages; None where none fits.
@@ -162,3 +204,14 @@ class Trials:
         if refusals and not took:
             raise refusals[0]
         return best
+
+
+def _strategy(text: str, mod: ir.IRModule, mesh: Mapping[str, int], system: System) -> Plan:
+    """The plan of a strategy."""
+    return make_plan(mod, text, mesh, system)
+
+
+def _order(row: Row) -> tuple[bool, float]:
+    """What a row is judged by: whether it fits, and its time."""
+    assert row.time_s is not None
+    return row.state != SOLVED, row.time_s

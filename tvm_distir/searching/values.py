@@ -63,7 +63,7 @@ class Values:
         else:
             (read,) = readers
             needs, other = read
-            key = ("edge", id(matrix), held, given, needs, g.times(v))
+            key = ("edge", id(matrix), held, given, needs, g.times(v), self._counted(v))
             table = self.shared.table(key, lambda: self._moves(v, given, needs))
             self.to.put_pair(variable, other, table)
         self.keeping.keep(v, matrix, (given, variable), read, readers)
@@ -79,7 +79,7 @@ class Values:
         """A value with several readers: the form that it is held in is a variable."""
         given, variable = producer
         needs = tuple([n for n, _ in readers])
-        key = (id(matrix), held, given, needs, self.g.times(v))
+        key = (id(matrix), held, given, needs, self.g.times(v), self._counted(v))
         found = self.shared.held.get(key)
         if found is None:
             found = self.shared.held[key] = self._held(v, given, needs)
@@ -120,14 +120,21 @@ class Values:
         if self.g.values[v].ty is None:
             count = len(matrix.placements)
             return np.where(np.eye(count, dtype=bool), 0, INFINITE).astype(np.int64)
-        if not any(held):
+        counted = self._counted(v)
+        if not any(held) and counted == 1.0:
             return matrix.cost
-        cost, forms = matrix.cost.copy(), np.array(matrix.placements)
+        possible = matrix.cost < INFINITE
+        cost = np.where(possible, (matrix.cost * counted).astype(np.int64), INFINITE)
+        forms = np.array(matrix.placements)
         for axis, stays in enumerate(held):
             if stays:
                 before, after = forms[:, None, axis], forms[None, :, axis]
                 cost[(before != after) & (before != R)] = INFINITE
         return cost
+
+    def _counted(self, v: int) -> float:
+        """Share of the time to send a value that counts."""
+        return self.shared.hiding.counted(self.g.key, v)
 
     def _stationary(self, k: int) -> tuple[bool, ...]:
         """Along which axes the value of a node may not be communicated."""

@@ -87,15 +87,15 @@ def test_a_step_of_training_with_what_it_is_compared_with(
 def test_an_interrupt_keeps_what_was_found(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    label, calls = trials.label, []
+    make, calls = trials.labeller_of, []
 
     def interrupted(*given: Any, **more: Any) -> Any:
         calls.append(given)
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return label(*given, **more)
+        return make(*given, **more)
 
-    monkeypatch.setattr(trials, "label", interrupted)
+    monkeypatch.setattr(trials, "labeller_of", interrupted)
     folder = tmp_path / "found"
     assert said(["-o", str(folder)], capsys, 130).endswith("interrupted\n")
     data = json.loads((folder / "search.json").read_text())

@@ -94,7 +94,9 @@ class TestPlans:
     def test_times_are_those_of_the_plans(self, steps):
         """As another run distributes and simulates them, read from their JSON."""
         step = td.train_step(_gpt(16), **ADAM)
-        assert len(steps.plans) == 3 and steps.complete
+        labelled = [found for found in steps.plans if not found.row.why]
+        assert len(labelled) == 3 and steps.complete
+        assert [found.row.why for found in steps.plans if found.row.why] == ["zero:stage=3"]
         for found in steps.plans:
             plan = td.strategy.with_updates(step, Plan.from_dict(found.plan.to_dict()))
             program = td.export(td.distribute(step, plan, system=QUICK))
@@ -117,14 +119,14 @@ class TestPlans:
         ],
     )
     def test_the_best_is_no_worse_than_a_strategy_on_any_mesh(self, steps, text):
-        """But for the gap: prices hide nothing, and ZeRO-3's gathers are begun a layer ahead."""
+        """ZeRO-3, whose gathers are begun a layer ahead, is tried as it is."""
         compared = search(
             _gpt, 8, QUICK, batch=16, train=ADAM, top=1,
             constraints=Constraints(fixed={"dp": 8} if "zero" in text else {}),
             compare=(text, lambda mod, mesh, known: td.strategy.make_plan(mod, text, mesh, known)),
         )  # fmt: skip
         assert compared.baseline is not None
-        assert steps.plans[0].time_s <= 1.01 * compared.baseline.time_s
+        assert steps.plans[0].time_s <= compared.baseline.time_s
 
     def test_a_bug_in_what_is_compared_with_is_no_refusal(self):
         """Some meshes may be refused; an internal error is told, whatever other meshes give."""
@@ -285,15 +287,15 @@ class TestFolder:
 
     def test_an_interrupted_search_goes_on(self, tmp_path, monkeypatch):
         whole = search(_gpt, 4, QUICK, batch=8, train=ADAM)
-        label, calls = trials.label, []
+        make, calls = trials.labeller_of, []
 
         def interrupted(*given, **more):
             calls.append(given)
             if len(calls) == 2:
                 raise KeyboardInterrupt
-            return label(*given, **more)
+            return make(*given, **more)
 
-        monkeypatch.setattr(trials, "label", interrupted)
+        monkeypatch.setattr(trials, "labeller_of", interrupted)
         folder = Folder(tmp_path, {"what": 1}, resume=False)
         first = search(_gpt, 4, QUICK, batch=8, train=ADAM, folder=folder)
         assert not first.complete and first.space["left"] == len(first.rows) - 1
