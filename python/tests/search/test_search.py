@@ -14,9 +14,11 @@ from systems import A100, QUICK
 import tvm_distir as td
 from tvm_distir.errors import InfeasibleError, InternalError, UsageError
 from tvm_distir.plan import Plan
+from tvm_distir.runtime.program.joining import same_bits
 from tvm_distir.searching import Constraints, Folder, search, trials
 from tvm_distir.searching.candidates import Candidate, Enumeration, factorisations, kept_rules
 from tvm_distir.searching.uneven import Uneven
+from tvm_distir.verification.draw import draw_inputs
 
 
 def _gpt(batch: int):
@@ -342,6 +344,20 @@ class TestStageDevices:
         assert [math.prod(n for _, n in axes) for axes in best.ranks] == [1, 2]
         equal = [one for one in found.plans if not one.row.candidate.ranks]
         assert equal and equal[0].time_s > found.plans[0].time_s
+
+    def test_the_plan_can_be_deployed(self, found, tmp_path):
+        given = found.plans[0].plan
+        model = self.model(16 // given.schedule.micro_batches)
+        step = td.train_step(model, schedule=given.schedule, **ADAM)
+        local = td.distribute(step, td.strategy.with_updates(step, given), system=QUICK)
+        inputs = draw_inputs(step, 3)
+        want = td.run(local, inputs, engine="virtual")
+        deployed = td.deploy(local, tmp_path / "deployed")
+        files = sorted(path.name for path in (tmp_path / "deployed").glob("*.so"))
+        assert files == ["main_mesh0.so", "main_mesh1.so"]
+        given = deployed.run(inputs, engine="threads")
+        assert len(given) == len(want) > 2
+        assert all(same_bits(a, b) for a, b in zip(given, want, strict=True))
 
     def test_the_plan_is_complete_and_runs_as_one_device(self, found):
         best = found.plans[0]
