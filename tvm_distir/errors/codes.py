@@ -166,8 +166,8 @@ CODES: dict[str, str] = {
     "DIST0753": "a prediction by a structure is not that of the whole pipeline",
     # 08xx: infeasible
     "DIST0801": "no placement found keeps little enough on each device",
-    "DIST0802": "a training step does not fit, whatever is made again",
-    "DIST0803": "search: what is asked for excludes everything",
+    "DIST0802": "search: what is asked for excludes everything",
+    "DIST0803": "a training step does not fit, whatever is made again",
     "DIST0804": "a program needs more memory than a device has",
     # 09xx: our bugs
     "DIST0901": "an internal error: a bug of the plugin",

@@ -92,7 +92,7 @@ def search(
     Raises
     ------
     InfeasibleError
-        DIST0803 where the constraints leave nothing; DIST0801 where no candidate fits.
+        DIST0802 where the constraints leave nothing; DIST0801 where no candidate fits.
     """
     known = System.known(system)
     assert known is not None

@@ -146,7 +146,7 @@ def label(
     InfeasibleError
         DIST0801 where nothing fits into the memory.
     InfeasibleError
-        DIST0803 where the rules allow nothing.
+        DIST0802 where the rules allow nothing.
     PlanError
         DIST0237 where the rules or the module have another mesh, or a function several.
     """
@@ -249,7 +249,7 @@ class Labeller:
             _, forbidden = tables.evaluate(problem, found.values)
             if not net.feasible or not found.feasible or forbidden:
                 raise InfeasibleError(
-                    "DIST0803",
+                    "DIST0802",
                     "the rules that are to hold allow no placement of all values",
                     place=name,
                     remedy='Leave some of them out, or say "stationary": false.',

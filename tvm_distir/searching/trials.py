@@ -30,10 +30,10 @@ Make = Callable[[ir.IRModule, Mapping[str, int], System], Plan]
 Compare = tuple[str, Make]
 """Name of what to compare with, and what makes its plan of a module on a mesh."""
 
-TOO_LARGE = ("DIST0801", "DIST0802")
+TOO_LARGE = ("DIST0801", "DIST0803")
 """Errors of what does not fit into memory."""
 
-NOT_SO = ("DIST0236", "DIST0354", "DIST0803")
+NOT_SO = ("DIST0236", "DIST0354", "DIST0802")
 """Errors that say that the model cannot be cut so."""
 
 HIDDEN = (0.0, 0.75)

@@ -62,7 +62,7 @@ class Queue:
         Raises
         ------
         InfeasibleError
-            DIST0803 where there are none.
+            DIST0802 where there are none.
         """
         candidates, trials = list(enumeration), self.trials
         uneven = enumeration.constraints.stage_devices == ANY and enumeration.stages
@@ -80,7 +80,7 @@ class Queue:
         if not self._waiting:
             said = " and ".join(contradiction(enumeration))
             raise InfeasibleError(
-                "DIST0803",
+                "DIST0802",
                 f"no mesh of {enumeration.devices} devices is left: {said} exclude all",
                 place="search",
                 remedy="Leave out one of these.",

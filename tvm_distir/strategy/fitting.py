@@ -69,7 +69,7 @@ def fitted(
     Raises
     ------
     InfeasibleError
-        DIST0802 where no choice stays within the bound, by the estimate or by the measure.
+        DIST0803 where no choice stays within the bound, by the estimate or by the measure.
     """
     auto, known = read_recompute(recompute), System.known(system)
     if not isinstance(auto, Auto) or not (auto.memory_gib or known):
@@ -97,7 +97,7 @@ def fitted(
             return step, plan
     least = min(peaks)
     raise InfeasibleError(
-        "DIST0802",
+        "DIST0803",
         f"the step holds {least / GIB:.3g} GiB on a device at least, measured in "
         f"{len(peaks)} choices, and {bound / GIB:.3g} GiB are there",
         place="train_step (recompute)",

@@ -37,7 +37,7 @@ def said(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0
         (["--micro-batch", "1,a"], 2, "DIST0152 --micro-batch"),
         (["--resume"], 2, "DIST0151 --resume"),
         (["--clip", "1"], 2, "DIST0151.*--clip needs --train"),
-        (["--max", "dp=1,tp=2"], 3, "DIST0803 search: no mesh of 4 devices"),
+        (["--max", "dp=1,tp=2"], 3, "DIST0802 search: no mesh of 4 devices"),
         (["--memory", "1KiB"], 3, "DIST0801 search: none of 2 candidates"),
         (["--compare", "megatronn"], 2, "DIST0230 .*megatronn"),
         (["--compare", "pipeline"], 1, "DIST0"),

@@ -274,7 +274,7 @@ def test_rules_that_exclude_everything_are_refused():
     rules = [{"param": "x", "placement": "S[0]", "stationary": True}]
     rules += [{"param": "w", "placement": "S[0]", "stationary": True}]
     fixed = Plan.from_dict({"schema_version": 1, "mesh": {"a": 2}, "rules": rules})
-    with pytest.raises(InfeasibleError, match="DIST0803"):
+    with pytest.raises(InfeasibleError, match="DIST0802"):
         label(Pair, {"a": 2}, QUICK, fixed=fixed)
 
 

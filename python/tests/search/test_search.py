@@ -256,7 +256,7 @@ class TestOutlook:
 )
 def test_the_fewest_constraints_that_contradict_each_other_are_named(axes, rules, batch, words):
     given = Constraints(tuple(axes.split(",")), **rules)
-    with pytest.raises(InfeasibleError, match=f"DIST0803 search: no mesh of 4 .*{words}"):
+    with pytest.raises(InfeasibleError, match=f"DIST0802 search: no mesh of 4 .*{words}"):
         search(_gpt, 4, QUICK, batch=batch, train=ADAM, constraints=given)
 
 

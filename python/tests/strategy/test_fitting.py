@@ -60,7 +60,7 @@ def test_what_no_choice_holds_is_said_by_name() -> None:
     def planned(mod: Any) -> Any:
         return make_plan(mod, "data_parallel", {"dp": 2})
 
-    with pytest.raises(InfeasibleError, match=r"DIST0802.*measured in 7 choices"):
+    with pytest.raises(InfeasibleError, match=r"DIST0803.*measured in 7 choices"):
         fitted(make, planned, "auto:memory_gib=1e-6,activations=2")
     assert [text.partition(":")[0] for text in said] == [*["auto"] * 5, "selective", "full"]
     assert said[4] == f"auto:memory_gib={int(1e-6 * GIB) / GIB!r},activations=1,weights=1"

@@ -295,5 +295,5 @@ def test_errors(text, words):
 
 
 def test_what_does_not_fit_says_how_much_it_needs():
-    with pytest.raises(InfeasibleError, match=r"DIST0802.*needs .* GiB"):
+    with pytest.raises(InfeasibleError, match=r"DIST0803.*needs .* GiB"):
         auto(layers(3), 1000)

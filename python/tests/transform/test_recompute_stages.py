@@ -117,7 +117,7 @@ def auto(bound: float) -> str:
 
 def least(name: str, model: Any = None, **options: Any) -> float:
     """What the refusal says that is needed, bytes."""
-    with pytest.raises(InfeasibleError, match=r"DIST0802.*needs .* GiB") as refused:
+    with pytest.raises(InfeasibleError, match=r"DIST0803.*needs .* GiB") as refused:
         staged(name, auto(1000), model, **options)
     return float(re.search(r"needs (\S+) GiB", str(refused.value)).group(1)) * GIB
 

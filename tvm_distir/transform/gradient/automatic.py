@@ -66,7 +66,7 @@ def decided(trial: StepWriter, auto: Auto) -> Recomputation:
     ModelError
         DIST0351 where the memory is not known.
     InfeasibleError
-        DIST0802 where nothing stays within it.
+        DIST0803 where nothing stays within it.
     """
     bound = bound_of(trial.recipe, auto)
     chain, links, gaps = chain_of(trial, trial.run(), auto)
@@ -95,9 +95,9 @@ def bound_of(recipe: Recipe, auto: Auto) -> int:
 
 
 def too_little(what: str, needed: int, bound: int) -> InfeasibleError:
-    """Error about a bound (DIST0802)."""
+    """Error about a bound (DIST0803)."""
     return InfeasibleError(
-        "DIST0802",
+        "DIST0803",
         f"{what} needs {needed / GIB:.3g} GiB on each device with all "
         f"that can be made again, and {bound / GIB:.3g} GiB are there",
         place="train_step (recompute)",

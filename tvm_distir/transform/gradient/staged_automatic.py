@@ -213,7 +213,7 @@ def decided_in_stages(written: Written, recipe: Recipe, auto: Auto) -> Recomputa
     ModelError
         DIST0351 where the memory is not known.
     InfeasibleError
-        DIST0802 where nothing stays within it.
+        DIST0803 where nothing stays within it.
     """
     bound = bound_of(recipe, auto)
     names = [note.function for note in written.pipeline.stages]
