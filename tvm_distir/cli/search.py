@@ -49,7 +49,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--keep", metavar="P.json", help="a plan whose rules hold")
     parser.add_argument(
-        "--compare", metavar="STRATEGY", help="a strategy to compare with, on its best mesh"
+        "--compare",
+        metavar="STRATEGY|P.json",
+        help="what to compare with: a strategy, on its best mesh, or a plan",
     )
     parser.add_argument(
         "--micro-batch",
@@ -175,12 +177,13 @@ def run(arguments: argparse.Namespace) -> int:
     limit_s = parse_count(arguments.time_limit, "--time-limit") if arguments.time_limit else None
     constraints = constraints_of(arguments)
     check_resume(arguments, arguments.folder, "DIR")
-    outputs = outputs_of(arguments, {"--keep": arguments.keep})
+    is_plan = (arguments.compare or "").endswith(".json")
+    reads = {"--keep": arguments.keep, "--compare": arguments.compare if is_plan else None}
+    outputs = outputs_of(arguments, reads)
     report = outputs.promise(arguments.report, "--report")
     path = outputs.promise_folder(arguments.folder, "-o", ("search.json", "rows.jsonl"))
-    system = begin(arguments, "--compare", arguments.compare)
+    system = begin(arguments, "--compare", None if is_plan else arguments.compare)
     from .. import searching
-    from ..strategy import make_plan
 
     folder = None
     if path is not None:
@@ -201,7 +204,7 @@ def run(arguments: argparse.Namespace) -> int:
         top=top,
         time_limit_s=limit_s,
         why=arguments.why,
-        compare=_comparison(arguments.compare, make_plan),
+        compare=_comparison(arguments.compare, is_plan),
         folder=folder,
         on_progress=_progress,
     )
@@ -241,10 +244,15 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, int | None]:
     return make, batch
 
 
-def _comparison(text: str | None, make_plan: Any) -> Any:
-    """What makes the plan of a strategy on a mesh."""
+def _comparison(text: str | None, is_plan: bool) -> Any:
+    """What to compare with: a plan, or what makes that of a strategy on a mesh."""
+    from ..plan import Plan
+    from ..strategy import make_plan
+
     if text is None:
         return None
+    if is_plan:
+        return text, Plan.load(text)
     return text, lambda mod, mesh, system: make_plan(mod, text, mesh, system)
 
 

@@ -40,6 +40,7 @@ def search_text(result: Any) -> str:
         lines.append(
             f"compared with {result.baseline.why} on {result.baseline.candidate.key}: "
             f"{units.duration(other)}, {100 * (best / other - 1):+.1f}%"
+            + ("" if result.baseline.state == "solved" else "; it does not fit")
         )
     if result.why:
         whys: list[tuple[str, ...]] = [("weight", "alike", "lies", "second best", "dearer")]

@@ -14,6 +14,7 @@ from tvm import ir
 
 from ..errors import InfeasibleError
 from ..ir.rewrite import collector_paused
+from ..plan import Plan
 from ..system import System
 from .candidates import Candidate, Constraints, Enumeration
 from .folder import Folder
@@ -79,9 +80,10 @@ def search(
         Of estimates, as a share.
     time_limit_s : float, optional
         Wall-clock seconds after which no further candidate is begun.
-    compare : (str, callable), optional
-        What to compare with: it is simulated on every mesh of the space without stages, and the
-        best of these is ``baseline``; its plan is given too where it is as good as those found.
+    compare : (str, callable or Plan), optional
+        What to compare with, and its name: what makes plans is simulated on every mesh of the
+        space without stages, and the best of these is ``baseline``; a plan is, as it is. It is
+        given too where it fits and is as good as those found.
     why : bool
         Also find what other placements of the best plan's weights would cost, ``why``.
     folder : Folder, optional
@@ -93,6 +95,8 @@ def search(
     ------
     InfeasibleError
         DIST0802 where the constraints leave nothing; DIST0801 where no candidate fits.
+    UsageError
+        DIST0151 where the plan to compare with is for another number of devices.
     """
     known = System.known(system)
     assert known is not None
@@ -104,10 +108,16 @@ def search(
     trials = Trials(source, known, limit, gap, rules, margin, in_stages=in_stages)
     found = _Search(trials, enumeration, top, folder)
     with collector_paused():
+        baseline = None
+        if compare is not None and isinstance(compare[1], Plan):
+            baseline = trials.given(compare[0], compare[1], devices)
         found.begin_with(trials.known(enumeration.meshes()))
         result = found.run(time_limit_s, on_progress or (lambda *_: None))
         if compare is not None and not result.interrupted:
-            result = _with_baseline(result, trials.compared(*compare, enumeration.meshes()), top)
+            name, what = compare
+            if not isinstance(what, Plan):
+                baseline = trials.compared(name, what, enumeration.meshes())
+            result = _with_baseline(result, baseline, top)
         best = next((one.row for one in result.plans if one.row is not result.baseline), None)
         if why and best is not None and not result.interrupted:
             result = replace(result, why=trials.why(best.candidate))
@@ -118,7 +128,8 @@ def _with_baseline(result: SearchResult, other: Found | None, top: int) -> Searc
     """Add what plans are compared with; where it is among the best, it is given with them."""
     if other is None:
         return result
-    plans = sorted([*result.plans, other], key=lambda one: one.time_s)[:top]
+    plans = [*result.plans, *([other] if other.row.state == SOLVED else [])]
+    plans = sorted(plans, key=lambda one: one.time_s)[:top]
     return replace(result, baseline=other.row, plans=tuple(plans))
 
 

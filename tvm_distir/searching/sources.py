@@ -71,12 +71,12 @@ class Source:
             self._known[key] = self._make(key)
         return self._known[key]
 
-    def module(self, schedule: Schedule | None, recompute: str) -> ir.IRModule:
-        """What is to be distributed."""
+    def module(self, schedule: Schedule | None, recompute: str | Mapping[str, str]) -> ir.IRModule:
+        """What is to be distributed; ``recompute`` as for ``td.train_step``."""
         model = self.forward(1 if schedule is None else schedule.micro_batches)
         if self.train is None:
             return model
-        key = (schedule, recompute)
+        key = (schedule, recompute if isinstance(recompute, str) else tuple(recompute.items()))
         if key not in self._known:
             self._known[key] = train_step(
                 model, schedule=schedule, recompute=recompute, system=self.system, **self.train

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 from tvm import ir
 
-from ..errors import DistIRError, InternalError
+from ..errors import DistIRError, InternalError, UsageError
 from ..ir import relax_functions, training_notes
 from ..plan import Plan
 from ..program import export
@@ -27,8 +28,8 @@ from .sources import Source
 Make = Callable[[ir.IRModule, Mapping[str, int], System], Plan]
 """Makes a plan of a module on a mesh."""
 
-Compare = tuple[str, Make]
-"""Name of what to compare with, and what makes its plan of a module on a mesh."""
+Compare = tuple[str, Make | Plan]
+"""Name of what to compare with; what makes its plan of a module on a mesh, or the plan."""
 
 TOO_LARGE = ("DIST0801", "DIST0803")
 """Errors of what does not fit into memory."""
@@ -173,6 +174,38 @@ class Trials:
                 continue
             if found is not None:
                 yield found
+
+    def given(self, name: str, plan: Plan, devices: int) -> Found:
+        """A plan of the model on so many devices, as it is.
+
+        Raises
+        ------
+        UsageError
+            DIST0151 where it is for another number of devices.
+        """
+        schedule = plan.schedule
+        module = self.source.module(schedule, plan.recompute or "none")
+        program = export(self._distributed(module, plan))
+        result = simulate(program, self.system)
+        used = len({device for mesh in program.meshes for device in mesh.device_ids})
+        if used != devices:
+            raise UsageError(
+                "DIST0151",
+                f"the plan to compare with is for {used} devices, the search for {devices}",
+                place=name,
+                remedy="Compare with a plan for as many.",
+            )
+        axes = tuple(plan.meshes[0].axes.items())
+        word = plan.recompute.get("*", "given" if plan.recompute else "none")
+        candidate = Candidate(axes, recompute=word)
+        if schedule is not None:
+            candidate = replace(
+                candidate, stages=schedule.stages, micro_batches=schedule.micro_batches,
+                chunks=schedule.chunks, cuts=tuple(schedule.cuts),
+            )  # fmt: skip
+        state = SOLVED if result.peak_memory_bytes <= self.limit else MEMORY
+        row = Row(candidate, state, 0.0, None, None, result.time_s, result.peak_memory_bytes, name)
+        return Found(row, plan, result)
 
     def compared(self, name: str, make: Make, meshes: Iterable[Mapping[str, int]]) -> Found | None:
         """The fastest plan of another maker, without stages; None where none fits.

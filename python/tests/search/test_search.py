@@ -144,6 +144,29 @@ class TestPlans:
                 constraints=Constraints(("dp", "tp")), compare=("tensor_parallel", make),
             )  # fmt: skip
 
+    def test_a_plan_is_compared_with_as_it_is(self):
+        """One of the stages of a search before, and one for other devices."""
+        rules = Constraints(("pp", "dp", "tp"), fixed={"pp": 2}, micro_batches=(2,))
+        first = search(_gpt, 4, QUICK, batch=16, train=ADAM, constraints=rules, top=1).plans[0]
+        given = Plan.from_dict(first.plan.to_dict())
+        found = search(_gpt, 4, QUICK, batch=16, train=ADAM, top=9, compare=("mine", given))
+        assert (found.baseline.time_s, found.baseline.why) == (first.time_s, "mine")
+        assert found.baseline.candidate == first.row.candidate
+        assert [one.plan for one in found.plans if one.row.why == "mine"] == [given]
+        with pytest.raises(UsageError, match=r"DIST0151 mine: .* for 4 devices, the search for 8"):
+            search(_gpt, 8, QUICK, batch=16, train=ADAM, compare=("mine", given))
+
+    def test_a_plan_that_does_not_fit_is_compared_with_but_not_given(self):
+        step = td.train_step(_gpt(16), **ADAM)
+        plan = td.strategy.make_plan(step, "data_parallel", {"dp": 4}, QUICK)
+        peak = td.simulate(td.export(td.distribute(step, plan, system=QUICK)), QUICK)
+        found = search(
+            _gpt, 4, QUICK, batch=16, train=ADAM, top=9, compare=("mine", plan),
+            memory_bytes=peak.peak_memory_bytes - 1,
+        )  # fmt: skip
+        assert (found.baseline.time_s, found.baseline.state) == (peak.time_s, "memory")
+        assert found.plans and all(one.row.why != "mine" for one in found.plans)
+
     def test_a_strategy_that_is_better_is_given(self):
         """Where only one placement is searched, another one that is faster comes first."""
         rules = [{"param": "wte.weight", "placement": "R", "stationary": True}]
