@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .locations import read_name as read_name
+from .locations import unescaped as unescaped
 from .parser import parse_module as parse_module
 from .tree import Argument as Argument
 from .tree import Block as Block

@@ -24,6 +24,12 @@ _FIELDS = ("stablehlo.gather", "stablehlo.scatter", "stablehlo.dot", "stablehlo.
 """Attributes that are lists of ``key = value``."""
 
 
+def read_symbol(scan: Scanner, what: str) -> str:
+    """Take a symbol; its name without quotes."""
+    name = scan.word(SYMBOL, what)[1:]
+    return unescaped(name[1:-1]) if name.startswith('"') and name.endswith('"') else name
+
+
 class Attributes:
     """Reads types and attributes where a scanner is.
 
@@ -122,7 +128,7 @@ class Attributes:
         if scan.take("{"):
             return self.dictionary()
         if scan.peek("@"):
-            return Symbol(unescaped(scan.word(SYMBOL, "a symbol")[1:].strip('"')))
+            return Symbol(read_symbol(scan, "a symbol"))
         if scan.peek("#"):
             return self._of_dialect()
         number = scan.match(_NUMBER)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .attributes import NAME, STRING, SYMBOL, VALUE, Attributes
+from .attributes import NAME, STRING, SYMBOL, VALUE, Attributes, read_symbol
 from .pretty import DIALECTS, PrettyForms
 from .scanner import Scanner
 from .shard_forms import ShardForms, is_shard, renamed
@@ -128,7 +128,7 @@ class _Parser:
     def _function(self) -> Operation:
         scan = self._scan
         visibility = next((w for w in ("public", "private") if scan.take(w)), "public")
-        name = scan.word(SYMBOL, "the name of a function")[1:].strip('"')
+        name = read_symbol(scan, "the name of a function")
         arguments: list[Argument] = []
         scan.expect("(")
         while not scan.take(")"):

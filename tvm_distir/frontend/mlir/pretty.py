@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from .attributes import NAME, SYMBOL, VALUE, Attributes
+from .attributes import NAME, VALUE, Attributes, read_symbol
 from .scanner import Scanner
 from .tree import Argument, Block, Dense, Opaque, Operation, Symbol, Type
 
@@ -102,7 +102,7 @@ class PrettyForms:
         elif scan.take("{"):
             notes.update(self._attributes.dictionary())
         elif scan.peek("@"):
-            symbol = Symbol(scan.word(SYMBOL, "a symbol")[1:].strip('"'))
+            symbol = Symbol(read_symbol(scan, "a symbol"))
             key = "call_target_name" if short == "custom_call" else "callee"
             notes[key] = symbol.name if short == "custom_call" else symbol
         elif scan.peek("<"):
@@ -274,7 +274,7 @@ class PrettyForms:
 
     def _mesh(self, found: Operation) -> Operation:
         scan = self._scan
-        found.attributes["sym_name"] = scan.word(SYMBOL, "the name of a mesh")[1:].strip('"')
+        found.attributes["sym_name"] = read_symbol(scan, "the name of a mesh")
         scan.expect("=")
         found.attributes["mesh"] = Opaque("sdy.mesh", scan.balanced())
         if scan.take("{"):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from .attributes import NAME, SYMBOL, VALUE, Attributes
+from .attributes import NAME, VALUE, Attributes, read_symbol
 from .scanner import Scanner
 from .tree import Operation, OtherType, Symbol, Type
 
@@ -67,7 +67,7 @@ class ShardForms:
 
     def _grid(self, found: Operation) -> Operation:
         scan = self._scan
-        found.attributes["sym_name"] = scan.word(SYMBOL, "the name of a grid")[1:].strip('"')
+        found.attributes["sym_name"] = read_symbol(scan, "the name of a grid")
         for word in ("(", "shape", "="):
             scan.expect(word)
         dims = scan.word(_DIMS, "the sizes of a grid").split("x")
@@ -88,7 +88,7 @@ class ShardForms:
             name = _RENAMED.get(key.group(1), key.group(1))
             notes[name] = self._clause_value(found)
         elif scan.peek("@"):
-            notes["grid"] = Symbol(scan.word(SYMBOL, "a symbol")[1:].strip('"'))
+            notes["grid"] = Symbol(read_symbol(scan, "a symbol"))
             if scan.peek("["):  # a process: what its place is, follows
                 notes["device"] = self._indices(found)
         elif scan.take("{"):

@@ -22,14 +22,20 @@ from ...ir import (
     mesh_devices,
     placement_of,
 )
-from ..mlir import Module, Opaque, Operation
+from ..mlir import Module, Opaque, Operation, unescaped
 from .gspmd import labels_of_tiles, mesh_of_tiles
 from .values import Unsupported
 
-_AXIS = re.compile(r'"([^"]+)"\s*=\s*(\d+)')
+WORD = r'"(?:[^"\\]|\\.)*"'
+"""A pattern of a text in quotes."""
+TEXT = r'"((?:[^"\\]|\\.)*)"'
+"""The same, with what stands in the quotes as a group."""
+_AXIS = re.compile(TEXT + r"\s*=\s*(\d+)")
 _IDS = re.compile(r"device_ids\s*=\s*\[([\d,\s]*)\]")
-_NAMED = re.compile(r'\s*@"?([\w.\-]+)"?\s*,\s*')
-_DIM = re.compile(r"\{([^}]*)\}")
+_NAMED = re.compile(rf"\s*@(?:{TEXT}|([\w$.\-]+))\s*,\s*")
+_DIMS = re.compile(rf'\[((?:[^\]"]|{WORD})*)\](.*)', re.DOTALL)
+_DIM = re.compile(rf'\{{((?:[^}}"]|{WORD})*)\}}')
+_PART = re.compile(TEXT + r"(\s*:\s*\(\d+\)\d+)?")
 GSPMD_MESH = "mesh"
 """Name of the mesh that GSPMD's shardings are read on; theirs have none."""
 
@@ -129,9 +135,10 @@ class Shardings:
 
     def _of_sdy(self, sharding: Opaque) -> tuple[Mesh, list[int]] | None:
         named = _NAMED.match(sharding.body)
-        if named is None or named.group(1) not in self._meshes:
+        name = _unquoted(*named.groups()) if named else ""
+        if named is None or name not in self._meshes:
             raise Unsupported(f"the sharding <{sharding.body}>, whose mesh the module has not")
-        mesh = self._meshes[named.group(1)]
+        mesh = self._meshes[name]
         dims, rest = _split_dims(sharding.body[named.end() :])
         if "unreduced" in rest:
             raise Unsupported(f"the sharding <{sharding.body}> of a sum that is not complete")
@@ -181,16 +188,20 @@ class Shardings:
 
 def _split_dims(text: str) -> tuple[list[str], str]:
     """What stands in the braces of ``[{...}, {...}]``, and what follows."""
-    if not text.startswith("[") or "]" not in text:
+    found = _DIMS.match(text)
+    if found is None:
         raise Unsupported(f"the sharding {text}")
-    inner, _, rest = text[1:].partition("]")
-    return _DIM.findall(inner), rest
+    return _DIM.findall(found.group(1)), found.group(2)
+
+
+def _unquoted(quoted: str | None, bare: str | None) -> str:
+    """A name that may stand in quotes."""
+    return str(bare) if quoted is None else unescaped(quoted)
 
 
 def _axis_words(text: str) -> list[str]:
     """Names of axes of one dim, with what makes them parts of axes."""
-    found = re.findall(r'"([^"]+)"(\s*:\s*\(\d+\)\d+)?', text)
-    return [name + part for name, part in found]
+    return [unescaped(name) + part for name, part in _PART.findall(text)]
 
 
 def _meshes(module: Module) -> list[Mesh]:
@@ -203,7 +214,7 @@ def _meshes(module: Module) -> list[Mesh]:
             continue
         ids = _IDS.search(mesh.body)
         numbers = tuple(parse_int(n) or 0 for n in ids.group(1).split(",")) if ids else None
-        axes = {name: parse_int(size) or 0 for name, size in _AXIS.findall(mesh.body)}
+        axes = {unescaped(n): parse_int(size) or 0 for n, size in _AXIS.findall(mesh.body)}
         found.append(Mesh(str(operation.attributes["sym_name"]), axes, numbers))
     return found
 
