@@ -5,9 +5,8 @@
 
 ``python scripts/round_trip.py [NAME ...]``. What is read must be structurally equal to what was
 written, names of variables and rebindings (``lv1 = lv``) apart: TVMScript, TVM's JSON, StableHLO
-(``sdy``; of level 5
-manual computations, where shards are even) and StableHLO in MLIR's dialect
-``shard``. StableHLO cannot say these, which are left out of the comparison:
+(``sdy``; of level 5 ``replicas``, and ``manual`` where shards are even) and StableHLO in MLIR's
+dialect ``shard``. StableHLO cannot say these, which are left out of the comparison:
 
 * ``dist.stationary`` and ``dist.open_axes`` (level 2), ``dist.partial`` (levels 2 and 5):
   notes of the compiler's own on variables;
@@ -59,6 +58,9 @@ MESH = {"dp": 2, "tp": 2}
 SIZES = {"mlp": {"batch": "8", "layers": "3", "hidden": "64"}}
 SAID = {3: "annotated", 4: "annotated"}
 """What texts in the dialect ``shard`` say of a level, where that is less."""
+FORMS = {"sdy": "auto", "shard": "shard"}
+LOCAL_FORMS = {"manual": "manual", "replicas": "replicas", "shard": "shard"}
+"""What StableHLO is called, and the form it is; of level 5."""
 UNSAID = (STATIONARY_ATTR, OPEN_AXES_ATTR, PARTIAL_ATTR)
 """Attributes of functions that they do not say."""
 
@@ -205,7 +207,7 @@ def main() -> int:
         for level, mod in levels(name):
             with tempfile.TemporaryDirectory() as folder:
                 held = in_files(mod, Path(folder))
-            for title, form in [("sdy", "manual" if level == 5 else "auto"), ("shard", "shard")]:
+            for title, form in (LOCAL_FORMS if level == 5 else FORMS).items():
                 try:
                     held[title] = in_stablehlo(mod, level, form)
                 except DistIRError as error:

@@ -31,23 +31,21 @@ def is_direct(step: Step, name: str) -> bool:
     return check is not None and not any(map(_is_filled, step.call.args)) and check(step)
 
 
-_SEVERAL = {
-    "shard": ("dist.partial", "dist.exchange"),
-    "manual": tuple(
-        f"dist.{name}"
-        for name in ("partial", "exchange", "local_slice", "axis_index", "collective_permute")
-    ),
-}
-"""By forms that are read, collectives that are several operations there."""
+_SEVERAL = tuple(
+    f"dist.{name}"
+    for name in ("partial", "exchange", "local_slice", "axis_index", "collective_permute")
+)
+"""Collectives that are several operations of StableHLO."""
+_SEVERAL_SHARD = ("dist.partial", "dist.exchange")
+"""Those that are several of the dialect ``shard``."""
 
 
 def _is_direct_move(step: Step, name: str) -> bool:
     form, title = step.devices.form, str(step.call.op.name)
     if not step.devices.is_local:
         return form != "global" or name == "dist.annotate_sharding"
-    if form not in _SEVERAL:
-        return True
-    if not title.endswith(name) or name == "dist.collective_done" or name in _SEVERAL[form]:
+    several = _SEVERAL_SHARD if form == "shard" else _SEVERAL
+    if not title.endswith(name) or name == "dist.collective_done" or name in several:
         return False  # in two ops, or of several operations
     if name == "dist.collective_permute":
         return "wrap" in step.attrs and bool(step.attrs["wrap"])

@@ -10,7 +10,7 @@ from typing import Any
 from ..ir import call_axes, labels_of, mesh_devices, mesh_shape, shard_counts, shard_offsets
 from .body import Body, Ssa
 from .step import Devices, Step
-from .text import Unwritable, integers, string
+from .text import Unwritable, integers, string, symbol
 
 PREFIX = "tvm_distir"
 """Of attributes that say what the dialect has no words for; others may drop them."""
@@ -53,7 +53,7 @@ def _offsets(shape: Sequence[int], labels: Sequence[int], sizes: Sequence[int]) 
 
 def annotated(body: Body, devices: Devices, value: Ssa, mesh: Any, labels: Sequence[int]) -> Ssa:
     """A value with how it lies; where it is annotated already, how those who read it want it."""
-    notes = f"grid = @{devices.mesh_name(mesh)}, operandSegmentSizes = array<i32: 0, 0>"
+    notes = f"grid = {symbol(devices.mesh_name(mesh))}, operandSegmentSizes = array<i32: 0, 0>"
     notes += f", split_axes = {split_axes(labels, len(value.shape))}"
     notes += ", static_halo_sizes = array<i64>, static_sharded_dims_offsets = "
     notes += integers(_offsets(value.shape, labels, mesh_shape(mesh)))
@@ -80,7 +80,7 @@ def placed(step: Step) -> Ssa:
 
 def grid_of(step: Step) -> str:
     """The attribute that names the grid of a call."""
-    return f"grid = @{step.devices.mesh_name(step.attrs['device_mesh'])}"
+    return f"grid = {symbol(step.devices.mesh_name(step.attrs['device_mesh']))}"
 
 
 def linear_index(step: Step) -> Ssa:

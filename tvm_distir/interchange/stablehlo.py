@@ -30,10 +30,12 @@ from .composites import Composites
 from .functions import FunctionWriter, fault
 from .grid import PREFIX, grid_text
 from .ports import port_notes
-from .text import Unwritable, tensor_text
+from .text import Unwritable, string, symbol, tensor_text
 
 FORMS = ("auto", "manual", "replicas", "shard")
 """How a module can be written; the second and the third say it of a local one."""
+_WITH_PORTS = ("replicas", "shard")
+"""Forms of local shapes, where attributes say of which arrays arguments and results are parts."""
 
 
 def to_stablehlo(mod: ir.IRModule, form: str = "auto", *, composites: bool = True) -> str:
@@ -49,7 +51,8 @@ def to_stablehlo(mod: ir.IRModule, form: str = "auto", *, composites: bool = Tru
     form : str
         Of a local module: ``manual``, whole arrays and ``sdy.manual_computation``, which wants even
         shards; ``replicas``, what each device runs, of local shapes, as replicas numbered in the
-        order of device ids; ``auto``, the first where it can be had. Of a module of any level:
+        order of device ids, with attributes that say of which arrays arguments and results are
+        parts; ``auto``, the first where it can be had. Of a module of any level:
         ``shard``, shardings or collectives of MLIR's dialect ``shard`` (LLVM 22) around the
         operations of StableHLO.
     composites : bool
@@ -89,7 +92,7 @@ class _Writer:
         self.form = form if self.is_local or form == "shard" else "global"
         if form == "auto" and self.is_local:
             io = _io(mod[self._entries[0]])
-            self.form = "manual" if self._uneven(io) is None else "replicas"
+            self.form = "manual" if self._not_manual(io) is None else "replicas"
 
     def text(self) -> str:
         if len(self._entries) > 1:
@@ -99,7 +102,7 @@ class _Writer:
             self._function(str(gv.name_hint), fn) for gv, fn in relax_functions(self._mod)
         )
         functions += "".join(self._composites.functions if self._composites else ())
-        lines = [] if self.form == "replicas" else [self._mesh(i) for i in self._on_own_devices()]
+        lines = [self._mesh(i) for i in self._on_own_devices()]
         if self.form == "shard":
             return "module {\n" + "".join(lines) + functions + "}\n"
         replicas = len(self._numbers) if self.form == "replicas" else 1
@@ -126,13 +129,13 @@ class _Writer:
             except Unwritable as error:
                 raise fault(self._names[index], str(error)) from error
         axes = ", ".join(
-            f'"{name}"={size}' for name, size in zip(self._axes[index], mesh_shape(mesh))
+            f"{string(name)}={size}" for name, size in zip(self._axes[index], mesh_shape(mesh))
         )
         ids = list(map(self.number, self._devices(index)))
         order = "" if ids == list(range(len(ids))) else f", device_ids={ids}"
         if sorted(ids) != list(range(len(ids))):
             raise fault(self._names[index], "a mesh of some of the module's devices only")
-        return f"  sdy.mesh @{self._names[index]} = <[{axes}]{order}>\n"
+        return f"  sdy.mesh {symbol(self._names[index])} = <[{axes}]{order}>\n"
 
     def number(self, device: int) -> int:
         """Number of a device in the program."""
@@ -152,8 +155,8 @@ class _Writer:
         dims = []
         for dim in range(rank):
             names = [n for n, label in zip(self._axes[index], labels) if label == dim]
-            dims.append("{" + ", ".join(f'"{name}"' for name in names) + "}")
-        return f"<@{self._names[index]}, [{', '.join(dims)}]>"
+            dims.append("{" + ", ".join(map(string, names)) + "}")
+        return f"<{symbol(self._names[index])}, [{', '.join(dims)}]>"
 
     def _function(self, name: str, fn: Any) -> str:
         writer = FunctionWriter(name, fn, self, self._composites)
@@ -163,8 +166,8 @@ class _Writer:
             return self._manual(writer, results, io, self._notes(fn))
         kind = "private" if is_private(fn) else "public"
         said = None
-        if io is not None and self.form == "shard":
-            said = port_notes(io, str(self._names[int(io["mesh"])]))
+        if io is not None and self.form in _WITH_PORTS:
+            said = port_notes(io, lambda port: self._names[self._mesh_of(port, io)])
         whole = kind == "public"
         arguments = ", ".join(writer.signature(said.inputs if said else None, whole))
         title = "main" if io is not None else name
@@ -187,16 +190,29 @@ class _Writer:
         said = f'{PREFIX}.num_input = "{count}"'
         return f"attributes {{mhlo.frontend_attributes = {{{said}}}}} "
 
-    def _uneven(self, io: Any) -> str | None:
-        """Name of an input or output that is not cut into equal shards; None without one."""
-        sizes = mesh_shape(self._meshes[int(io["mesh"])])
+    def _mesh_of(self, port: Any, io: Any) -> int:
+        """Number of the mesh that an input or output lies on."""
+        if "mesh" not in port:
+            return int(io["mesh"])
+        shape, devices = ([int(n) for n in port["mesh"][key]] for key in ("shape", "devices"))
+        for number, mesh in enumerate(self._meshes):
+            if [int(n) for n in mesh_shape(mesh)] == shape and self._devices(number) == devices:
+                return number
+        raise fault(_title(port), f"on a mesh {shape} that the module has not")
+
+    def _not_manual(self, io: Any) -> str | None:
+        """Why an entry is no manual computation; None where it can be one."""
+        own = int(io["mesh"])
+        sizes = mesh_shape(self._meshes[own])
         for port in [*io["inputs"], *io["outputs"]]:
+            if self._mesh_of(port, io) != own:
+                return f'"{_title(port)}" lies on a mesh of its own'
             shape = [int(n) for n in port["shape"]]
             for label, size in zip(self._labels(port), sizes):
                 if label >= 0:
                     shape[label], rest = divmod(shape[label], size)
                     if rest:
-                        return str(port.get("name", f"output {port['index']}"))
+                        return f'"{_title(port)}" is not cut into equal shards'
         return None
 
     @staticmethod
@@ -211,19 +227,18 @@ class _Writer:
 
     def _manual(self, writer: FunctionWriter, results: list[Ssa], io: Any, notes: str) -> str:
         """The entry as a function of whole arrays around what one device runs."""
-        uneven = self._uneven(io)
-        if uneven is not None:
-            what = f'"{uneven}" is not cut into equal shards, which manual computations want'
-            raise fault("main", f"{what}; the form replicas has none")
+        reason = self._not_manual(io)
+        if reason is not None:
+            raise fault("main", f"no manual computation, as {reason}; the form replicas says it")
         mesh = self._meshes[int(io["mesh"])]
         ins, outs = ([self._port(p, mesh) for p in io[side]] for side in ("inputs", "outputs"))
         names = [str(port["name"]) for port in io["inputs"]]
         arguments = ", ".join(
-            f'%in{i}: {kind} {{sdy.sharding = #sdy.sharding{said}}} loc("{name}")'
+            f"%in{i}: {kind} {{sdy.sharding = #sdy.sharding{said}}} loc({string(name)})"
             for i, ((kind, said), name) in enumerate(zip(ins, names))
         )
         given = ", ".join(f"{kind} {{sdy.sharding = #sdy.sharding{said}}}" for kind, said in outs)
-        axes = ", ".join(f'"{name}"' for name in self._axes[int(io["mesh"])])
+        axes = ", ".join(map(string, self._axes[int(io["mesh"])]))
         shardings = [", ".join(said for _, said in side) for side in (ins, outs)]
         kinds = [", ".join(kind for kind, _ in side) for side in (ins, outs)]
         count = f":{len(outs)}" if len(outs) != 1 else ""
@@ -245,6 +260,10 @@ class _Writer:
 def _io(fn: Any) -> Any:
     attrs: Any = fn.attrs or {}
     return attrs[IO_ATTR] if IO_ATTR in attrs else None
+
+
+def _title(port: Any) -> str:
+    return str(port.get("name", f"output {port['index']}"))
 
 
 def _plain(arguments: Sequence[Ssa]) -> str:

@@ -21,6 +21,7 @@ _ELEMENTS = {
     **{f"int{n}": f"i{n}" for n in (8, 16, 32, 64)},
     **{f"uint{n}": f"ui{n}" for n in (8, 16, 32, 64)},
 }
+_BARE = re.compile(r"[A-Za-z_][\w$.]*", re.ASCII)
 _NO_POINT = re.compile(r"^(-?\d+)e")
 
 
@@ -98,4 +99,15 @@ def _bits(number: float, dtype: str) -> str:
 
 def string(text: str) -> str:
     """A text in quotes."""
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+
+
+def symbol(name: str) -> str:
+    """A reference to what has a name, in quotes where that is no identifier.
+
+    Examples
+    --------
+    >>> symbol("mesh0"), symbol("first mesh")
+    ('@mesh0', '@"first mesh"')
+    """
+    return "@" + (name if _BARE.fullmatch(name) else string(name))

@@ -99,7 +99,7 @@ def operations(text):
 def test_local_modules_have_collectives(gpt):
     local = td.distribute(*gpt)
     text = td.to_stablehlo(local, "replicas")
-    assert "mhlo.num_replicas = 4" in text and "sdy." not in text
+    assert "mhlo.num_replicas = 4" in text and "sdy.sharding" not in text
     assert operations(text).count("stablehlo.all_reduce") > 0
     assert "replica_groups = dense<[[0, 1], [2, 3]]> : tensor<2x2xi64>" in text
     with pytest.raises(ModelError, match="DIST0380"):

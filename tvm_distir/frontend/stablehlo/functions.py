@@ -19,11 +19,11 @@ from .distributed import Distributed
 from .emitter import Emitter
 from .grid_ops import CONVERTERS as GRID_OPS
 from .grid_ops import shard_results
-from .grids import Grids
+from .grids import PORT, Grids
 from .manual import local_program
 from .moves import MOVES
 from .names import Names
-from .ports import PORT, has_ports, read_ports
+from .ports import has_ports, read_ports
 from .shardings import Shardings, sharding_of
 from .sizes import MAX_OPERATIONS, Sizes
 from .table import CALLS, CONVERTERS, RETURNS
@@ -54,6 +54,8 @@ class Functions:
         self.shardings = shardings if annotated else None
         self.grids = Grids(shardings, annotates)
         self._said = shardings
+        said = module.attributes.get("mhlo.num_replicas")
+        self._replicas = said if type(said) is int else 1
         found = (op for op in module.operations if op.name == "func.func")
         self.held = {str(op.attributes.get("sym_name")): op for op in found}
         self.sizes = Sizes(self.held, self.callee, inline)
@@ -70,7 +72,7 @@ class Functions:
         """The module with each public function and all that these call."""
         for name in self.public:
             try:
-                operation = local_program(self.held[name], self._said, self.grids)
+                operation = local_program(self.held[name], self._said, self.grids, self._replicas)
             except Unsupported as error:
                 raise self.fault(self.held[name], f"no import of {error}") from error
             self.held[name], signature = operation, names.of(operation)

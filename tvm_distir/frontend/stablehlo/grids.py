@@ -18,6 +18,9 @@ from .values import Unsupported, Value, constant, typed
 
 KINDS = {"sum": "sum", "max": "max", "min": "min", "product": "prod", "average": "sum"}
 """Reductions by the names that the dialect has for them."""
+PORT = "tvm_distir.port"
+"""The attribute of an argument or result that says of which array it is a part."""
+_IDS = {"stablehlo.partition_id": "partitions", "stablehlo.replica_id": "replicas"}
 
 
 @dataclass(frozen=True)
@@ -74,18 +77,30 @@ class Grids:
         self._shardings, self._annotates = shardings, annotates
         self._lies: dict[int, tuple[Value, Placed]] = {}
         self.moves = ""
-        self._computed_on = ""
+        self._computed_on = self._devices = ""
 
-    def compute_on(self, name: str) -> None:
-        """Note the mesh whose devices each run the program that is read."""
+    def compute_on(self, name: str, devices: str) -> None:
+        """Note the mesh whose devices each run the program that is read.
+
+        Parameters
+        ----------
+        name : str
+            Of the mesh.
+        devices : str
+            What its devices are: ``partitions`` of one program, or ``replicas`` of it.
+        """
         if self._computed_on not in ("", name):
-            raise Unsupported(f'manual computations on the meshes "{self._computed_on}", "{name}"')
-        self._computed_on = name
+            raise Unsupported(f'local programs on the meshes "{self._computed_on}", "{name}"')
+        self._computed_on, self._devices = name, devices
 
     def of_devices(self, operation: Operation) -> Any:
         """The mesh whose devices exchange data by an operation that names none."""
         if not self._computed_on:
-            raise Unsupported("a collective outside of a manual computation")
+            what = "a collective outside of a manual computation"
+            raise Unsupported(f"{what}, where no argument says how it lies ({PORT})")
+        if _between(operation) != self._devices:
+            what = f"a collective between {_between(operation)}"
+            raise Unsupported(f"{what}, where devices are {self._devices}")
         self.moves = self.moves or operation.name
         return self.named(self._computed_on)
 
@@ -115,6 +130,15 @@ class Grids:
         if id(value) not in self._lies:
             raise Unsupported("the sharding of a value that has none")
         return self._lies[id(value)][1]
+
+
+def _between(operation: Operation) -> str:
+    """What numbers of devices count in an operation, by the rules of StableHLO."""
+    if operation.name in _IDS:
+        return _IDS[operation.name]
+    channel = operation.attributes.get("channel_handle")
+    named = isinstance(channel, dict) and int(channel.get("handle", 0)) > 0
+    return "partitions" if named else "replicas"
 
 
 class GridStep:

@@ -1,36 +1,47 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Manual computations of Shardy: a function around one is the program that each device runs."""
+"""Local programs: what is in a manual computation of Shardy, or says how its arguments lie."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from ...ir import placement_text
-from ..mlir import Argument, Block, Opaque, Operation, Symbol
-from .grids import Grids
-from .ports import PORT
-from .shardings import Shardings
+from ..mlir import Argument, Block, Opaque, Operation, Symbol, unescaped
+from .grids import PORT, Grids
+from .ports import grid_of, has_ports
+from .shardings import TEXT, WORD, Shardings
 from .values import Unsupported, typed
 
 MANUAL = "sdy.manual_computation"
-_SHARDING = re.compile(r"<([^<>]*)>")
-_NAMED = re.compile(r'"([^"]+)"')
+_SHARDING = re.compile(rf'<((?:[^<>"]|{WORD})*)>')
+_NAMED = re.compile(TEXT)
 
 
-def local_program(function: Operation, shardings: Shardings, grids: Grids) -> Operation:
+def local_program(
+    function: Operation, shardings: Shardings, grids: Grids, replicas: int
+) -> Operation:
     """A function as what one device runs, with how its arguments lie; others as they are.
+
+    Parameters
+    ----------
+    replicas : int
+        How many run the module.
 
     Raises
     ------
     Unsupported
-        What is no program of one mesh whose axes are all manual.
+        What is no program of one mesh whose axes are all manual, or of which each device runs a
+        replica.
     """
     block = function.regions[0]
     manual = next((op for op in block.operations if op.name == MANUAL), None)
     if manual is None:
+        if has_ports(function) and replicas > 1:
+            _run_replicas(function, shardings, grids, replicas)
         return function
     around = [op.name for op in block.operations if op.name not in (MANUAL, "func.return")]
     if around or len(block.operations) != 2:
@@ -51,7 +62,7 @@ def local_program(function: Operation, shardings: Shardings, grids: Grids) -> Op
     free = sorted(axis for axis, size in mesh.axes.items() if size > 1 and axis not in held)
     if free:
         raise Unsupported(f"a {MANUAL} along some axes only: {free} are left to others")
-    grids.compute_on(mesh.name)
+    grids.compute_on(mesh.name, "partitions")
     order = [manual.operands.index(argument.name) for argument in block.arguments]
     kinds = [argument.type for argument in block.arguments]
     arguments = [
@@ -81,6 +92,15 @@ def local_program(function: Operation, shardings: Shardings, grids: Grids) -> Op
     return Operation("func.func", attributes=attributes, regions=[body], line=function.line)
 
 
+def _run_replicas(function: Operation, shardings: Shardings, grids: Grids, replicas: int) -> None:
+    """Note that the devices of the mesh that arguments name are the replicas."""
+    mesh, _ = shardings.grid(grid_of(function))
+    devices = math.prod(mesh.axes.values())
+    if devices != replicas:
+        raise Unsupported(f'{replicas} replicas on the {devices} devices of the mesh "{mesh.name}"')
+    grids.compute_on(mesh.name, "replicas")
+
+
 def _port(mesh: str, labels: Sequence[int], kind: Any, index: int) -> dict[str, Any]:
     shape = list(typed(kind)[0])
     placement = placement_text(labels)
@@ -98,5 +118,5 @@ def _shardings(found: Any) -> list[Opaque]:
 
 def _axes(found: Any) -> list[str]:
     if isinstance(found, Opaque):
-        return _NAMED.findall(found.body)
+        return [unescaped(name) for name in _NAMED.findall(found.body)]
     return [str(axis) for axis in found] if isinstance(found, list) else []

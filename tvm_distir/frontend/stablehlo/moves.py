@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Collectives of StableHLO in manual computations, by the axes that their groups lie along."""
+"""Collectives of StableHLO in local programs, by the axes that their groups lie along."""
 
 from __future__ import annotations
 
@@ -29,16 +29,8 @@ def _rows(call: HloCall, name: str) -> list[list[int]]:
     return [[int(n) for n in row if n >= 0] for row in table]
 
 
-def _check_channel(call: HloCall) -> None:
-    """Numbers are those of partitions where a channel is named, else of replicas."""
-    channel = call.attribute("channel_handle")
-    if not isinstance(channel, dict) or int(channel.get("handle", 0)) <= 0:
-        raise Unsupported("a collective between replicas")
-
-
 def _axes(call: HloCall, mesh: Any, ordered: bool) -> list[int]:
     """The axes along which groups lie; as few as do."""
-    _check_channel(call)
     wanted = _normal(_rows(call, "replica_groups"), ordered)
     rank = len(mesh_shape(mesh))
     for count in range(rank + 1):
@@ -112,7 +104,6 @@ def _shifts(mesh: Any) -> Iterator[tuple[int, int, bool, list[list[int]]]]:
 
 
 def _permute(call: HloCall, mesh: Any) -> list[Value]:
-    _check_channel(call)
     wanted = sorted(_rows(call, "source_target_pairs"))
     for axis, shift, ring, pairs in _shifts(mesh):
         if pairs == wanted:
@@ -141,5 +132,6 @@ MOVES: dict[str, Callable[[HloCall, Any], list[Value]]] = {
     "stablehlo.all_to_all": _all_to_all,
     "stablehlo.collective_permute": _permute,
     "stablehlo.partition_id": _number,
+    "stablehlo.replica_id": _number,
 }
 """Who writes a collective, given the mesh, by its name."""

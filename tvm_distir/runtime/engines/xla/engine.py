@@ -7,10 +7,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections import Counter
+from itertools import chain
 from typing import Any
 
 from ....errors import EngineError
 from ....interchange import to_stablehlo
+from ....ir import mesh_axes, mesh_names
 from ...program import LocalInputs, Runnable
 from ..base import Engine, LocalResults
 from .process import TIMEOUT_S, XlaCollective, missing, running
@@ -61,8 +63,8 @@ class XlaEngine(Engine):
         DependencyError
             DIST0111 without JAX.
         EngineError
-            DIST0605 several meshes, or a program without IR; DIST0606 XLA refuses it, DIST0615 its
-            process ended, DIST0617 it took too long and was killed.
+            DIST0605 several meshes, names of meshes beyond ASCII, or a program without IR; DIST0606
+            XLA refuses it, DIST0615 its process ended, DIST0617 it took too long and was killed.
         ModelError
             DIST0380 what has no form in StableHLO.
         """
@@ -70,12 +72,10 @@ class XlaEngine(Engine):
         mod: Any = getattr(program, "mod", None)
         if mod is None or len(program.entries) != 1:
             what = "a compiled program" if mod is None else f"{len(program.entries)} programs"
-            raise EngineError(
-                "DIST0605",
-                f"the engine xla runs one module on one mesh, not {what}",
-                place="engine",
-                remedy='Take the engine "threads" or "virtual".',
-            )
+            raise _unfit(f"runs one module on one mesh, not {what}")
+        for name in (*mesh_names(mod), *chain(*mesh_axes(mod))):
+            if not name.isascii():  # XLA ends itself where it reads one
+                raise _unfit(f'takes meshes and axes with names of ASCII only, not "{name}"')
         entry = program.entries[0]
         ranks = sorted(entry.ranks)
         arrays = [array for rank in ranks for array in local.of(entry, rank)]
@@ -86,3 +86,12 @@ class XlaEngine(Engine):
         )
         width = len(found) // len(ranks)
         return {rank: found[i * width : (i + 1) * width] for i, rank in enumerate(ranks)}
+
+
+def _unfit(what: str) -> EngineError:
+    return EngineError(
+        "DIST0605",
+        f"the engine xla {what}",
+        place="engine",
+        remedy='Take the engine "threads" or "virtual".',
+    )
