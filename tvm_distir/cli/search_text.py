@@ -11,7 +11,7 @@ def search_text(result: Any) -> str:
     """The table of plans."""
     from ..report import seconds, units
 
-    head = ("#", "plan", "step", "labels", "gap", "peak")
+    head = ("#", "plan", "step", "compute", "comm", "labels", "gap", "peak")
     rows = [head]
     for number, found in enumerate(result.plans, 1):
         row = found.row
@@ -20,6 +20,7 @@ def search_text(result: Any) -> str:
                 str(number),
                 row.candidate.key + (f" ({row.why})" if row.why else ""),
                 units.duration(found.time_s),
+                *("-" if one is None else units.share(one, 1.0) for one in row.shares),
                 units.duration(row.price_s) if row.price_s is not None else "-",
                 f"{100 * row.gap:.2f}%" if row.gap is not None else "-",
                 units.size(row.peak_bytes or 0),
@@ -35,6 +36,8 @@ def search_text(result: Any) -> str:
     ]
     said = ", ".join(f"{count} {state}" for state, count in sorted(result.space.items()))
     lines += ["", f"candidates: {said}" + ("" if result.complete else " (stopped early)")]
+    if result.plans and result.least_s:
+        lines.append(f"proved: no plan of these takes less than {units.duration(result.least_s)}")
     if result.baseline is not None and result.baseline.time_s and result.plans:
         other, best = result.baseline.time_s, result.plans[0].time_s
         lines.append(

@@ -45,11 +45,12 @@ def search_page(result: SearchResult, title: str, limit_bytes: int) -> str:
     said = ", ".join(f"{count} {state}" for state, count in sorted(result.space.items()))
     parts = [
         f"<h1>{esc(title)}</h1>",
-        f"<p>Candidates: {esc(said)}{'' if result.complete else ' (stopped early)'}.</p>",
+        f"<p>Candidates: {esc(said)}{'' if result.complete else ' (stopped early)'}."
+        f" Proved: no plan of these takes less than {units.duration(result.least_s)}.</p>",
         front_svg(result, limit_bytes),
         "<h2>Plans</h2>",
         _table(
-            ("plan", "step", "likely", "labels", "gap", "peak"),
+            ("plan", "step", "compute", "comm", "likely", "labels", "gap", "peak"),
             [_cells(found.row) for found in result.plans],
         ),
     ]
@@ -143,6 +144,7 @@ def _cells(row: Row) -> list[str]:
     return [
         row.candidate.key,
         units.duration(row.time_s or 0.0),
+        *("-" if one is None else units.share(one, 1.0) for one in row.shares),
         "-" if row.likely_s is None else units.duration(row.likely_s),
         "-" if row.price_s is None else units.duration(row.price_s),
         "-" if row.gap is None else f"{100 * row.gap:.2f}%",

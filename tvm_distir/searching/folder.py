@@ -90,6 +90,8 @@ class Folder:
             "likely_s",
             "needs_bytes",
             "hidden",
+            "compute_s",
+            "exposed_comm_s",
         )
         row = Row(candidate, **{key: data[key] for key in fields if key in data})
         plan = self._plan(candidate)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..plan import Plan
@@ -48,6 +48,9 @@ class Row:
         likely, by its layers.
     hidden : float
         Share of what can be sent beside the work that its labels take to be hidden.
+    compute_s, exposed_comm_s : float, optional
+        Of ``time_s``, on the device with most of both: work, and communication beside no work.
+        What is left of the step it waits.
     """
 
     candidate: Candidate
@@ -61,6 +64,30 @@ class Row:
     likely_s: float | None = None
     needs_bytes: int | None = None
     hidden: float = 0.0
+    compute_s: float | None = None
+    exposed_comm_s: float | None = None
+
+    @property
+    def shares(self) -> tuple[float | None, float | None]:
+        """Of the step, that of computing and that of communication beside no work."""
+        whole = self.time_s or 1.0
+        compute, comm = self.compute_s, self.exposed_comm_s
+        return (
+            None if compute is None else compute / whole,
+            None if comm is None else comm / whole,
+        )
+
+    def simulated(self, result: Result, limit_bytes: int) -> Row:
+        """The row with what simulation says, solved where it fits into the bytes of a device."""
+        busiest = max(result.devices.distinct, key=lambda d: d.compute_s + d.exposed_comm_s)
+        return replace(
+            self,
+            state=SOLVED if result.peak_memory_bytes <= limit_bytes else MEMORY,
+            time_s=result.time_s,
+            peak_bytes=result.peak_memory_bytes,
+            compute_s=busiest.compute_s,
+            exposed_comm_s=busiest.exposed_comm_s,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Give the fields by name, the candidate by its parts."""

@@ -121,14 +121,13 @@ class Trials:
             if best is not None and plan == best[1]:
                 continue
             result = simulate(export(self._distributed(module, plan)), self.system)
-            fits = result.peak_memory_bytes <= self.limit
-            gib = result.peak_memory_bytes / 2**30
+            price_s = labelled.price_s if schedule is None else None
             row = Row(
-                candidate, SOLVED if fits else MEMORY, least_s,
-                labelled.price_s if schedule is None else None, labelled.gap,
-                result.time_s, result.peak_memory_bytes,
-                "" if fits else f"simulated, it keeps {gib:.2f} GiB", likely_s, hidden=hidden,
-            )  # fmt: skip
+                candidate, SOLVED, least_s, price_s, labelled.gap, likely_s=likely_s, hidden=hidden
+            ).simulated(result, self.limit)
+            if row.state == MEMORY:
+                gib = result.peak_memory_bytes / 2**30
+                row = replace(row, why=f"simulated, it keeps {gib:.2f} GiB")
             if best is None or _order(row) < _order(best[0]):
                 best = row, plan, result
         assert best is not None
@@ -203,8 +202,7 @@ class Trials:
                 candidate, stages=schedule.stages, micro_batches=schedule.micro_batches,
                 chunks=schedule.chunks, cuts=tuple(schedule.cuts),
             )  # fmt: skip
-        state = SOLVED if result.peak_memory_bytes <= self.limit else MEMORY
-        row = Row(candidate, state, 0.0, None, None, result.time_s, result.peak_memory_bytes, name)
+        row = Row(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
         return Found(row, plan, result)
 
     def compared(self, name: str, make: Make, meshes: Iterable[Mapping[str, int]]) -> Found | None:
@@ -226,13 +224,9 @@ class Trials:
                 refusals.append(error)
                 continue
             took = True
-            fits = result.peak_memory_bytes <= self.limit
-            if fits and (best is None or result.time_s < best.time_s):
-                candidate = Candidate(tuple(mesh.items()), recompute=policy)
-                row = Row(
-                    candidate, SOLVED, 0.0, None, None,
-                    result.time_s, result.peak_memory_bytes, name,
-                )  # fmt: skip
+            candidate = Candidate(tuple(mesh.items()), recompute=policy)
+            row = Row(candidate, SOLVED, 0.0, why=name).simulated(result, self.limit)
+            if row.state == SOLVED and (best is None or result.time_s < best.time_s):
                 best = Found(row, candidate.completed(plan), result)
         if refusals and not took:
             raise refusals[0]

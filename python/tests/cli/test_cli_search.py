@@ -65,8 +65,9 @@ def test_plans_are_taken_by_analyze(tmp_path: Path, capsys: pytest.CaptureFixtur
     again, why = again.split("what the second best placement of the weights would add")
     assert "mlp.up_proj.weight" in why
     assert "<svg" in page.read_text() and "mlp.up_proj.weight" in page.read_text()
-    assert again.splitlines()[0].split() == ["#", "plan", "step", "labels", "gap", "peak"]
-    assert len(again.splitlines()) == 4 + len(data["plans"])
+    head = ["#", "plan", "step", "compute", "comm", "labels", "gap", "peak"]
+    assert again.splitlines()[0].split() == head
+    assert len(again.splitlines()) == 5 + len(data["plans"])
 
 
 def test_a_step_of_training_with_what_it_is_compared_with(
@@ -76,6 +77,8 @@ def test_a_step_of_training_with_what_it_is_compared_with(
     axes = ["--axes", "pp,dp,tp", "--fix", "pp=2", "--micro-batch", "2"]
     text = said([*train, *axes, "--compare", "data_parallel", "-o", str(folder)], capsys)
     assert "pp=2,dp=2" in text and "candidates:" in text
+    assert re.search(r"#  plan +step +compute +comm +labels +gap +peak\n", text)
+    assert "proved: no plan of these takes less than " in text
     plan = ["--plan", str(folder / "1.plan.json")]
     assert main(["analyze", MODEL, *plan, *train, "--system", "dgx-a100", "--json"]) == 0
     found = json.loads((folder / "search.json").read_text())["plans"][0]

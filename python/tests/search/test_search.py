@@ -106,7 +106,18 @@ class TestPlans:
         times = [found.time_s for found in steps.plans]
         assert times == sorted(times)
 
+    def test_shares_are_those_of_an_analysis(self, steps):
+        for found in steps.plans:
+            busy = max(
+                found.simulated.devices, key=lambda device: device.compute_s + device.exposed_comm_s
+            )
+            compute, comm = found.row.shares
+            assert compute == busy.compute_s / found.time_s
+            assert comm == busy.exposed_comm_s / found.time_s
+            assert 0 < compute < compute + comm <= 1.0 + 1e-9
+
     def test_no_time_is_below_what_is_proved(self, steps):
+        assert steps.least_s == min(row.least_s for row in steps.rows)
         for row in steps.rows:
             assert 0 < row.least_s <= row.time_s
             assert row.gap <= 0.01
