@@ -41,9 +41,9 @@ class Hiding:
         if hidden:
             self._find(module, key, updated)
 
-    def counted(self, key: str, v: int) -> float:
-        """Share of the time to send a value of a graph that counts."""
-        return self.left if key in self._apart and self._apart[key][v] else 1.0
+    def counted(self, key: str) -> Sequence[float]:
+        """Shares of the times to send a graph's values that count; empty: all of all."""
+        return [self.left if one else 1.0 for one in self._apart.get(key, ())]
 
     def _find(self, module: PlacedModule, entry: str, updated: Mapping[int, int]) -> None:
         """Go through the functions, callers first: what all calls of one say holds inside."""

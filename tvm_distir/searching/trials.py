@@ -105,33 +105,38 @@ class Trials:
     def _solved(
         self, candidate: Candidate, least_s: float, likely_s: float | None
     ) -> tuple[Row, Plan, Result]:
-        schedule = candidate.schedule
-        module = self.source.module(schedule, candidate.recompute)
+        module = self.source.module(candidate.schedule, candidate.recompute)
+        row = Row(candidate, SOLVED, least_s, likely_s=likely_s)
+        tried = [self._simulated(module, *one) for one in self._labelled(module, row)]
+        return min(tried, key=lambda one: _order(one[0]))
+
+    def _labelled(self, module: ir.IRModule, row: Row) -> list[tuple[Row, Plan]]:
+        """Different plans of a candidate, from labels with different prices."""
+        candidate, found = row.candidate, list[tuple[Row, Plan]]()
         fixed = self._fixed(candidate)
         labeller = labeller_of(module, fixed.meshes, self.system, fixed)
-        best: tuple[Row, Plan, Result] | None = None
         for hidden in HIDDEN[:1] if self.in_stages else HIDDEN:
             try:
                 labelled = labeller.run(self.gap, self.limit, hidden)
             except TooLargeError:
-                if best is None:
+                if not found:
                     raise
                 continue
             plan = candidate.completed(labelled.plan())
-            if best is not None and plan == best[1]:
-                continue
-            result = simulate(export(self._distributed(module, plan)), self.system)
-            price_s = labelled.price_s if schedule is None else None
-            row = Row(
-                candidate, SOLVED, least_s, price_s, labelled.gap, likely_s=likely_s, hidden=hidden
-            ).simulated(result, self.limit)
-            if row.state == MEMORY:
-                gib = result.peak_memory_bytes / 2**30
-                row = replace(row, why=f"simulated, it keeps {gib:.2f} GiB")
-            if best is None or _order(row) < _order(best[0]):
-                best = row, plan, result
-        assert best is not None
-        return best
+            if all(plan != other for _, other in found):
+                price_s = labelled.price_s if candidate.schedule is None else None
+                priced = replace(row, price_s=price_s, gap=labelled.gap, hidden=hidden)
+                found.append((priced, plan))
+        return found
+
+    def _simulated(self, module: ir.IRModule, row: Row, plan: Plan) -> tuple[Row, Plan, Result]:
+        """What simulation says of a plan."""
+        result = simulate(export(self._distributed(module, plan)), self.system)
+        row = row.simulated(result, self.limit)
+        if row.state == MEMORY:
+            gib = result.peak_memory_bytes / 2**30
+            row = replace(row, why=f"simulated, it keeps {gib:.2f} GiB")
+        return row, plan, result
 
     def _fixed(self, candidate: Candidate) -> Plan:
         """The rules that are to hold, with the meshes."""

@@ -28,6 +28,7 @@ class Values:
     def __init__(self, net: Assembly) -> None:
         self.to, self.g, self.shared, self.net = net, net.g, net.shared, net.net
         self.keeping = Keeping(net)
+        self.counted = self.shared.hiding.counted(self.g.key)
 
     def run(self) -> None:
         """Add all values that something reads."""
@@ -123,9 +124,10 @@ class Values:
         counted = self._counted(v)
         if not any(held) and counted == 1.0:
             return matrix.cost
-        possible = matrix.cost < INFINITE
-        cost = np.where(possible, (matrix.cost * counted).astype(np.int64), INFINITE)
-        forms = np.array(matrix.placements)
+        cost, forms = matrix.cost.copy(), np.array(matrix.placements)
+        if counted != 1.0:
+            possible = cost < INFINITE
+            cost[possible] = (cost[possible] * counted).astype(np.int64)
         for axis, stays in enumerate(held):
             if stays:
                 before, after = forms[:, None, axis], forms[None, :, axis]
@@ -134,7 +136,7 @@ class Values:
 
     def _counted(self, v: int) -> float:
         """Share of the time to send a value that counts."""
-        return self.shared.hiding.counted(self.g.key, v)
+        return self.counted[v] if self.counted else 1.0
 
     def _stationary(self, k: int) -> tuple[bool, ...]:
         """Along which axes the value of a node may not be communicated."""

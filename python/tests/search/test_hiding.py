@@ -58,7 +58,9 @@ def _apart(updated, hidden=0.5):
     hiding = Hiding(module, key, updated, hidden)
     return {
         g.name: {
-            value.name for v, value in enumerate(g.values) if hiding.counted(g.key, v) == 1 - hidden
+            value.name
+            for value, counted in zip(g.values, hiding.counted(g.key), strict=bool(hidden))
+            if counted == 1 - hidden
         }
         for g in module.graphs.values()
     }
@@ -75,7 +77,7 @@ def test_values_that_no_data_went_into_or_that_only_updates_come_of():
 
 def test_without_updates_only_weights_can_be_sent_ahead():
     assert _apart({})["main"] == {"w", "small"}
-    assert _apart({1: 1}, hidden=0.0)["main"] >= {"x", "y", "z"}  # everything counts
+    assert not any(_apart({1: 1}, hidden=0.0).values())  # everything counts
 
 
 def _gpt_step(mesh, rules):
