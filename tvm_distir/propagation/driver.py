@@ -13,6 +13,7 @@ from ..errors import PropagationError
 from .axis_solver import AxisSolver, ProblemMaker, Problems
 from .decision import Decision, Instance, Signature
 from .instances import Instances
+from .joint import JointSolver
 from .module import PlacedModule
 from .price import Evaluator, Price
 from .reach import Reach, Reacher
@@ -38,6 +39,8 @@ class Labelling:
     problems : ProblemMaker
     starts : Starts, optional
         Of labellings of the same module at other prices.
+    forced : mapping of str to Signature, optional
+        What all calls of a graph must share.
     """
 
     def __init__(
@@ -47,8 +50,11 @@ class Labelling:
         prices: PriceTables,
         problems: ProblemMaker,
         starts: Starts | None = None,
+        forced: Mapping[str, Signature] | None = None,
     ) -> None:
         self.module, self.reach, self.prices = module, reach, prices
+        self.forced: Mapping[str, Signature] = forced or {}
+        self._joint: dict[tuple[int, ...], JointSolver] = {}
         self.instances = Instances(module.axes, reach)
         self.solver = AxisSolver(module, reach, prices, self.instances, problems, starts)
 
@@ -83,13 +89,49 @@ class Labelling:
         return Evaluator(self.prices, self.reach, self.instances.value_bytes)
 
     def _solve(self, start: Instance) -> tuple[Instance, int, int]:
-        """Minimise axis by axis; where axes compete, in several orders: the cheapest stays.
+        """Minimise over the axes of each mesh at once, or where that is too wide, in turn.
 
-        Returns the instance, the sum of the axes' minima, and how far they may be above a bound.
+        Returns the instance, the sum of the minima, and how far they may be above a bound.
         """
+        inst, total, above = start, 0, 0
+        left: list[int] = []
+        for axes in self._meshes():
+            found = self._at_once(inst, axes) if self._meet(axes) else None
+            if found is None:
+                left += axes
+                continue
+            inst, cost, gap = found
+            total += cost
+            above += gap
+        if not left:
+            return inst, total, above
+        inst, cost, gap = self._in_turn(inst, left)
+        return inst, total + cost, above + gap
+
+    def _meshes(self) -> list[tuple[int, ...]]:
+        """The axes of each mesh."""
+        found: dict[int, list[int]] = {}
+        for a, axis in enumerate(self.module.axes):
+            found.setdefault(axis.mesh, []).append(a)
+        return [tuple(own) for own in found.values()]
+
+    def _meet(self, axes: Sequence[int]) -> bool:
+        """Whether several of the axes reach anything: what one does changes sizes for others."""
+        return sum(any(any(r.live[a]) for r in self.reach.values()) for a in axes) > 1
+
+    def _at_once(self, inst: Instance, axes: tuple[int, ...]) -> tuple[Instance, int, int] | None:
+        """Minimise over all axes of a mesh together; None where that is too wide."""
+        if axes not in self._joint:
+            self._joint[axes] = JointSolver(
+                self.reach, self.prices, axes, self.instances, self.forced
+            )
+        return self._joint[axes].solve(inst)
+
+    def _in_turn(self, start: Instance, axes: Sequence[int]) -> tuple[Instance, int, int]:
+        """Minimise axis by axis; where axes compete, in several orders: the cheapest stays."""
         found: list[tuple[Instance, int, int]] = []
         refusal: PropagationError | None = None
-        for order in self._orders():
+        for order in self._orders(axes):
             try:
                 found.append(self._solve_in(start, order))
             except PropagationError as error:
@@ -101,13 +143,12 @@ class Labelling:
         evaluator = self._evaluator()
         return min(found, key=lambda one: evaluator.price(one[0]).total)
 
-    def _orders(self) -> list[tuple[int, ...]]:
-        """Orders of the axes to solve in: more than their own where two reach the same factor."""
-        count = len(self.module.axes)
-        own = tuple(range(count))
+    def _orders(self, axes: Sequence[int]) -> list[tuple[int, ...]]:
+        """Orders of axes to solve in: more than their own where two reach the same factor."""
+        own = tuple(axes)
         if not any(self._compete(a, b) for a, b in itertools.combinations(own, 2)):
             return [own]
-        return list(itertools.permutations(own)) if count <= ALL_ORDERS else [own, own[::-1]]
+        return list(itertools.permutations(own)) if len(own) <= ALL_ORDERS else [own, own[::-1]]
 
     def _compete(self, a: int, b: int) -> bool:
         if self.module.axes[a].mesh != self.module.axes[b].mesh:
@@ -181,7 +222,9 @@ class Propagator:
         self.close()
         module, reach = self.module, self._reach
         prices = self._prices = take(costs.for_ops(*module.largest), module.axes)
-        self.labelling = Labelling(module, reach, prices, Problems(prices, reach, self.forced))
+        self.labelling = Labelling(
+            module, reach, prices, Problems(prices, reach, self.forced), None, self.forced
+        )
 
     def run(self) -> Decision:
         """Decide every public function."""

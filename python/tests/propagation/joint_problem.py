@@ -163,7 +163,8 @@ class Joint:
                 walks.setdefault(alternative[2], []).append(self.ranks[a])
         for factor, parts in walks.items():
             f = node.rule.factors[factor]
-            if not _even(f.size, parts, f.uneven):
+            # What reads across shards, as a halo does, is cut by several axes in even parts only.
+            if not _even(f.size, parts, f.uneven and (len(parts) == 1 or not f.adjacent)):
                 return False
         if node.kind == "op":
             return True

@@ -7,6 +7,7 @@ from .graph import CONST as CONST
 from .graph import LAYOUT_OPS as LAYOUT_OPS
 from .graph import Axis as Axis
 from .graph import Graph as Graph
+from .graph import Link as Link
 from .graph import Node as Node
 from .graph import PinLabels as PinLabels
 from .graph import Uses as Uses

@@ -6,6 +6,7 @@ from .alternatives import Alternatives as Alternatives
 from .alternatives import Forms as Forms
 from .alternatives import factor_fits as factor_fits
 from .alternatives import fits as fits
+from .boundary import labels_on as labels_on
 from .builder import Builder as Builder
 from .conversions import Form as Form
 from .conversions import Route as Route

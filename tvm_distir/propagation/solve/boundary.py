@@ -4,13 +4,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...ir import P, R
 from ..decision import Signature
-from ..graph import Node
+from ..graph import Graph, Node
+from ..reach import Reach
 from .alternatives import Alternative, fits
 from .problem import Assembly, End
+
+
+def labels_on(
+    g: Graph, reach: Reach, v: int, a: int, ranks: int, cut: Mapping[int, int]
+) -> list[int]:
+    """Labels of a value along axis ``a`` of so many devices: dims that it reaches, then whole.
+
+    ``cut`` has in how many parts other axes cut its dims.
+    """
+    active, off = reach.active[a], g.offset[v]
+    shape = g.values[v].shape
+    return [
+        d for d, n in enumerate(shape) if active[off + d] and fits(n, ranks, cut.get(d, 1), True)
+    ] + [R]
 
 
 class Boundary:
@@ -66,15 +81,8 @@ class Boundary:
     def _labels(self, v: int, partial: bool) -> list[int]:
         """Forms a boundary value may have: dims the axis reaches, whole, partial."""
         problem = self.problem
-        active, off = problem.reach.active[problem.a], problem.g.offset[v]
-        cut = problem.cut.get(v, {})
-        value = problem.g.values[v]
-        found = [
-            d
-            for d, n in enumerate(value.shape)
-            if active[off + d] and fits(n, problem.axis.size, cut.get(d, 1), True)
-        ]
-        return [*found, R] + [P] * partial
+        g, cut = problem.g, problem.cut.get(v, {})
+        return labels_on(g, problem.reach, v, problem.a, problem.axis.size, cut) + [P] * partial
 
     def params(self) -> None:
         """Add all parameters.

@@ -96,6 +96,7 @@ def minimise(
     starts: Starts | None = None,
     gap: float = 0.0,
     constant: int = 0,
+    narrow: int = NARROW,
 ) -> Solution:
     """Minimise a problem.
 
@@ -113,6 +114,8 @@ def minimise(
         A labelling will do whose cost is proved to be at most this share above the least.
     constant : int
         What is added to all costs, of which ``gap`` is a share too.
+    narrow : int
+        Entries of the largest bucket of a problem that is eliminated as it is.
 
     Raises
     ------
@@ -120,8 +123,7 @@ def minimise(
         DIST0410 when no labelling is found.
     """
     values = [0] * len(problem.domains)
-    narrow = min(limit, NARROW)
-    whole = tables.eliminate_all(problem, narrow)
+    whole = tables.eliminate_all(problem, min(limit, narrow))
     if whole is not None:
         return Solution(tables.decode(whole, values), 0, whole.feasible)
     done = tables.eliminate(problem, near=PAIR)

@@ -17,8 +17,8 @@ MOST_SETS = 4
 """Sets of tables kept, those given back last."""
 
 MOST_PIECES = 1 << 16
-MOST_ENTRIES = 1 << 20
-"""Remembered pieces, and numbers in all tables, of a set that is kept: some 16 MiB each."""
+MOST_ENTRIES = 1 << 21
+"""Remembered pieces, and numbers in all tables, of a set that is kept: some 32 MiB each."""
 
 MOST_HELD = 1 << 18
 """Numbers in the eliminations that are kept with it: 2 MiB. Where there are more none is."""

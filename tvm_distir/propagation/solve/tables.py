@@ -40,6 +40,8 @@ class PriceTables:
         self._shares: dict[Any, tuple[int, tuple[int, int], list[tuple[int, int]]]] = {}
         self._works: dict[Any, tuple[int, int]] = {}
         self._readers: dict[Any, Interned] = {}
+        self.together: dict[tuple[int, ...], Sized] = {}
+        """What is made with these tables for several axes at once, by the axes."""
 
     def along(self, axis: int) -> PriceTables:
         """The same at the prices of the axis of a number: tables and forms are shared."""
@@ -58,7 +60,8 @@ class PriceTables:
     def size(self) -> int:
         """How many pieces are remembered."""
         own: tuple[Sized, ...] = (
-            self.ops, self._turned, self._edges, self._shares, self._works, self._readers
+            self.ops, self._turned, self._edges, self._shares, self._works, self._readers,
+            *self.together.values(),
         )  # fmt: skip
         return sum(map(len, own)) + sum(other.size for other in self._along.values())
 
@@ -179,14 +182,14 @@ class PriceTables:
         key = (consumer.number, operands, wanted)
         hit = self._readers.get(key)
         if hit is None:
-            serving = {x: [self._serve(s, x) for s in sets] for x in (*wanted, R)}
+            serving = {x: [self.serve(s, x) for s in sets] for x in (*wanted, R)}
             rows = [[serving[needs[i]] for i in operands] for needs in consumer.needs]
             hit = self._readers[key] = self.tables.table(
                 [[min(INFINITE, sum(each)) for each in zip(*row)] for row in rows]
             )
         return hit
 
-    def _serve(self, held: frozenset[int], want: int) -> int:
+    def serve(self, held: frozenset[int], want: int) -> int:
         """What it costs to take a form from those that are held."""
         if want in held:
             return 0

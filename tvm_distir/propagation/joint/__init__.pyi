@@ -1,0 +1,6 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+
+from .solver import JointSolver as JointSolver
+from .states import TooManyStates as TooManyStates
+from .tables import JointTables as JointTables

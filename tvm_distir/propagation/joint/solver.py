@@ -1,0 +1,155 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""All axes of a mesh at once: summaries bottom-up, one minimisation per function, decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...native import Problem
+from ..decision import Instance, Signature
+from ..instances import Instances
+from ..reach import Reach
+from ..solve import Alternative, PriceTables, minimise
+from .builder import JointBuilder
+from .problem import JointProblem, Summary
+from .states import TooManyStates
+from .tables import JointTables
+
+TABLE_LIMIT = 1 << 22
+"""Entries of one table; see :func:`~tvm_distir.propagation.solve.minimise`."""
+
+NARROW = 1 << 20
+"""Entries of a table that elimination joins at once: most such are those of layers that are equal,
+which are joined once."""
+
+SUMMARY_LIMIT = 1 << 10
+"""Entries of one table of a function summary; above it a variable is kept."""
+
+
+class JointSolver:
+    """Labels instances along all axes of a mesh.
+
+    Parameters
+    ----------
+    reach : mapping of str to Reach
+        Per graph.
+    prices : PriceTables
+    mesh_axes : sequence of int
+        Numbers of the axes.
+    instances : Instances
+    forced : mapping of str to Signature
+        What all calls of a graph must share.
+    """
+
+    def __init__(
+        self,
+        reach: Mapping[str, Reach],
+        prices: PriceTables,
+        mesh_axes: Sequence[int],
+        instances: Instances,
+        forced: Mapping[str, Signature],
+    ) -> None:
+        self.reach, self.prices, self.instances, self.forced = reach, prices, instances, forced
+        self.mesh_axes = tuple(mesh_axes)
+        self.tables = JointTables.of(prices, mesh_axes)
+        self._summaries: dict[int, Summary] = {}
+        self._specialised: dict[tuple[int, tuple[int, ...]], Instance] = {}
+
+    def solve(self, inst: Instance) -> tuple[Instance, int, int] | None:
+        """The instance labelled along all axes, its cost, and how far that may be above a bound.
+
+        None where that is too wide, or nothing is allowed.
+
+        Parameters
+        ----------
+        inst : Instance
+            With all axes of the mesh open.
+        """
+        try:
+            model = self._problem(inst)
+        except TooManyStates:
+            return None
+        tables, problem = self.prices.tables, Problem(model.domains, model.factors)
+        found = minimise(tables, problem, TABLE_LIMIT, inst.graph.name, narrow=NARROW)
+        total, forbidden = tables.evaluate(problem, found.values)
+        if not (model.feasible and found.feasible) or forbidden:
+            return None
+        return self._decode(inst, model, found.values), model.constant + total, found.gap
+
+    def _problem(self, inst: Instance) -> JointProblem:
+        g = inst.graph
+        return JointBuilder(
+            self.tables,
+            g,
+            self.reach[g.key],
+            lambda k: self._summary(inst.kids[k]),
+            self.forced.get(g.key),
+        ).run()
+
+    def _summary(self, inst: Instance) -> Summary:
+        found = self._summaries.get(inst.number)
+        if found is not None:
+            return found
+        model, g, forms = self._problem(inst), inst.graph, self.tables.forms
+        ends = [model.ends[k] for k in (*g.params, *g.rets)]
+        problem = Problem(model.domains, model.factors)
+        keep = {v for _, v in ends if v >= 0}
+        done = self.prices.tables.eliminate(problem, keep, SUMMARY_LIMIT)
+        at = {v: i for i, v in enumerate(done.kept)}
+        outside = [(forms.turned(states), at.get(v, -1)) for states, v in ends]
+        found = self._summaries[inst.number] = Summary(
+            model,
+            done,
+            [model.domains[v] for v in done.kept],
+            sorted((tuple(at[v] for v in scope), t) for scope, t in done.factors.items()),
+            model.constant + done.constant,
+            model.feasible and done.feasible,
+            tuple(outside[: len(g.params)]),
+            tuple(outside[len(g.params) :]),
+        )
+        return found
+
+    def _decode(self, inst: Instance, model: JointProblem, values: Sequence[int]) -> Instance:
+        g, kids = inst.graph, {}
+        chosen: list[tuple[Alternative, ...]] = []
+        for k, (states, v) in enumerate(model.ends):
+            if k not in model.spliced:
+                chosen.append(states.items[values[v] if v >= 0 else 0])
+                continue
+            own, into, out = model.spliced[k]
+            kids[k] = self._specialise(inst.kids[k], tuple(values[own.start : own.stop]))
+            sides = [
+                [states.items[values[v] if v >= 0 else 0] for states, v in ends]
+                for ends in (into, out)
+            ]
+            chosen.append(
+                tuple(
+                    [
+                        Alternative(
+                            tuple([state[i].needs[0] for state in sides[0]]),
+                            tuple([state[i].gives[0] for state in sides[1]]),
+                            None,
+                        )
+                        for i in range(len(self.mesh_axes))
+                    ]
+                )
+            )
+        columns = {a: tuple([x[i] for x in chosen]) for i, a in enumerate(self.mesh_axes)}
+        choice = dict(sorted({**inst.choice, **columns}.items()))
+        return self.instances.of(g, choice, kids, inst.columns)
+
+    def _specialise(self, inst: Instance, picked: tuple[int, ...]) -> Instance:
+        """One instance per distinct assignment of a summary's kept variables."""
+        key = (inst.number, picked)
+        if key not in self._specialised:
+            summary = self._summaries[inst.number]
+            values = [0] * len(summary.model.domains)
+            for v, x in zip(summary.done.kept, picked):
+                values[v] = x
+            values = self.prices.tables.decode(summary.done, values)
+            self._specialised[key] = self._decode(inst, summary.model, values)
+        return self._specialised[key]
+
+
+__all__ = ["JointSolver"]
