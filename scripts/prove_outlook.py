@@ -24,12 +24,12 @@ import numpy as np
 import numpy.typing as npt
 
 import tvm_distir as td
+from tvm_distir.labelling import MeshPrices
 from tvm_distir.searching import Candidate, Constraints
 from tvm_distir.searching.candidates import Enumeration
 from tvm_distir.searching.cuts import cut, shared_out
 from tvm_distir.searching.layers import Layers
 from tvm_distir.searching.outlook import ZERO, Outlooks
-from tvm_distir.searching.prices import MeshPrices
 from tvm_distir.system import PICOSECONDS
 
 SYSTEM = td.System.load("dgx-a100")

@@ -27,11 +27,11 @@ from pathlib import Path
 import numpy as np
 
 import tvm_distir as td
+from tvm_distir.labelling import Labeller
 from tvm_distir.native import INFINITE, Problem, Tables
 from tvm_distir.plan import MeshSpec, Plan
 from tvm_distir.propagation.solve import exact, integer_optimum
 from tvm_distir.searching import Constraints, search
-from tvm_distir.searching.labelling import Labeller
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python" / "tests" / "search"))
 
@@ -122,9 +122,7 @@ def models() -> int:
         if trained:
             mod = td.train_step(mod, **ADAM)
         spec, system = MeshSpec("mesh0", mesh), QUICK
-        labeller = Labeller(
-            td.transform.AnnotateSharding(Plan((spec,)))(mod), system, Plan((spec,))
-        )
+        labeller = Labeller(td.transform.AnnotateSharding(Plan((spec,)))(mod), system)
         net = labeller.net("main")
         tables, problem = labeller.tables, Problem(net.domains, net.factors)
         started = time.process_time()

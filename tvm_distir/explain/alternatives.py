@@ -33,10 +33,14 @@ class PlacementTrials:
         Of the same value: what cannot be is said without solving.
     costs : Costs, optional
         The weights propagation decides with.
+    complete : bool
+        Whether it may shard anything that annotations leave open.
     """
 
-    def __init__(self, subject: Subject, limits: Limits, costs: Costs | None) -> None:
-        self.subject, self.limits, self.costs = subject, limits, costs
+    def __init__(
+        self, subject: Subject, limits: Limits, costs: Costs | None, complete: bool = False
+    ) -> None:
+        self.subject, self.limits, self.costs, self.complete = subject, limits, costs, complete
 
     def each(
         self, now: ExecutionTraffic, reasons: tuple[AxisReason, ...]
@@ -98,7 +102,7 @@ class PlacementTrials:
                 s.value.mesh,
                 labels,
             )
-            decision = propagate(other, self.costs)
+            decision = propagate(other, self.costs, complete=self.complete)
         except DistIRError as error:  # the answer to what this placement would cost: it cannot be
             why = f"{error.code} {error.what}"
             return OtherPlacement(name, text, text, text in claims, None, None, impossible=why)

@@ -83,18 +83,19 @@ def explain(
     check_level(mod, "annotated")
     mod = lift_branches(inner_made_private(mod))
     costs = costs or costs_for(mod, system)
-    decision = propagate(mod, costs)
+    complete = plan is not None and plan.complete
+    decision = propagate(mod, costs, complete=complete)
     index = InstanceIndex(mod, decision)
-    return _Explainer(Subject(index, index.find(value)), costs, prices).run()
+    return _Explainer(Subject(index, index.find(value)), costs, prices, complete).run()
 
 
 class _Explainer:
     """One value of one decision."""
 
-    def __init__(self, subject: Subject, costs: Costs | None, prices: bool) -> None:
+    def __init__(self, subject: Subject, costs: Costs | None, prices: bool, complete: bool) -> None:
         self.subject, self.prices = subject, prices
         self.reasons, self.limits = Reasons(subject), Limits(subject)
-        self.alternatives = PlacementTrials(subject, self.limits, costs)
+        self.alternatives = PlacementTrials(subject, self.limits, costs, complete)
         self.open_dims = tuple(dict.fromkeys(dim.name for dim in open_dims(subject.index.mod)))
 
     def run(self) -> Explanation:

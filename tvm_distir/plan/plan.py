@@ -40,6 +40,9 @@ class Plan:
     labels : mapping, optional
         What was decided of every value of one module, as ``propagation.labels_of`` writes it:
         propagation then decides nothing. Rules say what they can of the same.
+    complete : bool
+        Whether what the rules leave open may be sharded on any dim along any axis, not only on
+        dims that follow from theirs: the cheapest completion of the rules.
 
     Raises
     ------
@@ -57,6 +60,7 @@ class Plan:
     regather: tuple[str, ...] = ()
     schedule: Schedule | None = None
     labels: Mapping[str, Any] | None = None
+    complete: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "meshes", tuple(self.meshes))

@@ -33,6 +33,7 @@ _PLAN_KEYS = (
     "regather",
     "schedule",
     "labels",
+    "complete",
 )
 _MESH_KEYS = ("axes", "start", "device_ids")
 _RULE_KEYS: dict[str, tuple[str, ...]] = {
@@ -66,7 +67,7 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
         ``recompute`` (policies by functions, see :mod:`.recomputation`), ``ring`` and
         ``regather`` (names of axes), ``schedule`` (see :class:`tvm_distir.schedules.Schedule`),
         ``labels`` (what was decided of every value: ``rules`` has how many of the rules it was
-        decided under).
+        decided under), ``complete`` (whether any axis may shard what the rules leave open).
     place : str
         What to call the plan in messages.
     make : callable
@@ -117,10 +118,14 @@ def read_plan(data: Mapping[str, Any], place: str, make: Callable[..., Made]) ->
     if "labels" in top:
         with faults.gathered():
             labels = top["labels"].object().data
+    complete = False
+    if "complete" in top:
+        with faults.gathered():
+            complete = top["complete"].flag()
     faults.raise_all()
     try:
         lists = (tuple(axes) for axes in named.values())
-        return make(tuple(specs), tuple(rules), recompute, *lists, schedule, labels)
+        return make(tuple(specs), tuple(rules), recompute, *lists, schedule, labels, complete)
     except DistIRError as error:
         raise error.placed(lambda at: at if at.startswith("plan") else f"{place}/{at}") from None
 

@@ -46,6 +46,10 @@ class PlanLike(Protocol):
     def labels(self) -> Mapping[str, Any] | None:
         """What was decided of every value."""
 
+    @property
+    def complete(self) -> bool:
+        """Whether any axis may shard what the rules leave open."""
+
 
 def plan_dict(plan: PlanLike) -> dict[str, Any]:
     """JSON form of a plan, without what is the default."""
@@ -66,6 +70,8 @@ def plan_dict(plan: PlanLike) -> dict[str, Any]:
         out["schedule"] = plan.schedule.to_dict()
     if plan.labels is not None:
         out["labels"] = dict(plan.labels)
+    if plan.complete:
+        out["complete"] = True
     return out
 
 

@@ -23,6 +23,7 @@ def propagate(
     costs: Costs | None = None,
     memory_bytes: int | None = None,
     system: System | str | None = None,
+    complete: bool = False,
 ) -> Decision:
     """Decide the placement of every value of an annotated module.
 
@@ -39,6 +40,9 @@ def propagate(
 
     system : System or str, optional
         Where no costs are given: they are in proportion to the times of this system.
+    complete : bool
+        Whether any axis may shard any dim of what annotations leave open, not only dims that
+        follow from theirs.
 
     Raises
     ------
@@ -55,7 +59,7 @@ def propagate(
             remedy="Run AnnotateSharding(plan), or set global_infos (mesh) yourself.",
         )
     with collector_paused():
-        found = Propagator(mod, costs or costs_for(mod, system))
+        found = Propagator(mod, costs or costs_for(mod, system), complete)
         decision = shared(found, found.run())
         if memory_bytes is not None:
             decision = within(found, decision, memory_bytes)

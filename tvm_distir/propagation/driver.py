@@ -100,6 +100,8 @@ class Labelling:
             if found is None:
                 left += axes
                 continue
+            if found[2]:
+                found = self._cheaper(inst, axes, found)
             inst, cost, gap = found
             total += cost
             above += gap
@@ -126,6 +128,20 @@ class Labelling:
                 self.reach, self.prices, axes, self.instances, self.forced
             )
         return self._joint[axes].solve(inst)
+
+    def _cheaper(
+        self, inst: Instance, axes: Sequence[int], found: tuple[Instance, int, int]
+    ) -> tuple[Instance, int, int]:
+        """What was found at once, or where that is not proved to be best, a cheaper one in turn."""
+        try:
+            other = self._in_turn(inst, axes)
+        except PropagationError:  # nothing is found in turn; what was found at once is allowed
+            return found
+        evaluator = self._evaluator()
+        saved = evaluator.price(found[0]).total - evaluator.price(other[0]).total
+        if saved <= 0:
+            return found
+        return other[0], found[1] - saved, max(0, found[2] - saved)
 
     def _in_turn(self, start: Instance, axes: Sequence[int]) -> tuple[Instance, int, int]:
         """Minimise axis by axis; where axes compete, in several orders: the cheapest stays."""
@@ -184,6 +200,8 @@ class Propagator:
     mod : IRModule
         At level 2.
     costs : Costs
+    complete : bool
+        Whether any axis may shard any dim of what annotations leave open.
 
     Attributes
     ----------
@@ -194,9 +212,9 @@ class Propagator:
         With what was asked for last.
     """
 
-    def __init__(self, mod: ir.IRModule, costs: Costs) -> None:
+    def __init__(self, mod: ir.IRModule, costs: Costs, complete: bool = False) -> None:
         self.module = PlacedModule.of(mod)
-        self._free = False
+        self._free, self._complete = False, complete
         self.costs = costs
         self._prices: PriceTables | None = None
         self.force({})
@@ -212,7 +230,7 @@ class Propagator:
         self._spread()
 
     def _spread(self) -> None:
-        unified = Unifier(self.module, self.forced, self._free).run()
+        unified = Unifier(self.module, self.forced, self._free, self._complete).run()
         self._reach = Reacher(self.module, unified).run()
         self.weigh(self.costs)
 

@@ -34,7 +34,7 @@ class Evaluator:
     """Prices instances; each instance once, multiplied by its calls.
 
     Unlike the axis-wise solution, every size is the one all axes together give, so that
-    different decisions can be compared.
+    different decisions can be compared. Axes that are not decided yet cost nothing.
     """
 
     def __init__(self, prices: PriceTables, reach: Mapping[str, Reach], sizes: Sizes) -> None:
@@ -55,7 +55,11 @@ class Evaluator:
         for k, node in enumerate(inst.graph.nodes):
             if node.kind != "op" or node.rule is None:
                 continue
-            axes = [a for a, x in enumerate(self.prices.axes) if x.mesh == node.mesh]
+            axes = [
+                a
+                for a, x in enumerate(self.prices.axes)
+                if x.mesh == node.mesh and a in inst.choice
+            ]
             sides = {
                 a: (
                     self.prices.axes[a].size,
@@ -81,7 +85,7 @@ class Evaluator:
                 continue
             maker, result = g.producer[v]
             for a, axis in enumerate(self.prices.axes):
-                if axis.mesh != g.values[v].mesh:
+                if axis.mesh != g.values[v].mesh or a not in inst.choice:
                     continue
                 choice = inst.choice[a]
                 have = choice[maker].gives[result]

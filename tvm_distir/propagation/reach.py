@@ -226,14 +226,15 @@ class Reacher:
     def _given(self, g: Graph, v: int, of_pins: dict[tuple[int, PinLabels, bool], Forms]) -> Forms:
         """Per axis, the pinned label of a value (None: not known) and whether it is held.
 
-        ``of_pins`` has those of annotated parameters.
+        ``of_pins`` has those of annotated parameters, and of stationary values: weights that may
+        move along some axes are annotated twice.
         """
         if v < 0:
             return ((R, False),) * len(self.axes)
         maker = g.producer[v][0]
         origin = g.origin[maker]
         source = g.nodes[origin]
-        if source.kind != "param":
+        if source.kind != "param" and not (source.kind == "pin" and source.stationary):
             return ((None, False),) * len(self.axes)
         if source.pin is None:
             reach = self.result[g.key]

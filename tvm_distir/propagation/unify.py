@@ -58,6 +58,8 @@ class Unifier:
     free : bool
         Whether every dim of a public function's parameters may be sharded where its annotation
         does not say otherwise.
+    complete : bool
+        Whether every dim of every value may be sharded.
     """
 
     def __init__(
@@ -65,8 +67,9 @@ class Unifier:
         module: PlacedModule,
         forced: Mapping[str, Signature] | None = None,
         free: bool = False,
+        complete: bool = False,
     ) -> None:
-        self.module, self.axes, self.free = module, module.axes, free
+        self.module, self.axes, self.free, self.complete = module, module.axes, free, complete
         self.forced: Mapping[str, Signature] = forced or {}
         self._root: dict[str, Sequence[int]] = {}
         self._seeds: dict[str, dict[int, set[int]]] = {}
@@ -133,7 +136,9 @@ class Unifier:
                         across.append((tied[0], root))
                         seeds += [(tied[0], a) for a in inside.get(root, ())]
                 seeds += self._forced_seeds(g, node)
-        if self.free and g.public:
+        if self.complete:
+            seeds += self._all_seeds(g)
+        elif self.free and g.public:
             seeds += self._free_seeds(g)
         own = self._root[g.key] = joined_classes(g.offset[-1], groups)
         found: dict[int, set[int]] = {}
@@ -150,6 +155,14 @@ class Unifier:
             for a, axis in enumerate(self.axes):
                 if axis.mesh == g.values[v].mesh and not node.pin_on(axis):
                     found += [(x, a) for x in range(g.offset[v], g.offset[v + 1])]
+        return found
+
+    def _all_seeds(self, g: Graph) -> list[tuple[int, int]]:
+        """Every axis on every dim of the values on its mesh."""
+        found: list[tuple[int, int]] = []
+        for v, value in enumerate(g.values):
+            axes = [a for a, axis in enumerate(self.axes) if axis.mesh == value.mesh]
+            found += [(x, a) for x in range(g.offset[v], g.offset[v + 1]) for a in axes]
         return found
 
     def _forced_seeds(self, g: Graph, node: Node) -> list[tuple[int, int]]:

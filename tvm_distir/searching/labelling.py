@@ -9,29 +9,17 @@ from dataclasses import dataclass
 
 from tvm import ir
 
-from ..errors import InfeasibleError, PlanError, UsageError
-from ..ir import lift_branches, meshes, param_names, training_notes
+from ..errors import PlanError
+from ..ir import lift_branches, meshes
 from ..ir.rewrite import collector_paused
-from ..native import Problem, Tables
+from ..labelling import Labeller, on_stages, plan_of
 from ..plan import DEFAULT_MESH, MeshSpec, Plan
 from ..program import Program, export
-from ..propagation import Decision, PlacedModule, Reacher, Unifier, labels_of
-from ..propagation.graph import Graph
-from ..propagation.solve import Solution, Starts, minimise
+from ..propagation import Decision, PlacedModule, labels_of
 from ..system import PICOSECONDS, System
 from ..transform import AnnotateSharding, pipeline
-from .decisions import axes_of, decision_of, mesh_of, plan_of
-from .flights import NO_FLIGHT, flights_of, on_stages
-from .hiding import Hiding
-from .memory import Bounded, within
-from .net import Net, Shared
-from .nets import Nets
-from .prices import MeshPrices
 
 MeshLike = MeshSpec | Mapping[str, int] | Sequence[MeshSpec]
-
-WIDTH = 1 << 22
-"""Entries of a bucket that elimination may join."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +147,7 @@ def labeller_of(
     mesh: MeshLike,
     system: System | str,
     fixed: Plan | None = None,
-) -> Labeller:
+) -> PlanLabeller:
     """What labels a module; arguments as for :func:`label`."""
     known = System.known(system)
     assert known is not None
@@ -173,7 +161,7 @@ def labeller_of(
                 place="label",
                 remedy="Cut the model into stages, and label each.",
             )
-    return Labeller(annotated, known, plan)
+    return PlanLabeller(annotated, known, plan)
 
 
 def _specs(mesh: MeshLike) -> tuple[MeshSpec, ...]:
@@ -183,8 +171,8 @@ def _specs(mesh: MeshLike) -> tuple[MeshSpec, ...]:
     return (MeshSpec(DEFAULT_MESH, dict(mesh)),) if isinstance(mesh, Mapping) else tuple(mesh)
 
 
-class Labeller:
-    """Labels one annotated module.
+class PlanLabeller:
+    """Labels one annotated module, and says what was found as a plan.
 
     Parameters
     ----------
@@ -197,81 +185,12 @@ class Labeller:
 
     def __init__(self, mod: ir.IRModule, system: System, fixed: Plan) -> None:
         self.mod, self.system, self.fixed = mod, system, fixed
-        self.module = PlacedModule.of(mod)
-        self.reach = Reacher(self.module, Unifier(self.module, {}, True).run()).run()
-        self.prices = [MeshPrices(system, mesh) for mesh in meshes(mod)]
-        self.tables = Tables()
-        self.flights = flights_of(mod)
-        self.found: dict[str, tuple[Net, Sequence[int]]] = {}
-        """Per public function its net and the values of its variables, once labelled."""
+        self.labeller = Labeller(mod, system)
 
     def run(self, gap: float, memory_bytes: int | None, hidden: float = 0.0) -> Labelling:
         """Label every public function; arguments as for :func:`label`."""
-        if not 0 <= hidden < 1:
-            raise UsageError(
-                "DIST0151",
-                f"{hidden} of what is sent is to be hidden",
-                place="label",
-                remedy="Give a share from 0 up to 1.",
-            )
-        prices, bound, peak = dict[str, int](), 0, 0
-        for name in self.module.entries:
-            net = self.net(name, hidden)
-            labelled = self._solve(net, name, gap, memory_bytes)
-            prices[name] = labelled.price
-            bound += labelled.bound
-            peak = max(peak, labelled.peak_bytes)
-            self.found[name] = (net, labelled.values)
-        price = sum(prices.values())
-        decision = decision_of(self.module, self.reach, self.found, price, bound)
+        found = self.labeller.run(gap, memory_bytes, hidden)
         return Labelling(
-            self.mod, self.fixed.meshes, self.system, price, bound, decision, peak, prices,
-            self.module, self.fixed,
+            self.mod, self.fixed.meshes, self.system, found.price_ps, found.bound_ps,
+            found.decision, found.peak_bytes, found.entries_ps, self.labeller.module, self.fixed,
         )  # fmt: skip
-
-    def net(self, name: str, hidden: float = 0.0) -> Net:
-        """The problem of a public function; ``hidden`` as for :func:`label`."""
-        key = self.module.entries[name]
-        g = self.module.graphs[key]
-        updates, prices = self._updates(g), self.prices[mesh_of(g)]
-        flight = self.flights.get(name, NO_FLIGHT)
-        shared = Shared(
-            self.module, self.reach, prices, axes_of(self.module, g), self.tables, updates, flight,
-            Hiding(self.module, key, updates, hidden),
-        )  # fmt: skip
-        return Nets(shared).of(key)
-
-    def _solve(self, net: Net, name: str, gap: float, memory_bytes: int | None) -> Bounded:
-        tables, starts = self.tables, Starts()  # prices of memory change tables, not their scopes
-
-        def solve(problem: Problem, constant: int) -> Solution:
-            found = minimise(tables, problem, WIDTH, name, starts, gap=gap, constant=constant)
-            _, forbidden = tables.evaluate(problem, found.values)
-            if not net.feasible or not found.feasible or forbidden:
-                raise InfeasibleError(
-                    "DIST0802",
-                    "the rules that are to hold allow no placement of all values",
-                    place=name,
-                    remedy='Leave some of them out, or say "stationary": false.',
-                )
-            return found
-
-        return within(tables, net, solve, memory_bytes, name, gap)
-
-    def _updates(self, g: Graph) -> dict[int, int]:
-        """Results of a training step that are new forms of parameters: result to parameter."""
-        notes = training_notes(g.fn, "updated")
-        if not notes:
-            return {}
-        numbers = {name: i for i, name in enumerate(param_names(g.fn))}
-        results = {v: i for i, v in enumerate(g.result_values) if v >= 0}
-        at = {
-            str(var.name): results[g.env[key][0]]
-            for key, var in g.variables.items()
-            if len(g.env.get(key, ())) == 1 and g.env[key][0] in results
-        }
-        return {
-            at[str(value)]: numbers[name]
-            for name, value in notes.items()
-            if str(value) in at and name in numbers
-        }

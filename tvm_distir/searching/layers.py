@@ -18,13 +18,13 @@ from ..ir import (
     training_notes,
 )
 from ..ir.rewrite import all_bindings
+from ..labelling import shard_bytes
 from ..plan import MeshSpec
 from ..propagation import Instance
 from ..schedules import Pipeline, Schedule
 from ..system import System
 from .candidates import BATCH, Candidate
 from .labelling import Labelling, label
-from .prices import shard_bytes
 from .sources import Source
 
 ROUGH = 0.02

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..labelling import MeshPrices
 from ..system import PICOSECONDS, System
 from .candidates import BATCH, Candidate
 from .cuts import cut
 from .layers import Layers
-from .prices import MeshPrices
 
 ZERO = (1, 2, 3)
 """What lies cut along the axis of the batch: the states of the optimizer; the sums of gradients

@@ -11,13 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ir import param_names, placement_text, training_notes
+from ..labelling import WIDTH, Labeller, Net
 from ..native import INFINITE, Problem
 from ..plan import data_positions
 from ..propagation.graph import Graph
 from ..propagation.solve import Starts, minimise
 from ..system import PICOSECONDS
-from .labelling import WIDTH, Labeller
-from .net import Net
 
 
 class Second(NamedTuple):

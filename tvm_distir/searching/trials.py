@@ -12,6 +12,7 @@ from tvm import ir
 
 from ..errors import DistIRError, InternalError, UsageError
 from ..ir import relax_functions, training_notes
+from ..labelling import TooLargeError
 from ..plan import Plan
 from ..program import export
 from ..simulation import Result, simulate
@@ -20,7 +21,6 @@ from ..system import System
 from ..transform import distribute
 from .candidates import BATCH, Candidate, Constraints, kept_rules
 from .labelling import labeller_of
-from .memory import TooLargeError
 from .result import MEMORY, REFUSED, SOLVED, Found, Row
 from .second import Second, second_choices
 from .sources import Source
@@ -156,7 +156,7 @@ class Trials:
         fixed = self._fixed(candidate)
         labeller = labeller_of(module, fixed.meshes, self.system, fixed)
         labeller.run(self.gap, self.limit)
-        return second_choices(labeller, self.gap)
+        return second_choices(labeller.labeller, self.gap)
 
     def known(self, meshes: Iterable[Mapping[str, int]]) -> Iterator[Found]:
         """Plans of strategies that hide well what they send, along the axis of data alone.

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from ..errors import InfeasibleError
+from ..labelling import work_of_step
 from ..system import Clock
-from .arithmetic import work_of_step
 from .candidates import ANY, Candidate, Enumeration
 from .contradictions import contradiction
 from .layers import Tables

@@ -2,6 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .activation_sequence import sequence as sequence
+from .completion import complete as complete
 from .composition import compose as compose
 from .composition import make_plan as make_plan
 from .composition import merge as merge

@@ -241,7 +241,10 @@ def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:
     faults.raise_all()
     ring = tuple(axis for _, plan in plans for axis in plan.ring)
     regather = tuple(axis for _, plan in plans for axis in plan.regather)
-    return Plan(first.meshes, tuple(rules.values()), ring=ring, regather=regather)
+    complete = any(plan.complete for _, plan in plans)
+    return Plan(
+        first.meshes, tuple(rules.values()), ring=ring, regather=regather, complete=complete
+    )
 
 
 def _stationary(rules: Sequence[PlanRule]) -> tuple[bool, tuple[int, ...]]:

@@ -43,6 +43,7 @@ STRATEGIES = Registry(
             "context_parallel": "context_parallelism",
             "sequence": "activation_sequence",
             "local_layers": "local_branches",
+            "complete": "completion",
             "fsdp": "presets",
             "hsdp": "presets",
             "deepspeed_zero1": "presets",

@@ -61,6 +61,8 @@ PIPELINE = ("annotate", "propagate", "legalize", "optimize", "lower")
 def passes_for(plan: Plan) -> tuple[tuple[str, dict[str, Any]], ...]:
     """The passes that carry a plan out, with the options that it gives them."""
     asked: list[tuple[str, dict[str, Any]]] = [(name, {"plan": plan}) for name in PIPELINE]
+    if plan.complete:
+        asked[PIPELINE.index("propagate")][1]["complete"] = True
     if plan.regather:
         asked.insert(-1, ("regather", {"axes": plan.regather}))
     return (*asked, *([("ring", {"axes": plan.ring})] if plan.ring else []))

@@ -221,7 +221,9 @@ def first_difference(search: Bisection) -> Fault | None:
     DistIRError
         What distributing or running raises.
     """
-    level_3 = PropagateSharding()(AnnotateSharding(search.plan)(search.mod))
+    level_3 = PropagateSharding(complete=search.plan.complete)(
+        AnnotateSharding(search.plan)(search.mod)
+    )
     both = _Both(search, Traced.of(search.plain), Traced.of(level_3))
     fault: Fault | None = None
     pairs: Sequence[Pair] = both.pairs

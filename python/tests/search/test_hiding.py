@@ -11,10 +11,10 @@ from tvm.script import relax as R
 
 import tvm_distir as td
 from tvm_distir.errors import UsageError
+from tvm_distir.labelling import Hiding
 from tvm_distir.plan import Plan
 from tvm_distir.propagation import PlacedModule
 from tvm_distir.searching import label
-from tvm_distir.searching.hiding import Hiding
 
 
 @I.ir_module

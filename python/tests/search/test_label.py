@@ -17,11 +17,12 @@ from tvm.script import relax as R
 
 import tvm_distir as td
 from tvm_distir.errors import InfeasibleError, PlanError
+from tvm_distir.labelling import Labeller
 from tvm_distir.native import INFINITE, Problem
 from tvm_distir.plan import MeshSpec, Plan
 from tvm_distir.propagation.solve import integer_optimum
 from tvm_distir.searching import label
-from tvm_distir.searching.labelling import Labeller, labeller_of
+from tvm_distir.searching.labelling import labeller_of
 from tvm_distir.searching.second import second_choices
 
 
@@ -88,7 +89,7 @@ class Forms:
 def _net(mod, mesh, system):
     """The problem of ``main``, and its constant."""
     spec = MeshSpec("mesh0", mesh)
-    labeller = Labeller(td.transform.AnnotateSharding(Plan((spec,)))(mod), system, Plan((spec,)))
+    labeller = Labeller(td.transform.AnnotateSharding(Plan((spec,)))(mod), system)
     net = labeller.net("main")
     return labeller.tables, Problem(net.domains, net.factors), net.constant
 
@@ -312,7 +313,7 @@ def test_second_choices_are_the_best_of_all_others(mod):
     mesh = MeshSpec("mesh0", {"a": 2, "b": 2})
     labeller = labeller_of(mod, mesh, QUICK)
     least = labeller.run(0.0, None).price_ps
-    found = second_choices(labeller)
+    found = second_choices(labeller.labeller)
     assert len(found) == (2 if mod is Chain else 1) or {one.alike for one in found} == {2}
     for one in found:
         prices = []

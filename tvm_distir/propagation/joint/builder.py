@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 from ...ir import P, R
 from ..decision import Signature
-from ..graph import ALONE, Graph, Node, Uses
+from ..graph import Graph, Node
 from ..reach import Reach
-from ..solve import Alternative, hold_on, labels_on
+from ..solve import Alternative, labels_on
+from .edges import JointEdges
 from .problem import NO_END, End, JointProblem, Spliced, Summary
-from .states import States
-from .tables import Held, JointTables
+from .tables import JointTables
 
 
 class JointBuilder:
@@ -45,9 +45,8 @@ class JointBuilder:
         self.mesh = tables.axes[0].mesh
         self.model = JointProblem()
         count = len(tables.axes)
-        self._none, self._loose = (0,) * count, ((1, False),) * count
+        self._none = (0,) * count
         self._waiting = [reach.partial[a] for a in tables.mesh_axes]
-        self._stays: dict[int, Held] = {}
 
     def run(self) -> JointProblem:
         """The problem.
@@ -65,10 +64,8 @@ class JointBuilder:
                 self._op(node, mask)
             else:
                 build[node.kind](k, node)
-        self._edges()
+        JointEdges(self.tables, g, self.reach, self.model).run()
         return self.model
-
-    # nodes -----------------------------------------------------------------------------
 
     def _op(self, node: Node, masks: tuple[int, ...]) -> None:
         """Add an op, of which the axes reach the factors of masks, with the table of its work."""
@@ -219,95 +216,6 @@ class JointBuilder:
     def _labels(self, v: int, a: int, may_wait: bool) -> list[int]:
         found = labels_on(self.g, self.reach, v, a, self.prices.axes[a].size, {})
         return [*found, P] if may_wait else found
-
-    # edges -----------------------------------------------------------------------------
-
-    def _edges(self) -> None:
-        """Add what it costs to hand each value to its consumers."""
-        g, m, prices = self.g, self.model, self.prices
-        ends, spliced, factors, edge = m.ends, m.spliced, m.factors, self.tables.edge
-        once, size_of = g.repeat == 1 and not g.repeats, [value.size_bytes for value in g.values]
-        for link in g.links(self.mesh):
-            v, maker, j, handed, uses, reader, reads = link
-            if maker in spliced:
-                (producer, variable), j = spliced[maker].rets[j], 0
-            else:
-                producer, variable = ends[maker]
-            size_bytes = size_of[v] if once else size_of[v] * g.times(v)
-            held = self._held(maker) if handed else self._loose
-            if reader < 0:
-                self._shared(self._readers(uses), producer, variable, j, size_bytes, held)
-                continue
-            if reader in spliced:
-                (consumer, other), reads = spliced[reader].params[reads[0]], ALONE
-            else:
-                consumer, other = ends[reader]
-            if variable < 0 and other < 0 and _settled(producer, j, consumer, reads):
-                continue
-            table = edge(producer, j, consumer, reads, size_bytes, held)
-            if 0 <= variable < other and (variable, other) not in factors:  # as most tables
-                factors[variable, other], low = table
-                m.constant += low
-            else:
-                m.put_edge(prices, table, (variable, other))
-
-    def _shared(
-        self,
-        readers: Sequence[tuple[States, int, tuple[int, ...]]],
-        producer: States,
-        variable: int,
-        j: int,
-        size_bytes: int,
-        held: Held,
-    ) -> None:
-        """Add what it costs to hand a value, result j of its producer, to several consumers."""
-        if variable < 0 and all(
-            [other < 0 and _settled(producer, j, states, o) for states, other, o in readers]
-        ):
-            return
-        m, prices = self.model, self.prices
-        ends = tuple([(states, operands) for states, _, operands in readers])
-        for count, first, rest in self.tables.share(producer, j, ends, size_bytes, held):
-            shared = m.variable(count)
-            m.put_edge(prices, first, (variable, shared))
-            for (_, other, _), table in zip(readers, rest):
-                m.put_edge(prices, table, (other, shared))
-
-    def _readers(self, uses: Uses) -> list[tuple[States, int, tuple[int, ...]]]:
-        """Consumers of a value: states, the variable that picks one, and which operands it is."""
-        ends, spliced = self.model.ends, self.model.spliced
-        found: list[tuple[States, int, tuple[int, ...]]] = []
-        for k, positions in uses:
-            if k in spliced:
-                params = spliced[k].params
-                found += [(*params[i], ALONE) for i in positions]
-            else:
-                found.append((*ends[k], positions))
-        return found
-
-    def _held(self, maker: int) -> Held:
-        """Per axis what a moved byte counts as, and whether a node's values stay as they are."""
-        origin = self.g.origin[maker]
-        found = self._stays.get(origin)
-        if found is None:
-            pairs = [
-                hold_on(self.g, self.reach, axis, a, maker)
-                for axis, a in zip(self.tables.axes, self.tables.mesh_axes)
-            ]
-            move = self.prices.costs.move
-            found = tuple([(move if pinned else 1, stays) for pinned, stays in pairs])
-            self._stays[origin] = found
-        return found
-
-
-def _settled(producer: States, j: int, consumer: States, operands: Sequence[int]) -> bool:
-    """Whether a consumer with one state takes a value as its maker, with one state, gives it."""
-    for mine, one in zip(producer.items[0], consumer.items[0]):
-        label, needs = mine.gives[j], one.needs
-        for i in operands:
-            if needs[i] != label:
-                return False
-    return True
 
 
 __all__ = ["JointBuilder"]

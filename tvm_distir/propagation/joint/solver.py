@@ -23,6 +23,9 @@ NARROW = 1 << 20
 """Entries of a table that elimination joins at once: most such are those of layers that are equal,
 which are joined once."""
 
+ROUNDS = 150
+"""Rounds of bounds for what stays wider; then the best labelling known is the answer."""
+
 SUMMARY_LIMIT = 1 << 10
 """Entries of one table of a function summary; above it a variable is kept."""
 
@@ -71,7 +74,15 @@ class JointSolver:
         except TooManyStates:
             return None
         tables, problem = self.prices.tables, Problem(model.domains, model.factors)
-        found = minimise(tables, problem, TABLE_LIMIT, inst.graph.name, narrow=NARROW)
+        found = minimise(
+            tables,
+            problem,
+            TABLE_LIMIT,
+            inst.graph.name,
+            narrow=NARROW,
+            rounds=ROUNDS,
+            program=False,
+        )
         total, forbidden = tables.evaluate(problem, found.values)
         if not (model.feasible and found.feasible) or forbidden:
             return None

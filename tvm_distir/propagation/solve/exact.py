@@ -97,6 +97,8 @@ def minimise(
     gap: float = 0.0,
     constant: int = 0,
     narrow: int = NARROW,
+    rounds: int | None = None,
+    program: bool = True,
 ) -> Solution:
     """Minimise a problem.
 
@@ -116,6 +118,11 @@ def minimise(
         What is added to all costs, of which ``gap`` is a share too.
     narrow : int
         Entries of the largest bucket of a problem that is eliminated as it is.
+    rounds : int, optional
+        Of bounds, in all; None: :data:`ROUNDS`.
+    program : bool
+        Whether what stays wide then goes to the integer solver; else the best labelling of before
+        is the answer, or that there is none.
 
     Raises
     ------
@@ -131,8 +138,8 @@ def minimise(
     at = {v: i for i, v in enumerate(kept)}
     factors = {tuple([at[v] for v in scope]): t for scope, t in done.factors.items()}
     core = paired(tables, Problem([problem.domains[v] for v in kept], factors))
-    enough = (gap, constant + done.constant)
-    found = _Core(tables, core, limit, place, starts or Starts(), enough).solve()
+    effort = _Effort(limit, rounds or ROUNDS, program, gap, constant + done.constant)
+    found = _Core(tables, core, place, starts or Starts(), effort).solve()
     for v, value in zip(kept, found.values):
         values[v] = value
     return Solution(tables.decode(done, values), found.gap, found.feasible and done.feasible)
@@ -160,6 +167,17 @@ def paired(tables: Tables, problem: Problem) -> Problem:
     return Problem(domains, factors)
 
 
+@dataclass(frozen=True)
+class _Effort:
+    """What :func:`minimise` is to do about a core; ``constant`` is added to all its costs."""
+
+    limit: int
+    rounds: int
+    program: bool
+    gap: float
+    constant: int
+
+
 class _Core:
     """A problem of pairs that is too wide to be eliminated as it is."""
 
@@ -167,13 +185,12 @@ class _Core:
         self,
         tables: Tables,
         problem: Problem,
-        limit: int,
         place: str,
         starts: Starts,
-        enough: tuple[float, int] = (0.0, 0),
+        effort: _Effort,
     ) -> None:
-        self.tables, self.problem, self.limit, self.place = tables, problem, limit, place
-        self.starts, self.enough = starts, enough
+        self.tables, self.problem, self.place = tables, problem, place
+        self.starts, self.effort, self.limit = starts, effort, effort.limit
 
     def solve(self) -> Solution:
         """Raise the bound and drop states until the rest can be eliminated."""
@@ -183,7 +200,7 @@ class _Core:
         dual, first = started or self.tables.dual(self.problem, most), started is None
         tried, proposal = float("inf"), FIRST_PROPOSAL
         bound = 0
-        for number in range(1, ROUNDS + 1):
+        for number in range(1, self.effort.rounds + 1):
             bound, best = dual.round()
             if bound > most:
                 return self._nothing()
@@ -208,12 +225,18 @@ class _Core:
                     return self._kept(dual, found)
         states = dual.prune()
         found = self._eliminated(states, self.limit)
+        if found is None and not self.effort.program:
+            labels = dual.labels()
+            if not labels:
+                return self._nothing()
+            cost, _ = self.tables.evaluate(self.problem, labels)
+            found = Solution(labels, max(0, cost - bound), True)
         return self._kept(dual, found or self._integer(dual, states, bound))
 
     def _near(self, bound: int, best: int) -> bool:
         """Whether a labelling is near enough to the least cost."""
-        share, constant = self.enough
-        return best < INFINITE and best - bound <= share * (best + constant)
+        effort = self.effort
+        return best < INFINITE and best - bound <= effort.gap * (best + effort.constant)
 
     def _kept(self, dual: Dual, found: Solution) -> Solution:
         self.starts.keep(self.problem, found.values, dual)

@@ -18,12 +18,16 @@ from ...ir import (
     lift_branches,
     relax_functions,
 )
-from ...ir.rewrite import inner_made_private
+from ...ir.rewrite import collector_paused, inner_made_private
+from ...labelling import Labeller
 from ...propagation import Costs, Decision, Instance, decision_of_labels, propagate
 from ...system import System
 from ..branches import sink_conversions
 from ..declaration import Rewrite, module_pass
 from .rewriter import FunctionRewriter
+
+COMPLETED = 0.01
+"""How far above the least price the labels of a completed plan may be, as a share of it."""
 
 
 @module_pass("annotated", "distributed")
@@ -32,6 +36,7 @@ def PropagateSharding(
     memory_bytes: int | None = None,
     system: System | str | None = None,
     decision: Decision | None = None,
+    complete: bool = False,
 ) -> Rewrite:
     """Give every tensor a mesh and a placement, private functions included.
 
@@ -58,6 +63,10 @@ def PropagateSharding(
     decision : Decision, optional
         What was decided elsewhere about this very module, of which no branch is left to lift; it
         is written, and nothing is decided.
+    complete : bool
+        Whether any axis may shard any dim of what annotations leave open, not only dims that
+        follow from theirs. With a system, and no costs, the labels are then those of
+        :class:`tvm_distir.labelling.Labeller`: by its times, at most 1 % above the least.
 
     Raises
     ------
@@ -65,7 +74,10 @@ def PropagateSharding(
         DIST0801 when no placement found fits into ``memory_bytes``.
     PropagationError
         DIST04xx, naming the binding.
+    PlanError
+        DIST0237 where labels by a system's times are asked for of a function on several meshes.
     """
+    known = System.known(system)
 
     def run(mod: ir.IRModule) -> ir.IRModule:
         if decision is not None:
@@ -73,8 +85,11 @@ def PropagateSharding(
         mod = lift_branches(inner_made_private(mod))
         if mod.attrs and LABELS_ATTR in mod.attrs:
             found = decision_of_labels(mod, json.loads(str(mod.attrs[LABELS_ATTR])))
+        elif complete and known is not None and costs is None:
+            with collector_paused():
+                found = Labeller(mod, known).run(COMPLETED, memory_bytes).decision
         else:
-            found = propagate(mod, costs, memory_bytes, system)
+            found = propagate(mod, costs, memory_bytes, known, complete)
         return sink_conversions(ModuleRewriter(mod, found).run())
 
     return run

@@ -1,0 +1,134 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Completed plans: what rules leave open may be sharded on any dim along any axis."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+import tvm_distir as td
+from tvm_distir.errors import PlanError
+from tvm_distir.plan import Plan
+from tvm_distir.propagation import propagate
+from tvm_distir.propagation.driver import Propagator
+from tvm_distir.propagation.solve import Costs
+from tvm_distir.transform import AnnotateSharding, PropagateSharding
+from tvm_distir.verification import verify
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
+from systems import QUICK
+
+MESH = {"dp": 2, "tp": 2}
+HAND = "data_parallel+megatron"
+BY_NAME = {"moe": "data_parallel+expert_parallel:axis=tp,data=false"}
+"""Of models whose weights Megatron's rules do not name."""
+
+
+def _module(name, train):
+    mod = getattr(td.zoo, name)(size="tiny")
+    return td.train_step(mod, optimizer="adam") if train else mod
+
+
+def _plans(mod, name=""):
+    """Hand-made rules, and the same completed."""
+    rules = td.strategy.make_plan(mod, BY_NAME.get(name, HAND), MESH)
+    return rules, dataclasses.replace(rules, complete=True)
+
+
+def _price(mod, plan):
+    """Price of a plan at propagation's weights."""
+    solver = Propagator(AnnotateSharding(plan)(mod), Costs(), plan.complete)
+    return solver.price(solver.run()).total
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+@pytest.mark.parametrize("system", [None, QUICK])
+def test_a_completed_plan_computes_what_the_model_does(name, train, system):
+    mod = _module(name, train)
+    _, plan = _plans(mod)
+    placed = td.distribute(mod, plan, system=system)
+    result = verify(mod, plan, dist=placed, engine="threads")
+    assert result.equal
+    assert sum(one.count for one in result.collectives) > 0
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", ["gpt", "llama", "moe"])
+def test_a_completion_never_costs_more_than_the_rules_alone(name, train):
+    """All that the rules reach is still to be had."""
+    mod = _module(name, train)
+    rules, plan = _plans(mod, name)
+    assert _price(mod, plan) <= _price(mod, rules)
+
+
+def test_norms_between_megatrons_blocks_are_cut():
+    """The residual stream, which weights cut over tp leave whole, is cut along the sequence.
+
+    So it is in Megatron-LM's sequence parallelism: each all-reduce in two halves, norms in parts.
+    """
+    mod = td.zoo.gpt(size="tiny", layers=2)
+    rules, plan = _plans(mod)
+    before, after = (str(td.distribute(mod, one, system=QUICK)) for one in (rules, plan))
+    assert before.count("R.dist.all_reduce(") > 0
+    assert "R.dist.reduce_scatter(" not in before
+    assert after.count("R.dist.all_reduce(") == 0
+    assert after.count("R.dist.reduce_scatter(") > 0
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("name", ["gpt", "llama", "moe"])
+def test_a_completion_for_a_system_is_the_best_one(name, train):
+    """Within the gap of the labels found for the same rules, whose bound is proved."""
+    mod = _module(name, train)
+    _, plan = _plans(mod, name)
+    least = td.label(mod, MESH, QUICK, fixed=plan, gap=0.0)
+    assert least.status == "exact"
+    labelled = td.simulate(td.export(least.distribute()), QUICK, blocking=True).time_s
+    placed = td.distribute(mod, plan, system=QUICK, bucket_bytes=0, ahead_bytes=0)
+    completed = td.simulate(td.export(placed), QUICK, blocking=True).time_s
+    assert completed == pytest.approx(labelled, rel=0.02)
+
+
+def test_the_rules_hold():
+    """A completion moves nothing that a rule places."""
+    mod = td.zoo.llama(size="tiny", layers=2)
+    rules, plan = _plans(mod)
+    decided = [
+        propagate(AnnotateSharding(one)(mod), complete=one.complete).entries["main"]
+        for one in (rules, plan)
+    ]
+    forms = [
+        [inst.choice[a][k].gives for a in (0, 1) for k in inst.graph.params] for inst in decided
+    ]
+    assert forms[0] == forms[1]
+
+
+def test_a_plan_says_so_in_its_file(tmp_path):
+    mod = td.zoo.gpt(size="tiny")
+    rules, plan = _plans(mod)
+    assert "complete" not in rules.to_dict()
+    plan.save(tmp_path / "plan.json")
+    assert Plan.load(tmp_path / "plan.json") == plan
+    wrong = {**rules.to_dict(), "complete": "yes"}
+    with pytest.raises(PlanError, match="DIST0221"):
+        Plan.from_dict(wrong)
+
+
+def test_the_strategy_completes_what_others_say():
+    mod = td.zoo.gpt(size="tiny")
+    _, plan = _plans(mod)
+    assert td.strategy.make_plan(mod, f"{HAND}+complete", MESH) == plan
+
+
+def test_passes_take_it_from_the_plan_or_by_hand():
+    mod = td.zoo.gpt(size="tiny")
+    _, plan = _plans(mod)
+    by_hand = PropagateSharding(complete=True)(AnnotateSharding(plan)(mod))
+    later = td.transform.LegalizeRedistribute()(by_hand)
+    lowered = td.transform.LowerDistIR()(td.transform.OptimizeCollectives()(later))
+    assert str(lowered) == str(td.distribute(mod, plan))
