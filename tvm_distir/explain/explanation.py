@@ -101,7 +101,7 @@ _REASONS = {
 _LEGEND = (
     "asked: an annotation reaches the value with it, or it is whole",
     "price: wire bytes, and what collectives, FLOPs and memory bytes weigh, as wire bytes",
-    "cost: what propagation minimises, axis by axis, conversions of annotated values doubled",
+    "cost: what propagation minimises, conversions of annotated values doubled",
     "held bytes: of parameters, which a device has all the time; they are in neither",
 )
 MOST_STEPS = 12

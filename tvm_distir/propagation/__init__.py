@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Decides placements: one exact minimum-cost labelling of the whole module per mesh axis."""
+"""Decides placements: a minimum-cost labelling of the whole module along all axes of a mesh."""
 
 from __future__ import annotations
 

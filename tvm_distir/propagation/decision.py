@@ -55,11 +55,11 @@ class Decision:
     entries : dict of str to Instance
         Per public function.
     cost : int
-        Sum of the axes' minima in 1/1024 wire bytes; each axis counts the work, with the sizes it
-        was solved with. Compare decisions of several axes by
-        :class:`~tvm_distir.propagation.price.Evaluator`.
+        Sum of the minima in 1/1024 wire bytes: of the axes of each mesh at once; where they were
+        solved in turn each axis counts the work, with the sizes it was solved with. Compare
+        decisions by :class:`~tvm_distir.propagation.price.Evaluator`.
     bound : int
-        A proven lower bound of it, axis by axis.
+        A proven lower bound of it, of axes that were solved in turn one by one.
     conversions : Conversions
         What changes of form cost.
     sizes : callable

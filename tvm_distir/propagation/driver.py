@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Axis by axis: public functions labelled along each axis in turn, axes in several orders."""
+"""Public functions labelled: all axes of a mesh at once, or where that is too wide in turn."""
 
 from __future__ import annotations
 
