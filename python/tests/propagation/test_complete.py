@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tvm.script import ir as I
+from tvm.script import relax as R
 
 import tvm_distir as td
-from tvm_distir.errors import PlanError
+from tvm_distir.errors import PlanError, PropagationError
 from tvm_distir.plan import Plan
 from tvm_distir.propagation import propagate
 from tvm_distir.propagation.driver import Propagator
@@ -26,6 +28,16 @@ MESH = {"dp": 2, "tp": 2}
 HAND = "data_parallel+megatron"
 BY_NAME = {"moe": "data_parallel+expert_parallel:axis=tp,data=false"}
 """Of models whose weights Megatron's rules do not name."""
+
+
+@I.ir_module
+class Sliced:
+    @R.function
+    def main(w: R.Tensor((8, 4), "float32")) -> R.Tensor((4, 4), "float32"):
+        with R.dataflow():
+            y = R.strided_slice(w, axes=[0], begin=[1], end=[5])
+            R.output(y)
+        return y
 
 
 def _module(name, train):
@@ -132,3 +144,20 @@ def test_passes_take_it_from_the_plan_or_by_hand():
     later = td.transform.LegalizeRedistribute()(by_hand)
     lowered = td.transform.LowerDistIR()(td.transform.OptimizeCollectives()(later))
     assert str(lowered) == str(td.distribute(mod, plan))
+
+
+def test_rules_that_allow_nothing_are_named():
+    """As without a system: the op that cannot use a stationary weight as it lies."""
+    mod = AnnotateSharding(
+        Plan.from_dict(
+            {
+                "schema_version": 1,
+                "mesh": {"tp": 2},
+                "rules": [{"param": "w", "placement": "S[0]", "stationary": True}],
+                "complete": True,
+            }
+        )
+    )(Sliced)
+    for system in (None, QUICK):
+        with pytest.raises(PropagationError, match=r"DIST0411.*strided_slice"):
+            PropagateSharding(complete=True, system=system)(mod)

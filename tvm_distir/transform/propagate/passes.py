@@ -10,6 +10,7 @@ from typing import Any
 import tvm
 from tvm import ir, relax
 
+from ...errors import InfeasibleError
 from ...ir import (
     LABELS_ATTR,
     OPEN_AXES_ATTR,
@@ -86,13 +87,26 @@ def PropagateSharding(
         if mod.attrs and LABELS_ATTR in mod.attrs:
             found = decision_of_labels(mod, json.loads(str(mod.attrs[LABELS_ATTR])))
         elif complete and known is not None and costs is None:
-            with collector_paused():
-                found = Labeller(mod, known).run(COMPLETED, memory_bytes).decision
+            found = _completed(mod, known, memory_bytes)
         else:
             found = propagate(mod, costs, memory_bytes, known, complete)
         return sink_conversions(ModuleRewriter(mod, found).run())
 
     return run
+
+
+def _completed(mod: ir.IRModule, system: System, memory_bytes: int | None) -> Decision:
+    """The cheapest labels of what annotations leave open, by a system's times.
+
+    Where annotations allow nothing propagation by weights says which, and why.
+    """
+    try:
+        with collector_paused():
+            return Labeller(mod, system).run(COMPLETED, memory_bytes).decision
+    except InfeasibleError as error:
+        if error.code != "DIST0802":
+            raise
+        return propagate(mod, None, memory_bytes, system, True)
 
 
 class ModuleRewriter:
