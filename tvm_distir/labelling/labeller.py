@@ -144,6 +144,10 @@ class Labeller:
             return {}
         numbers = {name: i for i, name in enumerate(param_names(g.fn))}
         results = {v: i for i, v in enumerate(g.result_values) if v >= 0}
+        for v, i in list(results.items()):
+            node = g.nodes[g.producer[v][0]]
+            if node.kind == "pin" and node.operands[0] >= 0:  # noted by its name before
+                results.setdefault(node.operands[0], i)
         at = {
             str(var.name): results[g.env[key][0]]
             for key, var in g.variables.items()

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,6 +36,7 @@ from .registry import (
     find_strategy,
     parse,
 )
+from .training import new_names
 
 
 def make_plan(
@@ -63,7 +64,8 @@ def compose(
 
     Each strategy fills its own axis and leaves the others open. Plans are merged by
     :func:`merge`. An axis of a parameter that no strategy filled is closed as replicated: what
-    arrives from outside lies nowhere that was not asked for. Axes of intermediate values and
+    arrives from outside lies nowhere that was not asked for; so is one of what replaces a
+    parameter, where the plan is to be completed. Axes of intermediate values and
     of call arguments stay open, for propagation to decide.
 
     Parameters
@@ -108,7 +110,8 @@ def compose(
         return _apart(mod, spec, wanted, apart, stages, system)
     spec = mesh_of(mod, spec, wanted)
     merged = merge(_plans(mod, spec, wanted, System.known(system)))
-    rules = tuple(_closed(rule) for rule in merged.rules)
+    updated = new_names(mod) if merged.complete else ()
+    rules = tuple(_closed(rule, updated) for rule in merged.rules)
     schedule = None if stages is None else stages.schedule
     return replace(merged, rules=rules, recompute=policies_of(mod), schedule=schedule)
 
@@ -175,8 +178,10 @@ def _plans(
     return sharing_batches([plans[i] for i in sorted(plans)])
 
 
-def _closed(rule: PlanRule) -> PlanRule:
-    return placed(rule, rule.closed_labels) if rule.kind == "param" else rule
+def _closed(rule: PlanRule, updated: Collection[str]) -> PlanRule:
+    """A rule without open axes, if it is of a parameter or of what replaces one."""
+    closes = rule.kind == "param" or (rule.kind == "value" and rule.name in updated)
+    return placed(rule, rule.closed_labels) if closes else rule
 
 
 def merge(plans: Sequence[tuple[str, Plan]]) -> Plan:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tvm import ir, relax
 
-from ..ir import ROLE_ATTR, param_names, training_notes
+from ..ir import ROLE_ATTR, param_names, relax_functions, training_notes
 from ..plan import Plan, PlanRule, match_name, plain_name, policies_of
 from ..schedules import ACTIVATION, GRADIENT, Pipeline
 
@@ -29,6 +29,15 @@ def state_names(fn: relax.Function) -> set[str]:
 def states_of(fn: relax.Function) -> dict[str, list[str]]:
     """Names of the optimizer's states of each weight; none of other functions."""
     return {w: [str(n) for n in names[:]] for w, names in training_notes(fn, "states").items()}
+
+
+def new_names(mod: ir.IRModule) -> set[str]:
+    """Names of the values of a training step that replace parameters."""
+    return {
+        str(value)
+        for _, fn in relax_functions(mod)
+        for value in training_notes(fn, "updated").values()
+    }
 
 
 def gradient_names(fn: relax.Function) -> dict[str, str]:

@@ -14,6 +14,7 @@ from tvm.script import relax as R
 
 import tvm_distir as td
 from tvm_distir.errors import PlanError, PropagationError
+from tvm_distir.ir import training_notes
 from tvm_distir.plan import Plan
 from tvm_distir.propagation import propagate
 from tvm_distir.propagation.driver import Propagator
@@ -161,3 +162,24 @@ def test_rules_that_allow_nothing_are_named():
     for system in (None, QUICK):
         with pytest.raises(PropagationError, match=r"DIST0411.*strided_slice"):
             PropagateSharding(complete=True, system=system)(mod)
+
+
+@pytest.mark.parametrize("strategy", [HAND, "data_parallel", "zero:stage=1+megatron"])
+@pytest.mark.parametrize("system", [None, QUICK])
+def test_what_replaces_a_weight_lies_as_it_does(strategy, system):
+    """So that a step can be repeated, also where no rule says how a weight lies along an axis."""
+    mod = _module("llama", True)
+    plan = td.strategy.make_plan(mod, f"{strategy}+complete", MESH)
+    io = td.distribute(mod, plan, system=system)["main"].attrs["dist.io"]
+    before = {str(port["name"]): str(port["placement"]) for port in io["inputs"]}
+    results = mod["main"].body.body.fields
+    placements = [str(port["placement"]) for port in io["outputs"]]
+    after = {str(var.name): form for var, form in zip(results, placements, strict=True)}
+    notes = training_notes(mod["main"], "updated")
+    moved = {
+        name: (before[name], after[value])
+        for name, value in ((str(n), str(v)) for n, v in notes.items())
+        if before[name] != after[value]
+    }
+    assert len(notes) > 10
+    assert moved == {}
