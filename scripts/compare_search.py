@@ -54,6 +54,12 @@ STRATEGIES = (
     "zero:stage=3",
     "zero:stage=1+megatron:sequence=1",
     "zero:stage=3+megatron",
+    "data_parallel+complete",
+    "data_parallel+megatron+complete",
+    "zero:stage=1+complete",
+    "zero:stage=1+megatron+complete",
+    "zero:stage=3+complete",
+    "zero:stage=3+megatron+complete",
 )
 
 
