@@ -33,6 +33,7 @@ class Nets:
         if key not in self._known:
             assembly = Assembly(self.shared, self.shared.module.graphs[key])
             Nodes(assembly, self.of).run()
-            Values(assembly).run()
+            if assembly.net.feasible:  # else a node has no state, and nothing is to be handed over
+                Values(assembly).run()
             self._known[key] = assembly.net
         return self._known[key]

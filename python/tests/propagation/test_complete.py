@@ -13,7 +13,7 @@ from tvm.script import ir as I
 from tvm.script import relax as R
 
 import tvm_distir as td
-from tvm_distir.errors import PlanError, PropagationError
+from tvm_distir.errors import InfeasibleError, PlanError, PropagationError
 from tvm_distir.ir import training_notes
 from tvm_distir.plan import Plan
 from tvm_distir.propagation import propagate
@@ -162,6 +162,17 @@ def test_rules_that_allow_nothing_are_named():
     for system in (None, QUICK):
         with pytest.raises(PropagationError, match=r"DIST0411.*strided_slice"):
             PropagateSharding(complete=True, system=system)(mod)
+
+
+def test_a_weight_that_has_no_form_as_its_rule_says_is_refused():
+    """Four columns are no parts for eight devices: no label is found, and it is said of which."""
+    rules = [{"param": "w", "placement": "S[1]", "stationary": True}]
+    plan = Plan.from_dict({"schema_version": 1, "mesh": {"tp": 8}, "rules": rules})
+    with pytest.raises(InfeasibleError, match="DIST0802"):
+        td.label(Sliced, {"tp": 8}, QUICK, fixed=plan)
+    for system in (None, QUICK):
+        with pytest.raises(PropagationError, match="DIST0411"):
+            td.distribute(Sliced, dataclasses.replace(plan, complete=True), system=system)
 
 
 @pytest.mark.parametrize("strategy", [HAND, "data_parallel", "zero:stage=1+megatron"])
