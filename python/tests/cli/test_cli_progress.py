@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shlex
 import signal
 import sys
@@ -16,6 +17,7 @@ import pytest
 from tvm_distir.cli import analyze, main, progress, terminal
 from tvm_distir.cli.progress import StageLine, at_work
 
+WIPED = "\r\x1b[K"
 WORK = "analyze zoo:gpt?size=tiny --strategy data_parallel --mesh dp=2 --system dgx-a100"
 
 
@@ -30,6 +32,14 @@ def test_warnings_of_tvm_are_kept_away(capfd: pytest.CaptureFixture[str]) -> Non
     assert "Warning" in capfd.readouterr().err
 
 
+def _all_on(terminal_side: int) -> str:
+    """What was written, all of it: the kernel brings it over in pieces, some time after `write`."""
+    shown = b""
+    while select.select([terminal_side], [], [], 1.0)[0]:
+        shown += os.read(terminal_side, 4096)
+    return shown.decode()
+
+
 def test_stages_are_shown_on_a_terminal_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = os.openpty()
     monkeypatch.setattr(progress, "SHOWN_AFTER_S", 0.0)
@@ -37,8 +47,10 @@ def test_stages_are_shown_on_a_terminal_after_a_while(monkeypatch: pytest.Monkey
     line.enter("propagate")
     time.sleep(0.6)
     line.close()
-    shown = os.read(ours, 4096).decode()
-    assert "propagate ... " in shown and shown.endswith("\r\x1b[K")
+    shown = _all_on(ours)
+    os.close(theirs)
+    os.close(ours)
+    assert f"{WIPED}propagate ... " in shown and shown.endswith(WIPED)
     silent = StageLine(None)
     silent.enter("plan")
     silent.close()
