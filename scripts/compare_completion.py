@@ -18,7 +18,7 @@ from typing import Any
 
 import tvm_distir as td
 from tvm_distir.errors import DistIRError
-from tvm_distir.ir import relax_functions, training_notes
+from tvm_distir.strategy import new_names
 
 SETTINGS = (
     ("llama?size=8b,layers=2,batch=16", {"dp": 2, "tp": 4}, "dgx-a100"),
@@ -38,12 +38,7 @@ MOST = 0.02
 
 def weights_of(mod: Any, plan: td.Plan) -> td.Plan:
     """The rules of a plan that place inputs and what replaces them, none of them stationary."""
-    updated = {
-        str(name)
-        for _, fn in relax_functions(mod)
-        for note in training_notes(fn, "updated").items()
-        for name in note
-    }
+    updated = new_names(mod)
     kept = [rule for rule in plan.rules if rule.kind == "param" or rule.name in updated]
     return td.Plan(plan.meshes, tuple(replace(rule, stationary=False, moving=()) for rule in kept))
 

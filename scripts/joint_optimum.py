@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Compare the axis-wise labelling with an integer program over all mesh axes jointly.
+"""Compare propagation with an integer program over all mesh axes jointly.
 
 Usage: scripts/joint_optimum.py [--count N] [--first SEED] [--limit-s S]
 On N small random modules (private calls, fan-out, meshes of two and three axes): how many cost

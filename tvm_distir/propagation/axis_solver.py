@@ -17,10 +17,10 @@ from .reach import Reach
 from .solve import (
     Alternative,
     AxisProblem,
+    AxisSummary,
     Builder,
     PriceTables,
     Starts,
-    Summary,
     minimise,
 )
 
@@ -42,7 +42,7 @@ class ProblemMaker(Protocol):
         inst: Instance,
         a: int,
         sizes: Callable[[Instance, int], LocalSizes],
-        summary_of: Callable[[Instance], Summary],
+        summary_of: Callable[[Instance], AxisSummary],
         /,
     ) -> AxisProblem:
         """The problem; summaries are those of the callees along the same axis."""
@@ -73,7 +73,7 @@ class Problems:
         inst: Instance,
         a: int,
         sizes: Callable[[Instance, int], LocalSizes],
-        summary_of: Callable[[Instance], Summary],
+        summary_of: Callable[[Instance], AxisSummary],
         /,
     ) -> AxisProblem:
         """See :class:`ProblemMaker`."""
@@ -115,7 +115,7 @@ class AxisSolver:
     ) -> None:
         self.module, self.reach, self.prices, self.starts = module, reach, prices, starts
         self.instances, self.problems = instances, problems
-        self._summaries: dict[tuple[int, int], Summary] = {}
+        self._summaries: dict[tuple[int, int], AxisSummary] = {}
         # Of instances called along an axis, by what is picked of the kept variables of a summary.
         self._specialised: dict[tuple[int, int, tuple[int, ...]], Instance] = {}
         self._called: dict[tuple[int, int, tuple[int, ...]], Alternative] = {}
@@ -140,26 +140,16 @@ class AxisSolver:
         """The labelling problem of an instance."""
         return self.problems(inst, a, self.instances.sizes, lambda kid: self._summary(kid, a))
 
-    def _summary(self, inst: Instance, a: int) -> Summary:
+    def _summary(self, inst: Instance, a: int) -> AxisSummary:
         key = (inst.number, a)
         if key in self._summaries:
             return self._summaries[key]
-        model, g = self.problem(inst, a), inst.graph
-        ends = [model.ends[k] for k in (*g.params, *g.rets)]
-        keep = {v for _, v in ends if v >= 0}
-        problem = Problem(model.domains, model.factors)
-        done = self.prices.tables.eliminate(problem, keep, SUMMARY_LIMIT)
-        at = {v: i for i, v in enumerate(done.kept)}
-        outside = [(self.prices.forms.turned(alts), at.get(v, -1)) for alts, v in ends]
-        self._summaries[key] = Summary(
-            model,
-            done,
-            [model.domains[v] for v in done.kept],
-            sorted((tuple(at[v] for v in scope), t) for scope, t in done.factors.items()),
-            model.constant + done.constant,
-            model.feasible and done.feasible,
-            tuple(outside[: len(g.params)]),
-            tuple(outside[len(g.params) :]),
+        self._summaries[key] = AxisSummary.of(
+            self.problem(inst, a),
+            inst.graph,
+            self.prices.tables,
+            SUMMARY_LIMIT,
+            self.prices.forms.turned,
         )
         return self._summaries[key]
 
@@ -169,7 +159,8 @@ class AxisSolver:
         g, kids = inst.graph, {}
         choice = [alts.items[values[u] if u >= 0 else 0] for alts, u in model.ends]
         for k in g.calls:
-            own, into, out = model.spliced[k]
+            spliced = model.spliced[k]
+            own, into, out = spliced.variables, spliced.params, spliced.rets
             picked = tuple(values[own.start : own.stop])
             kids[k] = self._specialise(inst.kids[k], a, picked)
             called = (inst.kids[k].number, a, picked)
@@ -186,10 +177,7 @@ class AxisSolver:
         key = (inst.number, a, picked)
         if key not in self._specialised:
             summary = self._summaries[inst.number, a]
-            values = [0] * len(summary.model.domains)
-            for v, x in zip(summary.done.kept, picked):
-                values[v] = x
-            values = self.prices.tables.decode(summary.done, values)
+            values = summary.values(self.prices.tables, picked)
             self._specialised[key] = self._decode(inst, a, summary.model, values)
         return self._specialised[key]
 

@@ -33,7 +33,7 @@ class Price:
 class Evaluator:
     """Prices instances; each instance once, multiplied by its calls.
 
-    Unlike the axis-wise solution, every size is the one all axes together give, so that
+    Unlike the solution along one axis, every size is the one all axes together give, so that
     different decisions can be compared. Axes that are not decided yet cost nothing.
     """
 

@@ -21,13 +21,13 @@ from ..native import INFINITE
 from .decision import Instance
 from .instances import LocalSizes
 from .reach import Reach
-from .solve import Alternatives, AxisProblem, Builder, Costs, PriceTables, Summary
+from .solve import Alternatives, AxisProblem, AxisSummary, Builder, Costs, PriceTables
 
 Order = tuple[Any, ...]
 """A table that is wanted: what makes it, and of what."""
 
 
-def structure(summary: Summary) -> Hashable:
+def structure(summary: AxisSummary) -> Hashable:
     """Return all of a summary that the structure of its callers' problems depends on."""
     ends = [(alts.number, u) for alts, u in (*summary.params, *summary.rets)]
     scopes = tuple([scope for scope, _ in summary.factors])
@@ -60,7 +60,7 @@ class _Recorder:
         self.counts[number] += 1
         return number, 0
 
-    def callee(self, summary: Summary, number: int) -> Summary:
+    def callee(self, summary: AxisSummary, number: int) -> AxisSummary:
         """A summary with numbers in place of its tables, all else neutral."""
         keys = [("callee", number, j) for j in range(len(summary.factors))]
         factors = [
@@ -149,7 +149,7 @@ class Sketch:
     calls: tuple[int, ...]
     ranks: int
 
-    def filled(self, prices: PriceTables, callees: Sequence[Summary]) -> AxisProblem:
+    def filled(self, prices: PriceTables, callees: Sequence[AxisSummary]) -> AxisProblem:
         """Return the model that :class:`~.solve.Builder` would make.
 
         Parameters
@@ -180,7 +180,11 @@ class Sketch:
         return replace(self.model, factors=factors, constant=constant, feasible=feasible)
 
     def _table(
-        self, order: Order, numbers: Sequence[int], prices: PriceTables, callees: Sequence[Summary]
+        self,
+        order: Order,
+        numbers: Sequence[int],
+        prices: PriceTables,
+        callees: Sequence[AxisSummary],
     ) -> tuple[int, int]:
         kind, *given = order
         tables = prices.tables
@@ -209,7 +213,7 @@ def sketched(
     reach: Reach,
     sizes: LocalSizes,
     calls: Mapping[int, int],
-    callees: Sequence[Summary],
+    callees: Sequence[AxisSummary],
 ) -> Sketch:
     """Make the sketch of an instance along axis ``a`` of a module on one mesh.
 
@@ -267,7 +271,7 @@ class SketchedProblems:
         inst: Instance,
         a: int,
         sizes: Callable[[Instance, int], LocalSizes],
-        summary_of: Callable[[Instance], Summary],
+        summary_of: Callable[[Instance], AxisSummary],
         /,
     ) -> AxisProblem:
         """See :class:`.axis_solver.ProblemMaker`."""

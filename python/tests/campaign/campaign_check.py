@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-import json
+import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -35,6 +35,9 @@ from tvm_distir.transform import (
 from tvm_distir.verification.claims import claimed_collectives, differences
 from tvm_distir.verification.twin import widened, widened_inputs
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "search"))
+from systems import QUICK
+
 RTOLS = {"float16": 3e-2, "bfloat16": 2e-1}
 RTOL = 1e-3
 """Inexact outputs: relative to the largest magnitude of the output too, and at least to 1.
@@ -48,19 +51,6 @@ CAREFUL_EVERY = 10
 
 COMPLETE_EVERY = 8
 """Of so many seeds one plan is completed, every other of these by a system's times."""
-
-
-def _without_latency() -> td.System:
-    """A system on which small models are worth distributing."""
-    path = Path(td.__file__).parent / "system" / "data" / "dgx-a100.json"
-    data = json.loads(path.read_text(encoding="utf-8"))
-    data["device"]["launch_floor_us"] = 1e-6
-    for net in ("intra_node", "inter_node"):
-        data[net]["latency_us"] = data[net]["setup_us"] = 0.0
-    return td.System.from_dict({**data, "name": "without latency"})
-
-
-SYSTEM = _without_latency()
 
 QUICK_TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 """The kernels are small: compiling them is what takes time."""
@@ -155,7 +145,7 @@ def _invariants(
 
 def _stages(plan: Plan, seed: int) -> tuple[tuple[str, Any, int], ...]:
     by_times = plan.complete and len(plan.meshes) == 1 and seed // COMPLETE_EVERY % 2
-    system = SYSTEM if by_times else None
+    system = QUICK if by_times else None
     return (
         ("annotate", AnnotateSharding(plan), 2),
         ("propagate", PropagateSharding(complete=plan.complete, system=system), 3),

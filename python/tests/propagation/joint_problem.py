@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""The labelling of all axes at once, written down independently of the axis-wise solution.
+"""The labelling of all axes at once, written down independently of the solution.
 
 A node has one alternative per axis at a time: the product of its alternatives along each, less
 the products that cut a dim into parts that do not come out even. Private functions are expanded
@@ -22,9 +22,9 @@ from joint_work import work
 from tvm_distir.ir import R
 from tvm_distir.propagation.decision import Decision, Instance
 from tvm_distir.propagation.driver import Propagator
+from tvm_distir.propagation.solve import hold_on
 from tvm_distir.propagation.solve.alternatives import fits
 from tvm_distir.propagation.solve.cost import INFINITE
-from tvm_distir.propagation.solve.problem import hold_on
 
 Combination = tuple[Any, ...]
 """One alternative (needs, gives, factor) per axis."""

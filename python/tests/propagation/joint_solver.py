@@ -30,7 +30,7 @@ MOST_BINDINGS = 14
 
 @dataclass(frozen=True)
 class Gap:
-    """What the axis-wise decision costs, and what the best joint assignment does.
+    """What the decision of propagation costs, and what the best joint assignment does.
 
     Attributes
     ----------

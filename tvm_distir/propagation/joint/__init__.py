@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Minimum-cost labelling along all axes of a mesh at once, where they compete for dims."""
+"""Minimum-cost labelling along all axes of a mesh at once."""
 
 from __future__ import annotations
 

@@ -2,5 +2,3 @@
 # SPDX-License-Identifier: Apache-2.0
 
 from .solver import JointSolver as JointSolver
-from .states import TooManyStates as TooManyStates
-from .tables import JointTables as JointTables

@@ -12,8 +12,14 @@ from ..graph import Graph, Node
 from ..reach import Reach
 from ..solve import Alternative, labels_on
 from .edges import JointEdges
-from .problem import NO_END, End, JointProblem, Spliced, Summary
+from .states import JointProblem, JointSummary, States
 from .tables import JointTables
+
+End = tuple[States, int]
+"""States of a node and the variable that picks one (-1: only one)."""
+
+NO_END: End = (States(-1, ((),)), -1)
+"""Of a call of a function, whose ends are those of the function's summary."""
 
 
 class JointBuilder:
@@ -37,7 +43,7 @@ class JointBuilder:
         tables: JointTables,
         g: Graph,
         reach: Reach,
-        summary_of: Callable[[int], Summary],
+        summary_of: Callable[[int], JointSummary],
         forced: Signature | None = None,
     ) -> None:
         self.tables, self.forms, self.prices = tables, tables.forms, tables.prices
@@ -46,6 +52,7 @@ class JointBuilder:
         self.model = JointProblem()
         count = len(tables.axes)
         self._none = (0,) * count
+        self._open: Sequence[int | None] = [None] * count
         self._waiting = [reach.partial[a] for a in tables.mesh_axes]
 
     def run(self) -> JointProblem:
@@ -117,32 +124,21 @@ class JointBuilder:
 
     def _free_param(self, v: int, form: Sequence[int | None]) -> None:
         """Add a parameter that has a choice along some axes, with what its bytes weigh."""
-        g, columns = self.g, list[list[int]]()
-        for label, a in zip(form, self.tables.mesh_axes):
-            may_wait = not g.public and bool(self.reach.partial[a][v])
-            columns.append([label] if label is not None else self._labels(v, a, may_wait))
-        states = self.forms.ends(
-            [[Alternative((), (x,), None) for x in labels] for labels in columns], self._shape(v)
-        )
-        variable = self._add((states, self.model.variable(len(states))))
-        if variable >= 0 and g.public:
-            self._put((variable,), self.tables.held(states, g.values[v].size_bytes))
+        g = self.g
+        labels = self._labels(v, form, may_wait=not g.public)
+        end = self._boundary(v, [[Alternative((), (x,), None) for x in one] for one in labels])
+        if g.public:
+            self._price(end, self.tables.held, v)
 
     def _pin(self, _: int, node: Node) -> None:
         """Add an annotation: along each axis as it says, or open."""
         if node.mesh != self.mesh:
             self._trivial(node)
             return
-        v, columns = node.results[0], []
-        for axis, a in zip(self.tables.axes, self.tables.mesh_axes):
-            label = node.pin[axis.index] if node.pin is not None else None
-            may_wait = bool(self.reach.partial[a][v])
-            columns.append([label] if label is not None else self._labels(v, a, may_wait))
-        states = self.forms.ends(
-            [[Alternative((x,), (x,), None) for x in labels] for labels in columns],
-            self._shape(v),
-        )
-        self._add((states, self.model.variable(len(states))))
+        v, pin = node.results[0], node.pin
+        form = [None if pin is None else pin[axis.index] for axis in self.tables.axes]
+        labels = self._labels(v, form, may_wait=True)
+        self._boundary(v, [[Alternative((x,), (x,), None) for x in one] for one in labels])
 
     def _move(self, _: int, node: Node) -> None:
         """Add a move to another mesh: free of form; into this one, its bytes cross."""
@@ -152,70 +148,62 @@ class JointBuilder:
             self._trivial(node)
             return
         v = source if leaves else target
-        columns = [
-            [
-                Alternative((x,), (R,), None) if leaves else Alternative((R,), (x,), None)
-                for x in self._labels(v, a, False)
-            ]
-            for a in self.tables.mesh_axes
-        ]
-        states = self.forms.ends(columns, self._shape(v))
-        variable = self._add((states, self.model.variable(len(states))))
-        if variable >= 0 and not leaves:
-            self._put((variable,), self.tables.moved(states, self.g.values[v].size_bytes))
+        labels = self._labels(v, self._open, may_wait=False)
+        if leaves:
+            self._boundary(v, [[Alternative((x,), (R,), None) for x in one] for one in labels])
+        else:
+            columns = [[Alternative((R,), (x,), None) for x in one] for one in labels]
+            self._price(self._boundary(v, columns), self.tables.moved, v)
 
     def _ret(self, k: int, node: Node) -> None:
+        """Add a result of the function."""
         v, g = node.operands[0], self.g
-        columns: list[list[int]] = []
-        for a in self.tables.mesh_axes:
-            if not self._here(v):
-                columns.append([R])
-            elif self.forced is not None:
-                columns.append([self.forced[a][1][k - g.rets[0]]])
-            else:
-                may_wait = not g.public and bool(self.reach.partial[a][v])
-                columns.append(self._labels(v, a, may_wait))
-        states = self.forms.ends(
-            [[Alternative((x,), (), None) for x in labels] for labels in columns],
-            self._shape(v),
-        )
-        self._add((states, self.model.variable(len(states))))
+        form: Sequence[int | None] = self._open
+        if not self._here(v):
+            form = [R] * len(self._open)
+        elif self.forced is not None:
+            form = [self.forced[a][1][k - g.rets[0]] for a in self.tables.mesh_axes]
+        labels = self._labels(v, form, may_wait=not g.public)
+        self._boundary(v, [[Alternative((x,), (), None) for x in one] for one in labels])
 
     def _call(self, k: int, _: Node) -> None:
-        m, summary = self.model, self.summary_of(k)
-        first = len(m.domains)
-        m.domains += summary.domains
-        for scope, table in summary.factors:
-            self._put(tuple([first + u for u in scope]), (table, 0))
-        m.constant += summary.constant
-        m.feasible = m.feasible and summary.feasible
-        params, rets = (
-            tuple([(states, first + u if u >= 0 else u) for states, u in ends])
-            for ends in (summary.params, summary.rets)
-        )
-        m.spliced[k] = Spliced(range(first, len(m.domains)), params, rets)
-        m.ends.append(NO_END)
+        self.model.splice(self.prices, k, self.summary_of(k))
+        self.model.ends.append(NO_END)
 
     def _trivial(self, node: Node) -> None:
         """Add a node that is whole along all axes."""
-        self._add((self.forms.whole(len(node.operands), len(node.results)), -1))
+        self.model.ends.append((self.forms.whole(len(node.operands), len(node.results)), -1))
 
-    def _add(self, end: End) -> int:
-        self.model.ends.append(end)
-        return end[1]
+    def _labels(self, v: int, form: Sequence[int | None], *, may_wait: bool) -> list[list[int]]:
+        """Per axis the labels of a boundary value: the one that is said, or all it may have."""
+        found = []
+        for label, a, waiting in zip(form, self.tables.mesh_axes, self._waiting):
+            if label is not None:
+                found.append([label])
+                continue
+            labels = labels_on(self.g, self.reach, v, a, self.prices.axes[a].size, {})
+            found.append([*labels, P] if may_wait and waiting[v] else labels)
+        return found
 
-    def _put(self, scope: tuple[int, ...], table: tuple[int, int]) -> None:
-        self.model.put(self.prices, scope, table)
+    def _boundary(self, v: int, columns: Sequence[Sequence[Alternative]]) -> End:
+        """Add a node at which a value comes or goes, from its alternatives along each axis."""
+        states = self.forms.ends(columns, self.g.values[v].shape if v >= 0 else ())
+        domains, variable = self.model.domains, -1
+        if len(states) > 1:
+            variable = len(domains)
+            domains.append(len(states))
+        self.model.ends.append((states, variable))
+        return states, variable
+
+    def _price(self, end: End, table_of: Callable[[States, int], tuple[int, int]], v: int) -> None:
+        """Put what the bytes of a value weigh over the states of its node."""
+        states, variable = end
+        if variable >= 0:
+            table = table_of(states, self.g.values[v].size_bytes)
+            self.model.put(self.prices, (variable,), table)
 
     def _here(self, v: int) -> bool:
         return v >= 0 and self.g.values[v].mesh == self.mesh
-
-    def _shape(self, v: int) -> Sequence[object]:
-        return self.g.values[v].shape if v >= 0 else ()
-
-    def _labels(self, v: int, a: int, may_wait: bool) -> list[int]:
-        found = labels_on(self.g, self.reach, v, a, self.prices.axes[a].size, {})
-        return [*found, P] if may_wait else found
 
 
 __all__ = ["JointBuilder"]

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from ..graph import ALONE, Graph, Uses
 from ..reach import Reach
 from ..solve import hold_on
-from .problem import JointProblem
-from .states import States
+from .states import JointProblem, States
 from .tables import Held, JointTables
 
 
@@ -61,7 +60,7 @@ class JointEdges:
                 factors[variable, other], low = table
                 m.constant += low
             else:
-                m.put_edge(prices, table, (variable, other))
+                m.put_edge(prices, table, variable, other)
 
     def _shared(
         self,
@@ -80,10 +79,13 @@ class JointEdges:
         m, prices = self.model, self.prices
         ends = tuple([(states, operands) for states, _, operands in readers])
         for count, first, rest in self.tables.share(producer, j, ends, size_bytes, held):
-            shared = m.variable(count)
-            m.put_edge(prices, first, (variable, shared))
+            shared = -1
+            if count > 1:
+                shared = len(m.domains)
+                m.domains.append(count)
+            m.put_edge(prices, first, variable, shared)
             for (_, other, _), table in zip(readers, rest):
-                m.put_edge(prices, table, (other, shared))
+                m.put_edge(prices, table, other, shared)
 
     def _readers(self, uses: Uses) -> list[tuple[States, int, tuple[int, ...]]]:
         """Consumers of a value: states, the variable that picks one, and which operands it is."""

@@ -12,8 +12,7 @@ from ..instances import Instances
 from ..reach import Reach
 from ..solve import Alternative, PriceTables, minimise
 from .builder import JointBuilder
-from .problem import JointProblem, Summary
-from .states import TooManyStates
+from .states import JointProblem, JointSummary, TooManyStates
 from .tables import JointTables
 
 TABLE_LIMIT = 1 << 22
@@ -56,7 +55,7 @@ class JointSolver:
         self.reach, self.prices, self.instances, self.forced = reach, prices, instances, forced
         self.mesh_axes = tuple(mesh_axes)
         self.tables = JointTables.of(prices, mesh_axes)
-        self._summaries: dict[int, Summary] = {}
+        self._summaries: dict[int, JointSummary] = {}
         self._specialised: dict[tuple[int, tuple[int, ...]], Instance] = {}
 
     def solve(self, inst: Instance) -> tuple[Instance, int, int] | None:
@@ -98,26 +97,16 @@ class JointSolver:
             self.forced.get(g.key),
         ).run()
 
-    def _summary(self, inst: Instance) -> Summary:
+    def _summary(self, inst: Instance) -> JointSummary:
         found = self._summaries.get(inst.number)
         if found is not None:
             return found
-        model, g, forms = self._problem(inst), inst.graph, self.tables.forms
-        ends = [model.ends[k] for k in (*g.params, *g.rets)]
-        problem = Problem(model.domains, model.factors)
-        keep = {v for _, v in ends if v >= 0}
-        done = self.prices.tables.eliminate(problem, keep, SUMMARY_LIMIT)
-        at = {v: i for i, v in enumerate(done.kept)}
-        outside = [(forms.turned(states), at.get(v, -1)) for states, v in ends]
-        found = self._summaries[inst.number] = Summary(
-            model,
-            done,
-            [model.domains[v] for v in done.kept],
-            sorted((tuple(at[v] for v in scope), t) for scope, t in done.factors.items()),
-            model.constant + done.constant,
-            model.feasible and done.feasible,
-            tuple(outside[: len(g.params)]),
-            tuple(outside[len(g.params) :]),
+        found = self._summaries[inst.number] = JointSummary.of(
+            self._problem(inst),
+            inst.graph,
+            self.prices.tables,
+            SUMMARY_LIMIT,
+            self.tables.forms.turned,
         )
         return found
 
@@ -128,11 +117,12 @@ class JointSolver:
             if k not in model.spliced:
                 chosen.append(states.items[values[v] if v >= 0 else 0])
                 continue
-            own, into, out = model.spliced[k]
+            spliced = model.spliced[k]
+            own = spliced.variables
             kids[k] = self._specialise(inst.kids[k], tuple(values[own.start : own.stop]))
             sides = [
                 [states.items[values[v] if v >= 0 else 0] for states, v in ends]
-                for ends in (into, out)
+                for ends in (spliced.params, spliced.rets)
             ]
             chosen.append(
                 tuple(
@@ -155,10 +145,7 @@ class JointSolver:
         key = (inst.number, picked)
         if key not in self._specialised:
             summary = self._summaries[inst.number]
-            values = [0] * len(summary.model.domains)
-            for v, x in zip(summary.done.kept, picked):
-                values[v] = x
-            values = self.prices.tables.decode(summary.done, values)
+            values = summary.values(self.prices.tables, picked)
             self._specialised[key] = self._decode(inst, summary.model, values)
         return self._specialised[key]
 

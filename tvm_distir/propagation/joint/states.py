@@ -13,7 +13,7 @@ from tvm import tirx
 
 from ...ops import Rule
 from ..graph import Axis
-from ..solve import Alternative, Forms, factor_fits, fits
+from ..solve import Alternative, Forms, LabellingProblem, Summary, factor_fits, fits
 
 State = tuple[Alternative, ...]
 """An alternative per axis of the mesh."""
@@ -42,6 +42,13 @@ class States:
     def needed(self, axis: int, operands: Sequence[int]) -> list[tuple[int, ...]]:
         """Per state the labels that operands are needed with along an axis."""
         return [tuple([state[axis].needs[i] for i in operands]) for state in self.items]
+
+
+JointProblem = LabellingProblem[States]
+"""A problem along all axes of a mesh."""
+
+JointSummary = Summary[States]
+"""A summary along all axes of a mesh."""
 
 
 class JointForms:
@@ -175,4 +182,4 @@ def _product(columns: Sequence[Sequence[Alternative]]) -> list[State]:
     return list(itertools.product(*columns))
 
 
-__all__ = ["JointForms", "State", "States", "TooManyStates"]
+__all__ = ["JointForms", "JointProblem", "JointSummary", "State", "States", "TooManyStates"]

@@ -6,6 +6,7 @@ from .alternatives import Alternatives as Alternatives
 from .alternatives import Forms as Forms
 from .alternatives import factor_fits as factor_fits
 from .alternatives import fits as fits
+from .assembly import hold_on as hold_on
 from .boundary import labels_on as labels_on
 from .builder import Builder as Builder
 from .conversions import Form as Form
@@ -21,6 +22,7 @@ from .ilp import integer_optimum as integer_optimum
 from .kept import give_back as give_back
 from .kept import take as take
 from .problem import AxisProblem as AxisProblem
+from .problem import AxisSummary as AxisSummary
+from .problem import LabellingProblem as LabellingProblem
 from .problem import Summary as Summary
-from .problem import hold_on as hold_on
 from .tables import PriceTables as PriceTables

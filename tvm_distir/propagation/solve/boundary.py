@@ -11,7 +11,7 @@ from ..decision import Signature
 from ..graph import Graph, Node
 from ..reach import Reach
 from .alternatives import Alternative, fits
-from .problem import Assembly, End
+from .assembly import Assembly, AxisEnd
 
 
 def labels_on(
@@ -71,7 +71,7 @@ class Boundary:
             if variable >= 0:
                 n, b, costs = problem.axis.size, problem.bytes[target], problem.prices.costs
                 rows = [costs.scaled(costs.wire * (b // n if x >= 0 else b)) for x in labels]
-                problem.put((variable,), problem.prices.table([rows]))
+                problem.model.put(problem.prices, (variable,), problem.prices.table([rows]))
         else:
             problem.trivial(node)
 
@@ -90,7 +90,7 @@ class Boundary:
         Most have one label only: they are many, and cost a few lookups each.
         """
         problem = self.problem
-        g, m, ends = problem.g, problem.model, dict[int, End]()
+        g, m, ends = problem.g, problem.model, dict[int, AxisEnd]()
         labels: Sequence[int | None] = problem.reach.param_labels(g, problem.axis, problem.a)
         if self._forced is not None:
             on_mesh = [g.values[v].mesh == problem.mesh for v in g.param_values]
@@ -118,7 +118,7 @@ class Boundary:
         if variable >= 0 and problem.g.public:
             costs, n, b = problem.prices.costs, problem.axis.size, problem.bytes[v]
             rows = [costs.scaled(costs.hold * b // (n if x >= 0 else 1)) for x in labels]
-            problem.put((variable,), problem.prices.table([rows]))
+            problem.model.put(problem.prices, (variable,), problem.prices.table([rows]))
 
     def result(self, k: int, node: Node) -> None:
         """Add a result of the function."""

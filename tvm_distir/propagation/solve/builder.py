@@ -11,9 +11,10 @@ from ..decision import Instance, Signature
 from ..graph import Node
 from ..reach import Reach
 from .alternatives import Alternative, Alternatives
+from .assembly import NO_END, Assembly
 from .boundary import Boundary
 from .edges import Edges
-from .problem import NO_END, Assembly, AxisProblem, End, Spliced, Summary
+from .problem import AxisProblem, AxisSummary
 from .source import TableSource
 
 
@@ -43,7 +44,7 @@ class Builder:
         a: int,
         reach: Reach,
         sizes: tuple[list[int], dict[int, dict[int, int]]],
-        summary_of: Callable[[int], Summary],
+        summary_of: Callable[[int], AxisSummary],
         forced: Signature | None = None,
     ) -> None:
         self.problem = Assembly(prices, inst.graph, a, reach, sizes)
@@ -62,7 +63,6 @@ class Builder:
             if b not in inst.choice:
                 size, mask = prices.axes[b].size, reach.mask[b]
                 self._open = [(*x, size) if m else x for x, m in zip(self._open, mask)]
-        self._settled: dict[int, bool] = {}  # whether ends of a summary have one alternative each
         self._mask, self._pending = reach.mask[a], reach.partial[a]
 
     def run(self) -> AxisProblem:
@@ -144,25 +144,9 @@ class Builder:
         return alternatives, problem.prices.work(rule, alternatives, problem.axis.size, others)
 
     def _call(self, k: int, node: Node) -> None:
-        problem = self.problem
-        m, summary = problem.model, self.summary_of(k)
-        first = len(m.domains)
-        m.domains += summary.domains
-        for scope, table in summary.factors:
-            problem.put(tuple([first + u for u in scope]), (table, 0))
-        m.constant += summary.constant
-        m.feasible = m.feasible and summary.feasible
+        problem, summary = self.problem, self.summary_of(k)
+        problem.model.splice(problem.prices, k, summary)
         for v, (alts, u) in zip(node.results, summary.rets):
             if u < 0:
                 problem.given[v] = alts.gives[0][0]
-        params, rets = self._spliced(summary.params, first), self._spliced(summary.rets, first)
-        m.spliced[k] = Spliced(range(first, len(m.domains)), params, rets)
-        m.ends.append(NO_END)
-
-    def _spliced(self, ends: tuple[End, ...], first: int) -> tuple[End, ...]:
-        """Ends of a summary in the caller, where its variables begin with ``first``."""
-        if id(ends) not in self._settled:
-            self._settled[id(ends)] = all([u < 0 for _, u in ends])
-        if self._settled[id(ends)]:
-            return ends
-        return tuple([(alts, first + u) if u >= 0 else (alts, u) for alts, u in ends])
+        problem.model.ends.append(NO_END)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ..graph import ALONE, Uses
 from .alternatives import Alternatives
-from .problem import Assembly, hold_on
+from .assembly import Assembly, hold_on
 
 Consumer = tuple[Alternatives, int, tuple[int, ...]]
 """Alternatives, the variable that picks one (-1: only one), and which operands the value is."""
@@ -33,7 +33,7 @@ class Edges:
         problem = self.problem
         g, m, prices, given = problem.g, problem.model, problem.prices, problem.given
         ends, spliced, n = m.ends, m.spliced, problem.axis.size
-        edge, put_edge, once = prices.edge, problem.put_edge, g.repeat == 1 and not g.repeats
+        edge, put_edge, once = prices.edge, m.put_edge, g.repeat == 1 and not g.repeats
         factors, constant = m.factors, 0
         for v, k, j, handed, uses, kc, reads in g.links(problem.mesh):
             if kc < 0:
@@ -67,7 +67,7 @@ class Edges:
                 factors[variable, other], low = table
                 constant += low
             else:
-                put_edge(table, variable, other)
+                put_edge(prices, table, variable, other)
         m.constant += constant
 
     def _weight(self, v: int, k: int) -> tuple[int, bool]:
@@ -112,6 +112,6 @@ class Edges:
         if count > 1:
             shared = len(m.domains)
             m.domains.append(count)
-        problem.put_edge(first, variable, shared)
+        m.put_edge(prices, first, variable, shared)
         for (_, other, _), table in zip(consumers, rest):
-            problem.put_edge(table, other, shared)
+            m.put_edge(prices, table, other, shared)
