@@ -14,6 +14,7 @@ from .attributes import ACCUMULATE_PHASE as ACCUMULATE_PHASE
 from .attributes import BACKWARD_PHASE as BACKWARD_PHASE
 from .attributes import BRANCH_ATTR as BRANCH_ATTR
 from .attributes import DROPOUT_KERNEL as DROPOUT_KERNEL
+from .attributes import DROPOUT_RATE_ATTR as DROPOUT_RATE_ATTR
 from .attributes import EACH_PHASE as EACH_PHASE
 from .attributes import FORWARD_PHASE as FORWARD_PHASE
 from .attributes import FRONTEND_ATTR as FRONTEND_ATTR

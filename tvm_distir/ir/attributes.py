@@ -32,6 +32,10 @@ INPUTS_ATTR = "dist.inputs"
 
 DROPOUT_KERNEL = "dropout_kernel"
 """Begin of the names of PrimFuncs that drop elements of their first operand."""
+
+DROPOUT_RATE_ATTR = "dist.dropout_rate"
+"""Such a PrimFunc that draws which they are: how many it drops, from 0 to below 1."""
+
 PARAM_NAMES_ATTR = "dist.param_names"
 """The model's own names of the parameters, dots kept."""
 

@@ -15,6 +15,7 @@ from .recomputation import CHECKPOINT as CHECKPOINT
 from .recomputation import CORE as CORE
 from .recomputation import CUT as CUT
 from .recomputation import FULL as FULL
+from .recomputation import MEGATRON as MEGATRON
 from .recomputation import NONE as NONE
 from .recomputation import SELECTIVE as SELECTIVE
 from .recomputation import Recomputation as Recomputation

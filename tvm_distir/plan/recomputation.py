@@ -7,7 +7,8 @@
     rules = policy | runs | NAME "=" runs ("," NAME "=" runs)*
     runs  = run ("+" run)*          the calls of main, in order; the last run holds for all further
     run   = policy ["*" count]
-    policy = "none" | "attention" | "core" | "selective" | "full" | "checkpoint" | "cut:" share
+    policy = "none" | "megatron" | "attention" | "core" | "selective" | "full" | "checkpoint"
+           | "cut:" share
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ..ir import relax_functions, training_notes
 from .names import match_name
 
 NONE, ATTENTION, CORE, SELECTIVE, FULL = "none", "attention", "core", "selective", "full"
-CHECKPOINT = "checkpoint"
-NAMED = (NONE, ATTENTION, CORE, SELECTIVE, FULL, CHECKPOINT)
+MEGATRON, CHECKPOINT = "megatron", "checkpoint"
+NAMED = (NONE, MEGATRON, ATTENTION, CORE, SELECTIVE, FULL, CHECKPOINT)
 
 CUT = "cut:"
 """Begins the policy that keeps at most a share of the bytes that ``none`` keeps."""

@@ -99,6 +99,35 @@ def test_core_keeps_what_the_formula_says(tp):
     assert kept_bytes == pytest.approx(seq * batch * hidden * (10 + 24 / tp), rel=0.02)
 
 
+@pytest.mark.parametrize("name", ["gpt", "llama"])
+def test_masks_are_kept_and_change_no_bit(name):
+    options = {"gpt": {**GPT, "dropout": 0.25}, "llama": {"size": "tiny", "layers": 2}}[name]
+    made = steps(getattr(td.zoo, name)(**options), ("none", "megatron"))
+    values = draw_inputs(made["none"])
+    found = [Reference(step).run(values) for step in made.values()]
+    assert all(np.array_equal(a, b) for a, b in zip(*found, strict=True))
+    masks = [ty for ty in made["megatron"]["layer_forward"].ret_ty.fields[1].fields]
+    masks = [tuple(int(n) for n in ty.shape) for ty in masks if str(ty.dtype) == "bool"]
+    rows = (GPT["batch"], SEQ, GPT["hidden"])
+    square = (GPT["batch"], HEADS, SEQ, SEQ)
+    assert masks == ([square, rows, rows] if name == "gpt" else [])
+
+
+@pytest.mark.parametrize(("dtype", "epsilon"), [("float16", 2**-10), ("bfloat16", 2**-7)])
+def test_a_softmax_is_kept_at_half_precision(dtype, epsilon):
+    """The loss has the same bits; a weight's update is off by its rounding, and not by more."""
+    made = steps(td.zoo.gpt(**GPT, dropout=0.25, dtype=dtype), ("none", "megatron"))
+    kinds = {p: Counter(str(t.dtype) for t in s["layer_forward"].ret_ty.fields[1].fields)
+             for p, s in made.items()}  # fmt: skip
+    assert kinds["none"]["float32"] == 2 and "float32" not in kinds["megatron"]
+    values = draw_inputs(made["none"])
+    (loss, *wanted), (found, *rest) = (Reference(s).run(values) for s in made.values())
+    assert np.array_equal(loss, found)
+    for a, b in zip(wanted, rest, strict=True):
+        a, b = (np.asarray(x, "float64") for x in (a, b))
+        assert np.linalg.norm(a - b) <= epsilon * np.linalg.norm(a)
+
+
 def test_checkpoint_does_all_work_of_the_forward_part_again():
     """As many FLOPs as a layer's forward part has, the last product's among them."""
     model = td.zoo.gpt(**{**GPT, "layers": 4, "batch": 32})
@@ -132,9 +161,9 @@ def test_memory_falls_and_work_grows_by_the_forward_part():
     assert 0.7 * layer < flops[2] - flops[0] < layer
 
 
-@pytest.mark.parametrize("policy", POLICIES[1:])
+@pytest.mark.parametrize("policy", [*POLICIES[1:], "megatron"])
 def test_distributed_it_equals_one_device(policy):
-    step = td.train_step(td.zoo.gpt(**GPT), optimizer="adam", recompute=policy)
+    step = td.train_step(td.zoo.gpt(**GPT, dropout=0.25), optimizer="adam", recompute=policy)
     plan = strategy.make_plan(step, "data_parallel+megatron", {"dp": 2, "tp": 2})
     assert td.verify(step, plan, engine="virtual").equal
 

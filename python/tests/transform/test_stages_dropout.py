@@ -111,7 +111,7 @@ def test_every_schedule_draws_the_masks_of_one_device(kind: str, others: str) ->
     assert_close(td.run(programs, _once()[1], engine="virtual"), _in_turn())
 
 
-@pytest.mark.parametrize("recompute", ["selective", "full", "checkpoint"])
+@pytest.mark.parametrize("recompute", ["megatron", "selective", "full", "checkpoint"])
 def test_what_is_made_again_has_the_masks_it_had(recompute: str) -> None:
     step = _staged("zero_bubble", 2, recompute=recompute)
     assert_close(Reference(RunInTurn()(step)).run(_once()[1]), _in_turn())

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tvm import ir, relax, te, tirx
 
+from ...ir import DROPOUT_RATE_ATTR
 from .primfuncs import register_primfunc_gradient
 
 GRADIENT = "tvm_distir.dropout"
@@ -20,26 +21,71 @@ _FACTORS, _WEYL = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)
 
 def dropout_kernel(shape: tuple[int, ...], dtype: str, rate: float) -> tirx.PrimFunc:
     """Write ``(x, state, stream, *offsets, result)``; what stays is divided by its chance."""
+    draw = _Draw(shape, rate)
     x = te.placeholder(shape, dtype, name="x")
-    state, stream = (te.placeholder((), "int64", name=name) for name in ("state", "stream"))
-    offsets = [te.placeholder((n,), "int64", name=f"offset{d}") for d, n in enumerate(shape)]
-    scale, threshold = tirx.const(1 / (1 - rate), dtype), round(rate * 2**32)
 
-    def drawn(*at: Any) -> Any:
+    def dropped(*at: Any) -> Any:
+        return draw.over(at, lambda kept: _scaled(kept, x(*at), rate, dtype))
+
+    function = _function([x, *draw.operands, te.compute(shape, dropped, name="dropped")])
+    return function.with_attr(DROPOUT_RATE_ATTR, rate)
+
+
+def mask_keeping_kernel(shape: tuple[int, ...], dtype: str, rate: float) -> tirx.PrimFunc:
+    """Write ``(x, state, stream, *offsets, result, mask)``: the same, and where elements stay."""
+    draw = _Draw(shape, rate)
+    x = te.placeholder(shape, dtype, name="x")
+    mask = te.compute(shape, lambda *at: draw.over(at, lambda kept: kept), name="mask")
+    result = te.compute(shape, lambda *at: _scaled(mask(*at), x(*at), rate, dtype), name="dropped")
+    return _function([x, *draw.operands, result, mask])
+
+
+def masked_kernel(shape: tuple[int, ...], dtype: str, rate: float) -> tirx.PrimFunc:
+    """Write ``(x, mask, result)``: the dropout of a mask that was kept."""
+    x = te.placeholder(shape, dtype, name="x")
+    mask = te.placeholder(shape, "bool", name="mask")
+    result = te.compute(shape, lambda *at: _scaled(mask(*at), x(*at), rate, dtype), name="dropped")
+    return _function([x, mask, result])
+
+
+class _Draw:
+    """Whether elements stay.
+
+    Attributes
+    ----------
+    operands : list of Tensor
+        State, stream and the offsets of each dim.
+    """
+
+    def __init__(self, shape: tuple[int, ...], rate: float) -> None:
+        self._state, self._stream = (
+            te.placeholder((), "int64", name=name) for name in ("state", "stream")
+        )
+        self._offsets = [
+            te.placeholder((n,), "int64", name=f"offset{d}") for d, n in enumerate(shape)
+        ]
+        self._threshold = tirx.const(round(rate * 2**32), "uint64")
+        self.operands = [self._state, self._stream, *self._offsets]
+
+    def over(self, at: Sequence[Any], of: Callable[[Any], Any]) -> Any:
+        """An expression of whether an element stays."""
         element = tirx.const(0, "int64")
-        for offset, i in zip(offsets, at, strict=True):
+        for offset, i in zip(self._offsets, at, strict=True):
             element = element + offset[i]
         named: list[tuple[Any, Any]] = []
-        word = philox((*_words(element), *_words(stream())), _words(state()), named)[0]
-        kept = word >= tirx.const(threshold, "uint64")
-        value = tirx.Select(kept, x(*at) * scale, tirx.const(0, dtype))
+        counter = (*_words(element), *_words(self._stream()))
+        value = of(philox(counter, _words(self._state()), named)[0] >= self._threshold)
         for var, what in reversed(named):
             value = tirx.Let(var, what, value)
         return value
 
-    result = te.compute(shape, drawn, name="dropped")
-    function = te.create_prim_func([x, state, stream, *offsets, result])
-    return function.without_attr("global_symbol")
+
+def _scaled(kept: Any, value: Any, rate: float, dtype: str) -> Any:
+    return tirx.Select(kept, value * tirx.const(1 / (1 - rate), dtype), tirx.const(0, dtype))
+
+
+def _function(tensors: list[Any]) -> tirx.PrimFunc:
+    return te.create_prim_func(tensors).without_attr("global_symbol")
 
 
 def _words(value: Any) -> list[Any]:
@@ -94,4 +140,10 @@ def _backward(call: ir.Call, _: Any, grads: Any, builder: relax.BlockBuilder) ->
 register_primfunc_gradient(GRADIENT, _backward)
 
 
-__all__ = ["GRADIENT", "dropout_kernel", "philox"]
+__all__ = [
+    "GRADIENT",
+    "dropout_kernel",
+    "mask_keeping_kernel",
+    "masked_kernel",
+    "philox",
+]

@@ -20,10 +20,11 @@ from tvm import ir, relax
 from ...errors import ModelError
 from ...ir import is_private
 from ...ir.rewrite import is_pure, op_name, variables
-from ...plan import ATTENTION, CHECKPOINT, NONE, Recomputation, plain_name
+from ...plan import ATTENTION, CHECKPOINT, MEGATRON, NONE, Recomputation, plain_name
 from .checkpoints import checkpointed
+from .drawn import MaskKernels
 from .functions import Functions, only_read, private_function, tuple_of, written
-from .recompute import Frontier, Times, keeping_sums, kept_by
+from .recompute import Frontier, Times, keeping_narrow, keeping_sums, kept_by
 from .reverse import Reverse, active
 from .tape import CallGradient, Pair, Roles, Tape
 
@@ -86,6 +87,7 @@ class Pairs:
 
     def __init__(self, functions: Functions, recompute: Recomputation, times: Times) -> None:
         self.functions, self.recompute, self.times = functions, recompute, times
+        self._masks = MaskKernels(functions)
         self._drafts: dict[tuple[str, Roles], Draft] = {}
         self._made: dict[tuple[str, Roles, str], Pair] = {}
         self.leading: dict[str, int] = {}
@@ -188,8 +190,12 @@ class Pairs:
             return checkpointed(inner, self.functions) if inner.saves else inner
         draft = self.draft(name, roles)
         params, before, after, read = draft.params, draft.before, draft.after, draft.read
-        if policy == ATTENTION:
-            parts = keeping_sums(before, after, read, params)
+        if policy in (ATTENTION, MEGATRON):
+            parts = (
+                keeping_sums(before, after, read, params)
+                if policy == ATTENTION
+                else keeping_narrow(before, after, read, params, self._masks)
+            )
             before, after, read = parts.before, parts.after, parts.read
             kept, again = parts.kept, parts.again
             if parts.whole:

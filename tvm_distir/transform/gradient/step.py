@@ -82,6 +82,7 @@ def train_step(
         Patterns of weights that are not trained.
     recompute : str or mapping of str to str
         What the backward part of a function makes again instead of keeping it: ``none``,
+        ``megatron`` (nothing; masks of dropouts and the narrower of casts are kept),
         ``attention`` (its weights, of the sums of their rows), ``core`` (scores of attention and
         what has their size), ``selective`` (what takes little work), ``full`` (all that is read),
         ``checkpoint`` (the whole function, as PyTorch does), ``cut:SHARE`` (all but that share of

@@ -18,6 +18,7 @@ from .choice import Auto as Auto
 from .choice import read_recompute as read_recompute
 from .frontier import Frontier as Frontier
 from .live import Live as Live
+from .narrow import keeping_narrow as keeping_narrow
 from .policies import kept_by as kept_by
 from .saving import kept_bytes as kept_bytes
 from .saving import type_bytes as type_bytes
