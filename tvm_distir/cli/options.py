@@ -144,8 +144,8 @@ def add_recompute(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--recompute",
         metavar="POLICY",
-        help="with --train: what the backward part makes again: none, attention, core, selective, "
-        "full, checkpoint, cut:SHARE, NAME=POLICY,... for functions by name, or "
+        help="with --train: what the backward part makes again: none, megatron, attention, core, "
+        "selective, full, checkpoint, cut:SHARE, NAME=POLICY,... for functions by name, or "
         "auto[:memory_gib=G,...], the least within the memory of a device",
     )
 

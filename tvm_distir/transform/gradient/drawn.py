@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import relax
-
 from ...ir import DROPOUT_KERNEL, DROPOUT_RATE_ATTR, known_shape
 from .functions import Functions
 from .masks import mask_keeping_kernel, masked_kernel
@@ -36,25 +34,21 @@ class MaskKernels:
         ty : TensorType
             Of its result.
         """
-        rate = (self.functions.of[str(handle.name_hint)].attrs or {}).get(DROPOUT_RATE_ATTR)
+        kernel = self.functions.of.get(str(handle.name_hint))
+        rate = (getattr(kernel, "attrs", None) or {}).get(DROPOUT_RATE_ATTR)
         if rate is None:
             return None
         rate = float(rate)
         shape, dtype = known_shape(ty) or (), str(ty.dtype)
         key = (shape, dtype, rate)
         if key not in self._made:
-            number = len(self._made)
+            keeping = mask_keeping_kernel(shape, dtype, rate)
+            masked = masked_kernel(shape, dtype, rate)
             self._made[key] = (
-                self._added("keeping", number, mask_keeping_kernel(shape, dtype, rate)),
-                self._added("masked", number, masked_kernel(shape, dtype, rate)),
+                self.functions.add(f"{DROPOUT_KERNEL}_keeping", keeping),
+                self.functions.add(f"{DROPOUT_KERNEL}_masked", masked),
             )
         return self._made[key]
-
-    def _added(self, which: str, number: int, function: Any) -> Any:
-        handle = relax.BlockBuilder().add_func(function, f"{DROPOUT_KERNEL}_{which}_{number}")
-        name = str(handle.name_hint)
-        self.functions.of[name], self.functions.variables[name] = function, handle
-        return handle
 
 
 __all__ = ["MaskKernels"]
