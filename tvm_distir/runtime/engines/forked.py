@@ -5,35 +5,13 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
+from ..program import Turn
+
 _PR_SET_PDEATHSIG = 1
-
-
-class Turn:
-    """A lock that a forked child begins without.
-
-    A child holds copies of the locks of its parent, and not the threads that would release them.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Wait for the turn and keep it for a block."""
-        with self._lock:  # the one that is released, even if the block forks
-            yield
 
 
 run_turn = Turn()

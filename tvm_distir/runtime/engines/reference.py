@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy.typing as npt
-import tvm
 from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ...errors import EngineError
 from ...ir.rewrite import entry_of
-from ..program import LibraryCache, flat_tensors, to_array, to_tensor
+from ..program import LibraryCache, Machines, flat_tensors, to_array, to_tensor
 
 Array = npt.NDArray[Any]
 
@@ -50,7 +49,7 @@ def _argument(ty: Any, given: Iterator[Array]) -> Any:
 
 
 class Reference:
-    """A module compiled for one device.
+    """A module compiled for one device; several threads may run it at once.
 
     Parameters
     ----------
@@ -77,12 +76,10 @@ class Reference:
             )
         self._entry = entry
         self._types = [param.ty for param in mod[entry].params]
-        self._machine = relax.VirtualMachine(
-            _LIBRARIES.get(strip_annotations(mod), "reference"), tvm.cpu()
-        )
+        self._machines = Machines(_LIBRARIES.get(strip_annotations(mod), "reference"))
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
         """Flattened results for whole arrays: the tensors of the parameters, in order."""
         given = iter(inputs)
-        result = self._machine[self._entry](*(_argument(ty, given) for ty in self._types))
+        result = self._machines.call(self._entry, *(_argument(ty, given) for ty in self._types))
         return [to_array(t) for t in flat_tensors(result)]

@@ -4,6 +4,7 @@
 from .compiled import KERNEL as KERNEL
 from .compiled import KernelCache as KernelCache
 from .compiled import LibraryCache as LibraryCache
+from .compiled import Machines as Machines
 from .cores import THREADS_VARIABLE as THREADS_VARIABLE
 from .cores import one_thread as one_thread
 from .counts import CollectiveCount as CollectiveCount
@@ -33,6 +34,7 @@ from .layout import np_dtype as np_dtype
 from .layout import read_port as read_port
 from .linking import check_room as check_room
 from .linking import need_compiler as need_compiler
+from .locks import Turn as Turn
 from .lowered import Lowered as Lowered
 from .lowered import compile_entry as compile_entry
 from .planning import plan_storage as plan_storage

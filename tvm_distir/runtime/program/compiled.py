@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tvm
@@ -14,6 +15,7 @@ from tvm import ir, relax
 
 from ...errors import EngineError
 from .kernels import compile_module
+from .locks import Turn, compile_turn
 from .targets import target_in_scope
 
 _CACHE_SIZE = 256
@@ -25,8 +27,38 @@ Key = tuple[int, str]
 """Structural hash of a module, and the target it was compiled for."""
 
 
+class Machines:
+    """Virtual machines of a library; each running call has one of its own.
+
+    A machine keeps the registers of the call that it runs, so two calls cannot share it. One is
+    made in some 60 us and holds less than 1 MB, because constants belong to the library. Idle
+    machines are therefore kept, as many as there were calls at once, and no call waits for
+    another one: a packed function may run the same program again.
+
+    Parameters
+    ----------
+    library : runtime Module
+    """
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self._idle: list[Any] = []  # appending and popping are atomic
+
+    def call(self, function: str, *args: Any) -> Any:
+        """Call a function of the library by its name."""
+        try:
+            machine = self._idle.pop()
+        except IndexError:
+            machine = relax.VirtualMachine(self._library, tvm.cpu())
+        result = machine[function](*args)
+        self._idle.append(machine)  # where the call failed the machine is dropped
+        return result
+
+
 class _Known:
     """Values by module and target; of modules whose hashes meet, the equal one is found.
+
+    Threads may use it at once.
 
     Parameters
     ----------
@@ -39,22 +71,37 @@ class _Known:
         self._kept: collections.OrderedDict[Key, list[tuple[ir.IRModule, Any]]] = (
             collections.OrderedDict()
         )
+        self._turn = Turn()
 
     def find(self, mod: ir.IRModule) -> Any:
         """What is kept of a module; None for an unknown one."""
         key = self._key(mod)
-        if key not in self._kept:
-            return None
-        self._kept.move_to_end(key)
+        with self._turn():
+            if key not in self._kept:
+                return None
+            self._kept.move_to_end(key)
+            alike = tuple(self._kept[key])
         # Structural hashes of unlike nodes meet in TVM: only the comparison decides.
-        equal = (v for m, v in self._kept[key] if tvm_ffi.structural_equal(mod, m))
-        return next(equal, None)
+        return next((v for m, v in alike if tvm_ffi.structural_equal(mod, m)), None)
 
     def keep(self, mod: ir.IRModule, value: Any) -> None:
         """Keep a value of a module that is not known yet."""
-        self._kept.setdefault(self._key(mod), []).append((mod, value))
-        while len(self._kept) > self._size:
-            self._kept.popitem(last=False)
+        key = self._key(mod)
+        with self._turn():
+            self._kept.setdefault(key, []).append((mod, value))
+            while len(self._kept) > self._size:
+                self._kept.popitem(last=False)
+
+    def find_or_make(self, mod: ir.IRModule, make: Callable[[], Any]) -> Any:
+        """What is kept of a module, made at its first use; by one thread alone."""
+        value = self.find(mod)
+        if value is None:
+            with compile_turn():
+                value = self.find(mod)  # another thread may have made it meanwhile
+                if value is None:
+                    value = make()
+                    self.keep(mod, value)
+        return value
 
     def _key(self, mod: ir.IRModule) -> Key:
         return int(tvm_ffi.structural_hash(mod)), str(target_in_scope())
@@ -80,11 +127,7 @@ class LibraryCache:
         EngineError
             DIST0606 when TVM cannot compile it.
         """
-        library = self._known.find(mod)
-        if library is None:
-            library = compile_module(mod, place).jit()
-            self._known.keep(mod, library)
-        return library
+        return self._known.find_or_make(mod, lambda: compile_module(mod, place).jit())
 
 
 class KernelCache:
@@ -116,11 +159,7 @@ class KernelCache:
         EngineError
             DIST0606 when TVM cannot compile it.
         """
-        function = self._known.find(mod)
-        if function is None:
-            self._compile([(mod, place)])
-            function = self._known.find(mod)
-        return function
+        return self._known.find_or_make(mod, lambda: self._compile([(mod, place)])[0])
 
     def prepare(self, needed: Iterable[tuple[ir.IRModule, str]]) -> None:
         """Compile in one build those of the modules that are not known yet.
@@ -128,20 +167,32 @@ class KernelCache:
         They may share functions under a name only where these are the same. A module that
         cannot be compiled is left to :meth:`get`, which says where it comes from.
         """
-        missing: list[tuple[ir.IRModule, str]] = []
-        seen = _Known(_CACHE_SIZE)
-        for mod, place in needed:
-            if self._known.find(mod) is None and seen.find(mod) is None:
-                seen.keep(mod, True)
-                missing.append((mod, place))
-        if len(missing) > 1:
+        wanted = list(needed)
+        if len(self._missing(wanted)) < 2:
+            return
+        with compile_turn():
+            missing = self._missing(wanted)  # another thread may have compiled some meanwhile
+            if len(missing) < 2:
+                return
             try:
-                self._compile(missing)
+                for (mod, _), function in zip(missing, self._compile(missing)):
+                    self._known.keep(mod, function)
             except EngineError as error:
                 if error.code != "DIST0606":
                     raise
 
-    def _compile(self, modules: Sequence[tuple[ir.IRModule, str]]) -> None:
+    def _missing(self, wanted: Iterable[tuple[ir.IRModule, str]]) -> list[tuple[ir.IRModule, str]]:
+        """The modules that are not known, each once."""
+        missing: list[tuple[ir.IRModule, str]] = []
+        seen = _Known(_CACHE_SIZE)
+        for mod, place in wanted:
+            if self._known.find(mod) is None and seen.find(mod) is None:
+                seen.keep(mod, True)
+                missing.append((mod, place))
+        return missing
+
+    def _compile(self, modules: Sequence[tuple[ir.IRModule, str]]) -> list[Any]:
+        """Compile modules in one build; the function of each, which finds a machine by itself."""
         functions: dict[Any, Any] = {}
         for number, (mod, _) in enumerate(modules):
             for gv, function in mod.functions.items():
@@ -151,7 +202,8 @@ class KernelCache:
                 else:
                     functions[gv] = function
         library = compile_module(ir.IRModule(functions), modules[0][1]).jit()
-        machine = relax.VirtualMachine(library, tvm.cpu())
-        for number, (mod, _) in enumerate(modules):
-            self._known.keep(mod, machine[f"{KERNEL}_{number}"])
-            self.compiled += 1
+        machines = Machines(library)
+        self.compiled += len(modules)
+        return [
+            functools.partial(machines.call, f"{KERNEL}_{number}") for number in range(len(modules))
+        ]

@@ -20,6 +20,7 @@ from tvm.s_tir.schedule.schedule import ScheduleError
 
 from ...errors import DistIRError, EngineError
 from ...ir import outline_branches
+from .locks import compile_turn
 from .targets import target_in_scope
 
 _SPATIAL, _REDUCTION = 0, 2
@@ -146,17 +147,18 @@ def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutabl
     """
     target = target_in_scope()
     try:
-        mod = outline_branches(mod)  # else TVM hands storage of one branch to what follows it
-        with target:
-            ready = tvm.transform.Sequential(
-                [
-                    relax.backend.DispatchSampling(),
-                    relax.backend.DispatchSortScan(),
-                    relax.transform.LegalizeOps(),
-                    order_loops,
-                ]
-            )(mod)
-        return tvm.compile(ready, target)
+        with compile_turn():
+            mod = outline_branches(mod)  # else TVM hands storage of one branch to what follows it
+            with target:
+                ready = tvm.transform.Sequential(
+                    [
+                        relax.backend.DispatchSampling(),
+                        relax.backend.DispatchSortScan(),
+                        relax.transform.LegalizeOps(),
+                        order_loops,
+                    ]
+                )(mod)
+            return tvm.compile(ready, target)
     except DistIRError:
         raise
     except Exception as err:

@@ -23,6 +23,7 @@ from .groups import axis_table
 from .kernels import compile_module
 from .layout import EntryFunction
 from .linking import export_library, find_compiler
+from .locks import compile_turn
 from .targets import target_in_scope
 
 _LIBRARIES = LibraryCache(64)
@@ -60,7 +61,8 @@ class Lowered:
     stored: Mapping[int, Any] = {}
 
     def __init__(self, mod: ir.IRModule) -> None:
-        self.mod = ExpandSchedule()(mod)
+        with compile_turn():  # a step in stages is written out
+            self.mod = ExpandSchedule()(mod)
         self.entries = entries(self.mod)
 
     @functools.cached_property

@@ -15,7 +15,7 @@ from ....interchange import to_stablehlo
 from ....ir import mesh_axes, mesh_names
 from ...program import LocalInputs, Runnable
 from ..base import Engine, LocalResults
-from .process import TIMEOUT_S, XlaCollective, missing, running
+from .process import TIMEOUT_S, XlaCollective, missing, process_turn, running
 
 
 class XlaEngine(Engine):
@@ -79,11 +79,12 @@ class XlaEngine(Engine):
         entry = program.entries[0]
         ranks = sorted(entry.ranks)
         arrays = [array for rank in ranks for array in local.of(entry, rank)]
-        worker = running(self._python, len(ranks), self.timeout_s)
         text = to_stablehlo(mod, "replicas")
-        found, self.ran = worker.run(
-            text, arrays, len(ranks), replicas=True, timeout_s=self.timeout_s
-        )
+        with process_turn():
+            worker = running(self._python, len(ranks), self.timeout_s)
+            found, self.ran = worker.run(
+                text, arrays, len(ranks), replicas=True, timeout_s=self.timeout_s
+            )
         width = len(found) // len(ranks)
         return {rank: found[i * width : (i + 1) * width] for i, rank in enumerate(ranks)}
 

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ....errors import DependencyError, EngineError
+from ...program import Turn
 
 Array = npt.NDArray[Any]
 _HIDDEN = ("PYTHONPATH", "PYTHONHOME")
@@ -29,6 +30,11 @@ _PART = 1 << 16
 TIMEOUT_S = 600.0
 """How long the process may take to start, and to compile and run one program."""
 _RUNNING: dict[tuple[str, int], XlaProcess] = {}
+process_turn = Turn()
+"""Kept while a thread asks a process, which answers one question after the other.
+
+A process for each thread would hold several hundred MB.
+"""
 
 
 class XlaCollective(NamedTuple):

@@ -1,0 +1,46 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Locks of the threads of this process, which a forked child begins without."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Turn:
+    """A lock that a forked child begins without.
+
+    A child holds copies of the locks of its parent, and not the threads that would release them.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the lock: ``threading.Lock``, or ``threading.RLock`` for one that a thread may take
+        again while it holds it.
+    """
+
+    def __init__(self, make: Callable[[], Any] = threading.Lock) -> None:
+        self._make = make
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = self._make()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Wait for the turn and keep it for a block."""
+        with self._lock:  # the one that is released, even if the block forks
+            yield
+
+
+compile_turn = Turn(threading.RLock)
+"""Kept while this package's runtime builds or compiles IR.
+
+TVM's ``BlockBuilder`` and ``TagScope``, which legalisation uses, keep their scopes in variables of
+the process, not of the thread.
+"""
