@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ..runtime.program import (
     Inputs,
     Port,
     ShardedArray,
+    check_machine_runs,
     input_ports,
     load_saved,
 )
@@ -66,8 +68,8 @@ class Deployment:
 
     @property
     def target(self) -> str:
-        """Nothing: the libraries are compiled."""
-        return ""
+        """For what the libraries are compiled, in TVM's JSON form."""
+        return json.dumps(self.manifest.target)
 
     @functools.cached_property
     def stored(self) -> dict[int, ShardedArray]:
@@ -130,11 +132,13 @@ def load(folder: str | os.PathLike[str], check: bool = False) -> Deployment:
     Raises
     ------
     EngineError
-        DIST0640 when it is not whole, or was built for another machine or apache-tvm.
+        DIST0609 where this machine cannot run the target of its libraries; DIST0640 when it is
+        not whole, or was built on another kind of machine or with another apache-tvm.
     """
     where = Path(os.path.realpath(folder))
     manifest = read_manifest(where)
     check_built_with(manifest, where)
+    check_machine_runs(manifest.target, str(where))
     for name, (size, _) in manifest.files.items():
         path = where / name
         if not path.is_file():

@@ -41,6 +41,8 @@ class Manifest:
     files : mapping of file name to (bytes, SHA-256)
     built_with : mapping of str to str
         Versions of the packages, and the machine's kind.
+    target : mapping
+        For what the libraries are compiled, as TVM's JSON form: ``kind``, ``mcpu``, ...
     """
 
     entries: tuple[EntryFunction, ...]
@@ -49,6 +51,7 @@ class Manifest:
     weights: Mapping[int, Mapping[int, tuple[str, str]]]
     files: Mapping[str, tuple[int, str]]
     built_with: Mapping[str, str]
+    target: Mapping[str, Any]
 
     def write(self, folder: Path) -> None:
         """Write it into its folder."""
@@ -59,6 +62,7 @@ class Manifest:
         return {
             "schema_version": SCHEMA_VERSION,
             "built_with": dict(self.built_with),
+            "target": dict(self.target),
             "entries": [
                 {
                     "function": e.function,
@@ -107,12 +111,14 @@ def read_manifest(folder: Path) -> Manifest:
     )
     version.version(SCHEMA_VERSION)
     try:
-        return _manifest(top.object(_KEYS))
+        return _manifest(top.object(_KEYS, optional=("target",)))
     except (KeyError, TypeError, ValueError, AttributeError) as err:  # of a port or an axis
         raise broken(path, f"a value is missing or wrong: {type(err).__name__}: {err}") from err
 
 
-_KEYS = ("schema_version", "built_with", "entries", "meshes", "weights", "files")
+_KEYS = ("schema_version", "built_with", "target", "entries", "meshes", "weights", "files")
+_UNNAMED_TARGET = {"kind": "llvm"}
+"""Of folders that name none: version 0.1 wrote them for CPUs."""
 _ENTRY = (
     "function", "mesh", "mesh_shape", "mesh_device_ids", "device_ids", "library", "inputs",
     "outputs",
@@ -145,7 +151,15 @@ def _manifest(top: JsonValue) -> Manifest:
             for name, file in files.items()
         },
         {name: text.text() for name, text in top["built_with"].object().fields()},
+        _target(top["target"]) if "target" in top else _UNNAMED_TARGET,
     )
+
+
+def _target(value: JsonValue) -> dict[str, Any]:
+    """A target's JSON form, which has a kind."""
+    fields = value.object()
+    fields["kind"].text()
+    return dict(fields.data)
 
 
 def _entry(item: JsonValue) -> EntryFunction:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -43,6 +44,8 @@ def deploy(
 ) -> Deployment:
     """Write a distributed program to a folder that runs without a compiler.
 
+    Its libraries are for the target in scope (``with target:``), or else for this machine's CPU.
+
     Parameters
     ----------
     dist : IRModule
@@ -66,8 +69,8 @@ def deploy(
         DIST0112 without a C compiler, which links the libraries.
     EngineError
         DIST0602 for weights that do not fit, DIST0603 not at level 5, DIST0606 when TVM cannot
-        compile it, DIST0640 when the folder cannot be written, DIST0641 for weights that cannot
-        be read.
+        compile it, DIST0608 for a kernel without threads on a GPU, DIST0640 when the folder
+        cannot be written, DIST0641 for weights that cannot be read.
     """
     program, where = Lowered(dist), Path(os.path.realpath(folder))
     need_compiler()
@@ -78,7 +81,15 @@ def deploy(
         weights = _write_weights(program.entries, values, stage)
         names = sorted({*libraries.values(), *(f for p in weights.values() for f, _ in p.values())})
         files = {name: digest_file(stage / name) for name in names}
-        manifest = Manifest(program.entries, program.axes, libraries, weights, files, built_with())
+        manifest = Manifest(
+            program.entries,
+            program.axes,
+            libraries,
+            weights,
+            files,
+            built_with(),
+            json.loads(program.target),
+        )
         manifest.write(stage)
     return Deployment(where, manifest)
 

@@ -126,6 +126,8 @@ CODES: dict[str, str] = {
     "DIST0605": "a construct that the engine cannot run",
     "DIST0606": "TVM cannot compile the module",
     "DIST0607": "an unknown form of outputs is asked for",
+    "DIST0608": "a kernel is bound to no threads of the GPU that it is compiled for",
+    "DIST0609": "an engine or a machine cannot run the target that a program is compiled for",
     "DIST0610": "ranks wait for each other forever",
     "DIST0611": "a collective is called wrongly, or differently by the ranks of its group",
     "DIST0612": "a worker failed",

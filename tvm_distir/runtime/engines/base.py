@@ -18,6 +18,7 @@ from ..program import (
     Runnable,
     as_runnable,
     bind_inputs,
+    check_engine_runs,
     gather_outputs,
     sharded_outputs,
 )
@@ -67,7 +68,9 @@ class Engine(ABC):
         """Run a level-5 module or a deployed program; see :func:`tvm_distir.runtime.run`."""
         check_outputs(outputs)
         self.collectives = ()
-        return self.run_program(as_runnable(dist), inputs, outputs)
+        program = as_runnable(dist)
+        check_engine_runs(program.target, f"engine {self.name}")
+        return self.run_program(program, inputs, outputs)
 
     def run_program(self, program: Runnable, inputs: Inputs, outputs: str) -> list[Any]:
         """Cut the inputs, run, join the outputs."""

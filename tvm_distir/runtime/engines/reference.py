@@ -14,7 +14,15 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ...errors import EngineError
 from ...ir.rewrite import entry_of
-from ..program import LibraryCache, Machines, flat_tensors, to_array, to_tensor
+from ..program import (
+    LibraryCache,
+    Machines,
+    check_engine_runs,
+    flat_tensors,
+    target_in_scope,
+    to_array,
+    to_tensor,
+)
 
 Array = npt.NDArray[Any]
 
@@ -60,7 +68,8 @@ class Reference:
     Raises
     ------
     EngineError
-        DIST0605 for a module that is already distributed, DIST0606 when TVM cannot compile it.
+        DIST0605 for a module that is already distributed, DIST0606 when TVM cannot compile it,
+        DIST0609 where the target in scope is no CPU.
     ModelError
         DIST0341 where there is no entry, or several of which none is ``main``.
     """
@@ -74,6 +83,7 @@ class Reference:
                 place=entry,
                 remedy="Give the original module.",
             )
+        check_engine_runs(str(target_in_scope()), "reference")
         self._entry = entry
         self._types = [param.ty for param in mod[entry].params]
         self._machines = Machines(_LIBRARIES.get(strip_annotations(mod), "reference"))

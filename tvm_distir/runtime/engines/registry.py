@@ -96,7 +96,8 @@ def run(
     EngineError
         DIST0601 unknown engine, DIST0602 inputs that do not fit, DIST0603 not at level 5,
         DIST0604 replicas that differ, DIST0605 a construct the engine cannot run, DIST0607
-        unknown form of outputs, DIST0610 to DIST0613 failures of ranks.
+        unknown form of outputs, DIST0609 a target that is no CPU, DIST0610 to DIST0613 failures
+        of ranks.
     """
     return _engine(engine).run(dist, inputs, outputs)
 

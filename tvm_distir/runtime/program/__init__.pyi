@@ -45,6 +45,9 @@ from .sharded import ShardedArray as ShardedArray
 from .sharded import Stored as Stored
 from .sharded import read_part as read_part
 from .sharded import sharded_outputs as sharded_outputs
+from .targets import check_engine_runs as check_engine_runs
+from .targets import check_machine_runs as check_machine_runs
+from .targets import target_in_scope as target_in_scope
 from .tensors import flat_tensors as flat_tensors
 from .tensors import to_array as to_array
 from .tensors import to_tensor as to_tensor

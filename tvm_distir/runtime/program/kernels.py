@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles Relax modules for this CPU with loops a cache likes.
+"""Compiles Relax modules, for CPUs with loops a cache likes.
 
 TVM's default build keeps the loops of a contraction in the order of their definition, the
 reduction innermost: a matrix product then walks down the columns of its right operand, some 50
@@ -135,15 +135,52 @@ order_loops = tvm.transform.module_pass(_order_all, opt_level=0, name="tvm_disti
 """Pass that reorders contractions. Level: any with TIR functions, before the build."""
 
 
+def _has_threads(stmt: Any) -> bool:
+    """Whether a statement, or one inside of it, runs on threads of a GPU."""
+    if getattr(stmt, "thread_binding", None) is not None:
+        return True
+    if str(getattr(stmt, "attr_key", "")) == "thread_extent":
+        return True
+    parts = [getattr(stmt, name, None) for name in ("body", "block", "then_case", "else_case")]
+    parts += getattr(stmt, "seq", None) or ()
+    return any(_has_threads(part) for part in parts if part is not None)
+
+
+def _check_threads(mod: ir.IRModule, target: Any) -> None:
+    """Refuse (DIST0608) kernels that TVM would build for the host and hand pointers of a GPU."""
+    for gv, fn in mod.functions.items():
+        if not isinstance(fn, tirx.PrimFunc) or (fn.attrs and "tirx.is_host_func" in fn.attrs):
+            continue
+        if not _has_threads(fn.body):
+            raise EngineError(
+                "DIST0608",
+                f"its loops are bound to no threads, which the target {target.kind.name} needs",
+                place=str(gv.name_hint),
+                remedy="Bind its loops to threads, or leave out its attribute tirx.is_scheduled, "
+                "so that TVM's DLight schedules it.",
+            )
+
+
+def _build(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
+    """Build a legalised module by TVM's default pipeline, on a GPU with DLight's schedules."""
+    if "gpu" not in target.keys:
+        return tvm.compile(order_loops(mod) if target.kind.name == "llvm" else mod, target)
+    with target:
+        mod = relax.get_default_pipeline(target)(mod)
+    _check_threads(mod, target)
+    return tvm.compile(mod, target, relax_pipeline=None)
+
+
 def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutable:
-    """Compile: legalise, order the loops, TVM's default build.
+    """Compile: legalise, order the loops (for CPUs), TVM's default build.
 
     The target is the one in scope (``with target:``), or else this machine's CPU.
 
     Raises
     ------
     EngineError
-        DIST0606 with the first line of TVM's message.
+        DIST0606 with the first line of TVM's message, DIST0608 for a kernel without threads on
+        a GPU.
     """
     target = target_in_scope()
     try:
@@ -155,10 +192,9 @@ def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutabl
                         relax.backend.DispatchSampling(),
                         relax.backend.DispatchSortScan(),
                         relax.transform.LegalizeOps(),
-                        order_loops,
                     ]
                 )(mod)
-            return tvm.compile(ready, target)
+            return _build(ready, target)
     except DistIRError:
         raise
     except Exception as err:

@@ -77,7 +77,7 @@ class Lowered:
 
     @property
     def target(self) -> str:
-        """The target in scope."""
+        """The target in scope, in TVM's JSON form."""
         return str(target_in_scope())
 
     def library(self, entry: EntryFunction) -> Any:

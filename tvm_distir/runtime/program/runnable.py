@@ -40,7 +40,7 @@ class Runnable(Protocol):
 
     @property
     def target(self) -> str:
-        """For what it would be compiled now; empty where it is compiled already."""
+        """For what it is compiled, or would be compiled now: TVM's JSON form."""
         ...
 
     def library(self, entry: EntryFunction) -> Any:

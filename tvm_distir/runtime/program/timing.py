@@ -26,7 +26,7 @@ from .cores import one_thread
 from .kernels import order_loops
 from .launched import launched
 from .layout import np_dtype
-from .targets import target_in_scope
+from .targets import check_engine_runs, target_in_scope
 
 _LEAST_S = 0.01
 """How long a kernel is run to be timed, at least."""
@@ -57,10 +57,11 @@ def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Pro
     Raises
     ------
     EngineError
-        DIST0606 where TVM cannot compile a kernel.
+        DIST0606 where TVM cannot compile a kernel, DIST0609 where the target in scope is no CPU.
     SimulationError
         As :func:`tvm_distir.export`.
     """
+    check_engine_runs(str(target_in_scope()), "measure")
     kernels = launched(mod, fuse)
     program = export(kernels)
     with target_in_scope():
