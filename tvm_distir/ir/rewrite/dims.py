@@ -16,13 +16,15 @@ After ``bind_dims(mod, {"seq": 128})``::
     def main(x: R.Tensor((128, 8))):
         y = cls.layer(x)
 
-A private function has the sizes of its calls; one that is called at several sizes becomes
-several functions.
+A private function or a kernel has the sizes of its calls; one that is called at several sizes
+becomes several functions.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +33,15 @@ from tvm import ir, relax, tirx
 
 from ...errors import MAX_INT, ModelError, nearest
 from ..types import is_private, relax_functions
-from .functions import callees_first
+from .calls import TIR_CALLS, called_name, place_of
+from .functions import callees_first, retyped
+from .kernels import KernelCall, contradiction, specialised
 from .nodes import handle
+
+_OP = re.compile(r'In ir\.Op\(.*?name="(?:relax\.)?([\w.]+)".*?support_level=\d+\), ')
+_SHORT = r"\1: "
+"""An op at the beginning of a message of TVM's, and its name alone."""
+_KERNEL_CALLS = (*TIR_CALLS, "relax.call_tir_inplace")
 
 
 @dataclass(frozen=True)
@@ -109,7 +118,8 @@ def bind_dims(mod: ir.IRModule, dims: Mapping[str, int]) -> ir.IRModule:
     Raises
     ------
     ModelError
-        DIST0313 for a name that no dim has, or for what is no size.
+        DIST0313 for a name that no dim has, for what is no size, or for sizes that contradict
+        each other in the module.
     """
     if not dims:
         return mod
@@ -136,6 +146,25 @@ def _extents(ty: Any) -> Iterator[Any]:
         yield from shape.values
 
 
+def _same(one: Any, other: Any) -> bool:
+    return bool(one.same_as(other))
+
+
+@contextmanager
+def _agreeing(place: str) -> Iterator[None]:
+    """Make ModelError DIST0313 of what TVM says against types of a module that was well typed."""
+    try:
+        yield
+    except (RuntimeError, TypeError, ValueError) as err:
+        lines = [line.strip() for line in str(err).splitlines() if line.strip()]
+        raise ModelError(
+            "DIST0313",
+            f"sizes contradict each other: {_OP.sub(_SHORT, (lines or ['no message'])[0])[:300]}",
+            place=place,
+            remedy="Give its variables sizes that agree.",
+        ) from err
+
+
 class _Binder:
     """Binds one module; functions of equal sizes are made once."""
 
@@ -143,6 +172,11 @@ class _Binder:
         self.mod = mod
         self.order = callees_first(mod)
         self.functions = {str(gv.name_hint): fn for gv, fn in self.order}
+        self.kernels = {
+            str(gv.name_hint): (gv, fn)
+            for gv, fn in mod.functions.items()
+            if isinstance(fn, tirx.PrimFunc)
+        }
         self.made: dict[tuple[str, tuple[tuple[int, str], ...]], Any] = {}
         self.out: dict[Any, Any] = {}
         self.taken = {str(gv.name_hint) for gv in mod.functions}
@@ -150,6 +184,9 @@ class _Binder:
 
     def run(self, dims: Mapping[str, int]) -> ir.IRModule:
         """Bind public functions first, so that what they call keeps its name."""
+        for name, (_, kernel) in self.kernels.items():
+            if not is_private(kernel):
+                self.kernel(name, {})
         for gv, fn in self.order:
             if not is_private(fn):
                 self.bound(str(gv.name_hint), self._by_name(fn, dims))
@@ -157,7 +194,7 @@ class _Binder:
             if str(gv.name_hint) not in self.used:
                 self.bound(str(gv.name_hint), {})
         for gv, fn in self.mod.functions.items():
-            if str(gv.name_hint) not in self.functions:
+            if str(gv.name_hint) not in (*self.functions, *self.used):
                 self.out[gv] = fn
         return ir.IRModule(self.out, attrs=self.mod.attrs, global_infos=self.mod.global_infos)
 
@@ -176,13 +213,28 @@ class _Binder:
         order = [n for param in fn.params for n in _extents(param.ty)]
         key = tuple((i, str(sizes[n])) for i, n in enumerate(order) if n in sizes)
         if (name, key) not in self.made:
-            opened = fn.bind_symbolic_vars(dict(sizes)) if sizes else fn
-            opened = _Rewriter(self).run(opened)
+            with _agreeing(name):
+                opened = fn.bind_symbolic_vars(dict(sizes)) if sizes else fn
+            opened = _Rewriter(self, name).run(opened)
             gv = ir.GlobalVar(self._fresh(name))
             relax.expr._update_type(
                 gv, relax.FuncType([p.ty for p in opened.params], opened.ret_ty)
             )
             self.out[gv] = opened
+            self.made[name, key] = gv
+        return self.made[name, key]
+
+    def kernel(self, name: str, sizes: Mapping[Any, int]) -> Any:
+        """Global variable of a kernel at the given sizes of its variables."""
+        old, kernel = self.kernels[name]
+        key = tuple(sorted((handle(variable), str(size)) for variable, size in sizes.items()))
+        if (name, key) not in self.made:
+            free = self._fresh(name)
+            if sizes:
+                kernel = specialised(kernel, sizes)
+            same = not sizes and free == name
+            gv = old if same else retyped(ir.GlobalVar(free), kernel.ty)
+            self.out[gv] = kernel
             self.made[name, key] = gv
         return self.made[name, key]
 
@@ -199,9 +251,10 @@ class _Binder:
 class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
     """Calls the bound functions, and infers types anew."""
 
-    def __init__(self, binder: _Binder) -> None:
+    def __init__(self, binder: _Binder, function: str) -> None:
         super().__init__()
-        self.binder = binder
+        self.binder, self.function = binder, function
+        self.place = function
 
     def run(self, fn: relax.Function) -> relax.Function:
         """Return the function with its calls and types rewritten."""
@@ -213,28 +266,58 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
     def visit_global_var_(self, gv: Any) -> Any:
         """A function that is handed over, not called: its sizes are not known here."""
         name = str(gv.name_hint)
+        if name in self.binder.kernels:
+            return self.binder.kernel(name, {})
         return self.binder.bound(name, {}) if name in self.binder.functions else gv
 
     def visit_call_(self, call: Any) -> Any:
         """Call the callee at the sizes of the arguments."""
+        if called_name(call) in _KERNEL_CALLS and isinstance(call.args[0], ir.GlobalVar):
+            return self._call_kernel(call)
+        op = call.op
+        name = str(op.name_hint) if isinstance(op, ir.GlobalVar) else None
         args = [self.visit_expr(arg) for arg in call.args]
-        name = str(call.op.name_hint) if isinstance(call.op, ir.GlobalVar) else None
         fn = self.binder.functions.get(name) if name is not None else None
-        if fn is None:
-            if all(new.same_as(old) for new, old in zip(args, call.args)):
-                return call
-            return relax.Call(call.op, args, call.attrs, call.ty_args)
+        if fn is not None:
+            op = self.binder.bound(str(name), self._sizes(fn, args))
+        elif name in self.binder.kernels:
+            op = self.binder.kernel(str(name), {})
+        if op.same_as(call.op) and all(map(_same, args, call.args)):
+            return call
+        return relax.Call(op, args, call.attrs, call.ty_args)
+
+    def _call_kernel(self, call: Any) -> Any:
+        gv, *rest = call.args
+        operands, *others = [self.visit_expr(arg) for arg in rest]
+        _, kernel = self.binder.kernels[str(gv.name_hint)]
+        taken = KernelCall(kernel, call, operands)
+        sizes = taken.sizes(self.place)
+        args = [
+            self.binder.kernel(str(gv.name_hint), sizes),
+            taken.operands(sizes),
+            *others,
+        ]
+        if all(map(_same, args, call.args)):
+            return call
+        return relax.Call(call.op, args, call.attrs, call.ty_args)
+
+    def _sizes(self, fn: relax.Function, args: list[Any]) -> dict[Any, Any]:
+        """Sizes of a callee's variables, from its arguments."""
         sizes: dict[Any, Any] = {}
         for param, arg in zip(fn.params, args, strict=True):
             for wanted, given in zip(_extents(param.ty), _extents(arg.ty), strict=False):
                 if isinstance(wanted, tirx.Var) and isinstance(given, tirx.IntImm):
-                    sizes.setdefault(wanted, given)
-        return relax.Call(self.binder.bound(str(name), sizes), args, call.attrs, call.ty_args)
+                    known = sizes.setdefault(wanted, given)
+                    if int(known) != int(given):
+                        raise contradiction(self.place, str(wanted), int(known), int(given))
+        return sizes
 
     def visit_var_binding_(self, binding: relax.VarBinding) -> None:
         """Bind the variable, of the type that its value has now."""
-        value = self.builder_.normalize(self.visit_expr(binding.value))
         var = binding.var
+        self.place = place_of(self.function, var, binding.value)
+        with _agreeing(self.place):
+            value = self.builder_.normalize(self.visit_expr(binding.value))
         if not tvm_ffi.structural_equal(var.ty, value.ty):
             var = type(var)(str(var.name), value.ty)
             self.set_var_remap(binding.var, var)
