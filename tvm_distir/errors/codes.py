@@ -136,6 +136,7 @@ CODES: dict[str, str] = {
     "DIST0615": "a worker process ended, or cannot be started",
     "DIST0616": "memory for the ranks cannot be had",
     "DIST0617": "the process of an engine did not answer in time",
+    "DIST0618": "a program calls a packed function that is not registered",
     "DIST0620": "verify: the reference holds NaN or Inf, which proves nothing",
     "DIST0621": "verify: an output does not depend on the inputs, which proves nothing",
     "DIST0631": "the processes of an MPI job do not run the same",

@@ -37,6 +37,8 @@ class Devices(Protocol):
 def dims(ty: Any) -> tuple[int, ...]:
     """Static shape of a type."""
     shape = known_shape(ty)
+    if tensor_type(ty) is None:
+        raise Unwritable(f"a value of type {ty}, which is no tensor")
     if shape is None:
         raise Unwritable("a tensor whose sizes are not known")
     return shape

@@ -93,6 +93,7 @@ from .rewrite import argument as argument
 from .rewrite import make_binding as make_binding
 from .rewrite import make_call as make_call
 from .rewrite import make_var as make_var
+from .types import TENSORS_ONLY as TENSORS_ONLY
 from .types import FieldLeaves as FieldLeaves
 from .types import as_dtensor as as_dtensor
 from .types import carries_value as carries_value

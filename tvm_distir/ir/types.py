@@ -25,6 +25,10 @@ def tensor_type(ty: Any) -> relax.TensorType | None:
     return ty.tensor_ty if kind is DTensorType else None
 
 
+TENSORS_ONLY = "Pass tensors; make an object inside, from tensors (each device its own)."
+"""What to do about a parameter of a public function that is an object, as ``R.Any``."""
+
+
 def flat_types(ty: Any) -> list[Any]:
     """Leaves of a (nested) tuple type, in order."""
     if type(ty) is relax.TupleType:

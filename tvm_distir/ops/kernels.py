@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax, tirx
+from tvm.s_tir import SBlockRealize
 
 from ..errors import PropagationError
 from ..ir import LOCAL_STEPS, dist_op_name, static_shape, tensor_type, value_types
@@ -152,5 +153,7 @@ def _called(call: ir.Call, mod: ir.IRModule) -> tuple[str, bool]:
         return op, op in VIEWS
     target = call.args[0]
     func = mod[target] if target in mod.functions else None
-    view = isinstance(func, tirx.PrimFunc) and bool(relax.analysis.has_reshape_pattern(func))
+    # TVM's analysis wants blocks; a kernel that has none is written as loops by hand.
+    has_blocks = isinstance(func, tirx.PrimFunc) and isinstance(func.body, SBlockRealize)
+    view = has_blocks and bool(relax.analysis.has_reshape_pattern(func))
     return str(target.name_hint), view

@@ -122,6 +122,13 @@ def _same_form(a: CallShape, b: CallShape) -> bool:
 def _write(call: ir.Call, shape: CallShape, func: Any) -> Rule:
     if func is not None:
         return derive_primfunc(func, shape)
+    if shape.op.startswith("relax.ccl."):
+        raise PropagationError(
+            "DIST0401",
+            "it is a collective of a program that is distributed already",
+            place=shape.op,
+            remedy="Give the module of a single device: td.distribute writes its collectives.",
+        )
     said = registration_of(shape.op)
     if said is not None:
         return with_local_forms(call, shape, said.write(shape).rule(), said)

@@ -100,7 +100,7 @@ class FunctionExporter:
             raise self.refuse(
                 name,
                 f"the shape of {ty} is not known before the run",
-                "Bind symbolic dims with relax.transform.BindSymbolicVars.",
+                "Bind its symbolic dims with td.bind_dims.",
             )
         dtype = str(tensor.dtype)
         return _Tensor(shape, dtype, size_bytes(shape, dtype))

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import functools
 
+from tvm import ir
+
 from ..errors import SimulationError, UsageError, nearest
 from ..native import schedule
-from ..program import Program
+from ..program import Program, export
 from ..program.kernels import Profile, grouped
 from ..system import System
 from .accounts import Work, account, collectives, unmodelled
@@ -25,8 +27,8 @@ from .timeline import Timeline, seconds
 
 
 def simulate(
-    program: Program,
-    system: System,
+    program: Program | ir.IRModule,
+    system: System | str,
     *,
     engine: str = "native",
     fold_devices: bool = True,
@@ -47,7 +49,8 @@ def simulate(
 
     Parameters
     ----------
-    program : Program
+    program : Program or IRModule
+        A module at level 5 is exported (:func:`tvm_distir.export`).
     system : System or str
         A system, its name or its path.
     engine : str
@@ -78,12 +81,14 @@ def simulate(
         other forever, DIST0716 for a storage plan that is not there, DIST0721 for
         times that are no numbers, DIST0722 for a transfer with one
         end, DIST0723 for a step in stages that is not to be folded, DIST0724 for contention of a
-        program that is none.
+        program that is none, DIST0714 for a module that is not at level 5.
     DependencyError
         DIST0110 without the native library.
     UsageError
         DIST0152 for an unknown allocator.
     """
+    if not isinstance(program, Program):
+        program = export(program)
     if isinstance(system, str):
         system = System.load(system)
     if allocator not in ALLOCATORS:

@@ -220,7 +220,14 @@ def even_cuts(ends: list[str], parts: int) -> list[str]:
 
 
 def check_model_given(model: str) -> None:
-    """Refuse a model whose batch stands in it (UsageError DIST0151)."""
+    """Refuse a module, or a model whose batch stands in it (UsageError DIST0151)."""
+    if not isinstance(model, str):
+        raise UsageError(
+            "DIST0151", f"a model is named, because rows change it; this is a "
+            f"{type(model).__name__}", place="sweep",
+            remedy='Name a file or "zoo:NAME?key=value". Of one module call '
+            "td.simulate(td.distribute(mod, plan), system), or td.search(mod, system).",
+        )  # fmt: skip
     if model.partition("::")[0].endswith(".py"):
         raise UsageError(
             "DIST0151", "the batch of a TVMScript module is written in it", place="sweep",

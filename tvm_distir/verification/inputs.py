@@ -14,7 +14,14 @@ from typing import Any
 from tvm import ir, relax
 
 from ..errors import ModelError
-from ..ir import known_shape, num_input, param_names, tensor_type, training_notes
+from ..ir import (
+    TENSORS_ONLY,
+    known_shape,
+    num_input,
+    param_names,
+    tensor_type,
+    training_notes,
+)
 from ..ir.rewrite import entry_of
 from .input_uses import InputUse, UseWalker
 
@@ -115,7 +122,7 @@ def _spec(
             "DIST0340",
             f"{ty} is no tensor of static shape",
             place=place,
-            remedy="Bind its symbolic dims.",
+            remedy=TENSORS_ONLY if tensor is None else "Bind its symbolic dims: td.bind_dims.",
         )
     dtype = _dtype(tensor)
     if not _is_float(dtype):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from tvm import ir
 
-from ..errors import DistIRError, EngineError
+from ..errors import DistIRError, EngineError, ModelError
 from ..ir.rewrite import entry_of, keep_entry
 from ..plan import PlanLike, as_plan
 from ..program import export
@@ -40,6 +40,14 @@ def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list
     if isinstance(drawn, Mapping):
         params = mod[entry_of(mod)].params
         names = [name for p in params for name, _ in named_leaves(str(p.name), p.ty)]
+        lacking = [name for name in names if name not in drawn]
+        if lacking:
+            raise ModelError(
+                "DIST0340",
+                f"no input is given for {', '.join(lacking)}",
+                place=f"{entry_of(mod)}/{lacking[0]}",
+                remedy="Give an array for each parameter, or leave the inputs out.",
+            )
         return [np.asarray(drawn[name]) for name in names]
     return [np.asarray(value) for value in opened(drawn)]
 

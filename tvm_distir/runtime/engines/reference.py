@@ -13,7 +13,8 @@ from tvm.relax.distributed import DTensorType
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ...errors import EngineError
-from ...ir.rewrite import entry_of
+from ...ir import relax_functions
+from ...ir.rewrite import all_bindings, called_name, entry_of, place_of
 from ..program import (
     LibraryCache,
     Machines,
@@ -56,6 +57,20 @@ def _argument(ty: Any, given: Iterator[Array]) -> Any:
     return to_tensor(next(given))
 
 
+def _refuse_collectives(mod: ir.IRModule) -> None:
+    for gv, fn in relax_functions(mod):
+        for binding in all_bindings(fn.body):
+            name = called_name(binding.value) if isinstance(binding.value, ir.Call) else ""
+            if name.startswith("relax.ccl."):
+                raise EngineError(
+                    "DIST0605",
+                    "a collective of several devices: there is no single-device program",
+                    place=place_of(str(gv.name_hint), binding.var, binding.value),
+                    remedy="Give the module of a single device: td.distribute writes its "
+                    "collectives.",
+                )
+
+
 class Reference:
     """A module compiled for one device; several threads may run it at once.
 
@@ -83,6 +98,7 @@ class Reference:
                 place=entry,
                 remedy="Give the original module.",
             )
+        _refuse_collectives(mod)
         check_engine_runs(str(target_in_scope()), "reference")
         self._entry = entry
         self._types = [param.ty for param in mod[entry].params]

@@ -4,7 +4,6 @@
 from .compiled import KERNEL as KERNEL
 from .compiled import KernelCache as KernelCache
 from .compiled import LibraryCache as LibraryCache
-from .compiled import Machines as Machines
 from .cores import THREADS_VARIABLE as THREADS_VARIABLE
 from .cores import one_thread as one_thread
 from .counts import CollectiveCount as CollectiveCount
@@ -37,6 +36,8 @@ from .linking import need_compiler as need_compiler
 from .locks import Turn as Turn
 from .lowered import Lowered as Lowered
 from .lowered import compile_entry as compile_entry
+from .machines import Machines as Machines
+from .machines import make_machine as make_machine
 from .planning import plan_storage as plan_storage
 from .runnable import Runnable as Runnable
 from .runnable import as_runnable as as_runnable

@@ -9,13 +9,13 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import tvm
 import tvm_ffi
-from tvm import ir, relax
+from tvm import ir
 
 from ...errors import EngineError
 from .kernels import compile_module
 from .locks import Turn, compile_turn
+from .machines import Machines
 from .targets import target_in_scope
 
 _CACHE_SIZE = 256
@@ -25,34 +25,6 @@ KERNEL = "segment"
 
 Key = tuple[int, str]
 """Structural hash of a module, and the target it was compiled for."""
-
-
-class Machines:
-    """Virtual machines of a library; each running call has one of its own.
-
-    A machine keeps the registers of the call that it runs, so two calls cannot share it. One is
-    made in some 60 us and holds less than 1 MB, because constants belong to the library. Idle
-    machines are therefore kept, as many as there were calls at once, and no call waits for
-    another one: a packed function may run the same program again.
-
-    Parameters
-    ----------
-    library : runtime Module
-    """
-
-    def __init__(self, library: Any) -> None:
-        self._library = library
-        self._idle: list[Any] = []  # appending and popping are atomic
-
-    def call(self, function: str, *args: Any) -> Any:
-        """Call a function of the library by its name."""
-        try:
-            machine = self._idle.pop()
-        except IndexError:
-            machine = relax.VirtualMachine(self._library, tvm.cpu())
-        result = machine[function](*args)
-        self._idle.append(machine)  # where the call failed the machine is dropped
-        return result
 
 
 class _Known:

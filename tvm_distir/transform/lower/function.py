@@ -11,7 +11,7 @@ from tvm import ir, relax
 from tvm.relax.distributed import DTensorType
 
 from ...errors import LevelError, LoweringError
-from ...ir import flat_types
+from ...ir import TENSORS_ONLY, flat_types
 from ...ir.rewrite import (
     bindings_of,
     handle,
@@ -151,7 +151,7 @@ class LocalFunction:
                 "DIST0504",
                 f"an input of type {param.ty}",
                 place=f"{values.name}/{param.name}",
-                remedy="Pass tensors; make an object inside, from tensors (each device its own).",
+                remedy=TENSORS_ONLY,
             )
 
         whole = param.ty

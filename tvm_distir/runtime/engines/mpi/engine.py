@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy.typing as npt
-import tvm
-from tvm.runtime.vm import VirtualMachine
 
 from ....errors import DistIRError
 from ...collectives import ccl
@@ -25,6 +23,7 @@ from ...program import (
     count_executed,
     flat_tensors,
     gather_outputs,
+    make_machine,
     sharded_outputs,
     to_array,
     to_tensor,
@@ -167,6 +166,6 @@ def _execute(
     library = program.library(entry)
     ccl.register("python")
     with ccl.worker(fabric, rank):
-        machine = VirtualMachine(library, tvm.cpu())
+        machine = make_machine(library)
         result = machine[entry.function](*(to_tensor(a) for a in inputs))
         return [to_array(t) for t in flat_tensors(result)]

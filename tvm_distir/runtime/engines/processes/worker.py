@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tvm
-from tvm.runtime.vm import VirtualMachine
 
 from ....errors import EngineError
 from ...collectives import NativeFabric, ccl
-from ...program import THREADS_VARIABLE, flat_tensors, load_saved, to_array
+from ...program import THREADS_VARIABLE, flat_tensors, load_saved, make_machine, to_array
 from .memory import Memory, Place
 from .wire import Closed, Message, close_all, receive, send
 
@@ -78,7 +76,7 @@ def _compute(message: Message, files: list[int]) -> None:
     inputs = Memory(files[1], int(message["input_bytes"]), private=True)
     outputs = Memory(files[2], int(message["output_bytes"]))
     function = str(message["function"])
-    machine = VirtualMachine(_library(str(message["library"]), function), tvm.cpu())
+    machine = make_machine(_library(str(message["library"]), function))
     args = [inputs.tensor(Place.from_list(p)) for p in message["inputs"]]
     results = [to_array(t) for t in flat_tensors(machine[function](*args))]
     places = [Place.from_list(p) for p in message["outputs"]]

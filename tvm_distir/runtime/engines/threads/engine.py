@@ -23,7 +23,6 @@ from typing import Any
 import numpy.typing as npt
 import tvm
 import tvm_ffi
-from tvm.runtime.vm import VirtualMachine
 
 from ...._disco import repair_disco
 from ....errors import EngineError, nearest
@@ -34,6 +33,7 @@ from ...program import (
     Runnable,
     count_executed,
     flat_tensors,
+    make_machine,
     one_thread,
     to_array,
     to_tensor,
@@ -113,7 +113,7 @@ def work(job: ThreadJob, rank: int) -> None:
     """Run one rank's part on the calling thread. Lets no exception out."""
     try:
         with ccl.worker(job.fabric, rank):
-            machine = VirtualMachine(job.machine[rank], tvm.cpu())
+            machine = make_machine(job.machine[rank])
             args = [to_tensor(a) for a in job.inputs[rank]]
             result = machine[job.function[rank]](*args)
             job.outputs[rank] = [to_array(t) for t in flat_tensors(result)]
