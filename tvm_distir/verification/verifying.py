@@ -40,12 +40,12 @@ def _ordered(mod: ir.IRModule, drawn: Sequence[Any] | Mapping[str, Any]) -> list
     if isinstance(drawn, Mapping):
         params = mod[entry_of(mod)].params
         names = [name for p in params for name, _ in named_leaves(str(p.name), p.ty)]
-        lacking = [name for name in names if name not in drawn]
-        if lacking:
+        absent = [name for name in names if name not in drawn]
+        if absent:
             raise ModelError(
                 "DIST0340",
-                f"no input is given for {', '.join(lacking)}",
-                place=f"{entry_of(mod)}/{lacking[0]}",
+                f"no input is given for {', '.join(absent)}",
+                place=f"{entry_of(mod)}/{absent[0]}",
                 remedy="Give an array for each parameter, or leave the inputs out.",
             )
         return [np.asarray(drawn[name]) for name in names]

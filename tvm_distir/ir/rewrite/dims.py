@@ -35,7 +35,7 @@ from ...errors import MAX_INT, ModelError, nearest
 from ..types import is_private, relax_functions
 from .calls import TIR_CALLS, called_name, place_of
 from .functions import callees_first, retyped
-from .kernels import KernelCall, contradiction, specialised
+from .kernels import KernelCall, contradiction, specialise_kernel
 from .nodes import handle
 
 _OP = re.compile(r'In ir\.Op\(.*?name="(?:relax\.)?([\w.]+)".*?support_level=\d+\), ')
@@ -151,7 +151,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 @contextmanager
-def _agreeing(place: str) -> Iterator[None]:
+def _size_errors(place: str) -> Iterator[None]:
     """Make ModelError DIST0313 of what TVM says against types of a module that was well typed."""
     try:
         yield
@@ -213,7 +213,7 @@ class _Binder:
         order = [n for param in fn.params for n in _extents(param.ty)]
         key = tuple((i, str(sizes[n])) for i, n in enumerate(order) if n in sizes)
         if (name, key) not in self.made:
-            with _agreeing(name):
+            with _size_errors(name):
                 opened = fn.bind_symbolic_vars(dict(sizes)) if sizes else fn
             opened = _Rewriter(self, name).run(opened)
             gv = ir.GlobalVar(self._fresh(name))
@@ -231,7 +231,7 @@ class _Binder:
         if (name, key) not in self.made:
             free = self._fresh(name)
             if sizes:
-                kernel = specialised(kernel, sizes)
+                kernel = specialise_kernel(kernel, sizes)
             same = not sizes and free == name
             gv = old if same else retyped(ir.GlobalVar(free), kernel.ty)
             self.out[gv] = kernel
@@ -290,11 +290,11 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
         gv, *rest = call.args
         operands, *others = [self.visit_expr(arg) for arg in rest]
         _, kernel = self.binder.kernels[str(gv.name_hint)]
-        taken = KernelCall(kernel, call, operands)
-        sizes = taken.sizes(self.place)
+        kernel_call = KernelCall(kernel, call, operands)
+        sizes = kernel_call.sizes(self.place)
         args = [
             self.binder.kernel(str(gv.name_hint), sizes),
-            taken.operands(sizes),
+            kernel_call.operands(sizes),
             *others,
         ]
         if all(map(_same, args, call.args)):
@@ -316,7 +316,7 @@ class _Rewriter(relax.PyExprMutator):  # type: ignore[misc]
         """Bind the variable, of the type that its value has now."""
         var = binding.var
         self.place = place_of(self.function, var, binding.value)
-        with _agreeing(self.place):
+        with _size_errors(self.place):
             value = self.builder_.normalize(self.visit_expr(binding.value))
         if not tvm_ffi.structural_equal(var.ty, value.ty):
             var = type(var)(str(var.name), value.ty)

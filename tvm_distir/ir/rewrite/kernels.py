@@ -39,16 +39,19 @@ class KernelCall:
 
     def __init__(self, kernel: tirx.PrimFunc, call: Any, operands: Any) -> None:
         self.kernel = kernel
-        self.whole = operands
+        self.operand_tuple = operands
         self.fields = list(operands.fields) if isinstance(operands, relax.Tuple) else []
-        taken = [field.ty for field in self.fields] or list(getattr(operands.ty, "fields", ()))
-        made = list(flat_types(call.ty_args[0]))
+        operand_types = [field.ty for field in self.fields]
+        if not self.fields:
+            operand_types = list(getattr(operands.ty, "fields", ()))
+        result_types = list(flat_types(call.ty_args[0]))
         places = getattr(call.attrs, "inplace_indices", None)
         if places is not None:  # a result in the place of an operand has no parameter
-            made = [ty for ty, place in zip(made, places, strict=True) if int(place) < 0]
-        self.types = [*taken, *made]
+            by_place = zip(result_types, places, strict=True)
+            result_types = [ty for ty, place in by_place if int(place) < 0]
+        self.types = [*operand_types, *result_types]
         # The kernel of another gradient, or the operand of a place, is found by position.
-        self.can_drop = str(call.op.name) == "relax.call_tir"
+        self.numbers_can_go = str(call.op.name) == "relax.call_tir"
 
     def sizes(self, place: str) -> dict[Any, int]:
         """Sizes of the kernel's variables that the call decides.
@@ -58,24 +61,24 @@ class KernelCall:
         ModelError
             DIST0313 where two operands want different ones.
         """
-        found: dict[Any, int] = {}
-        if self.can_drop:
+        sizes: dict[Any, int] = {}
+        if self.numbers_can_go:
             numbers = zip(self.kernel.params, self.fields, strict=False)
-            found = {p: int(f) for p, f in numbers if isinstance(f, tirx.IntImm)}
+            sizes = {p: int(f) for p, f in numbers if isinstance(f, tirx.IntImm)}
         analyzer = Analyzer()
-        for param, size in found.items():
+        for param, size in sizes.items():
             analyzer.bind(param, tirx.IntImm(param.ty.dtype, size))
-        waiting = list(self._extents())
-        # A variable is a dim alone, or a parameter: sums of variables only have to agree.
-        for alone in (True, False):
-            for wanted, size in waiting:
+        extents = list(self._extents())
+        # A variable is defined by a dim of its own, or it is a parameter: sums have to agree.
+        for is_definition in (True, False):
+            for wanted, size in extents:
                 value = analyzer.simplify(wanted)
                 if isinstance(value, tirx.IntImm) and int(value) != size:
                     raise contradiction(place, f"the extent {wanted}", int(value), size)
-                if alone and isinstance(value, tirx.Var) and not self._is_parameter(value):
-                    found[value] = size
+                if is_definition and isinstance(value, tirx.Var) and not self._is_parameter(value):
+                    sizes[value] = size
                     analyzer.bind(value, tirx.IntImm(value.ty.dtype, size))
-        return found
+        return sizes
 
     def _extents(self) -> Iterator[tuple[Any, int]]:
         """Extents of the kernel's buffers beside the sizes that the call has."""
@@ -91,11 +94,11 @@ class KernelCall:
     def operands(self, sizes: Mapping[Any, int]) -> Any:
         """Operands without the numbers that stand in the kernel of these sizes."""
         numbers = zip(self.kernel.params, self.fields, strict=False)
-        kept = [field for param, field in numbers if param not in sizes]
-        return relax.Tuple(kept) if len(kept) < len(self.fields) else self.whole
+        fields = [field for param, field in numbers if param not in sizes]
+        return relax.Tuple(fields) if len(fields) < len(self.fields) else self.operand_tuple
 
 
-def specialised(kernel: tirx.PrimFunc, sizes: Mapping[Any, int]) -> tirx.PrimFunc:
+def specialise_kernel(kernel: tirx.PrimFunc, sizes: Mapping[Any, int]) -> tirx.PrimFunc:
     """The kernel with numbers for some of its variables, which are no parameters any more."""
     params: Sequence[Any] = list(kernel.params)
     free = [v for v in sizes if not any(v.same_as(param) for param in params)]

@@ -139,11 +139,11 @@ class KernelCache:
         They may share functions under a name only where these are the same. A module that
         cannot be compiled is left to :meth:`get`, which says where it comes from.
         """
-        wanted = list(needed)
-        if len(self._missing(wanted)) < 2:
+        requests = list(needed)
+        if len(self._missing(requests)) < 2:
             return
         with compile_turn():
-            missing = self._missing(wanted)  # another thread may have compiled some meanwhile
+            missing = self._missing(requests)  # another thread may have compiled some meanwhile
             if len(missing) < 2:
                 return
             try:
@@ -153,11 +153,13 @@ class KernelCache:
                 if error.code != "DIST0606":
                     raise
 
-    def _missing(self, wanted: Iterable[tuple[ir.IRModule, str]]) -> list[tuple[ir.IRModule, str]]:
+    def _missing(
+        self, requests: Iterable[tuple[ir.IRModule, str]]
+    ) -> list[tuple[ir.IRModule, str]]:
         """The modules that are not known, each once."""
         missing: list[tuple[ir.IRModule, str]] = []
         seen = _Known(_CACHE_SIZE)
-        for mod, place in wanted:
+        for mod, place in requests:
             if self._known.find(mod) is None and seen.find(mod) is None:
                 seen.keep(mod, True)
                 missing.append((mod, place))

@@ -31,7 +31,7 @@ def _host_features() -> set[str]:
     return {str(name) for name, has in read().items() if has} if read else set()
 
 
-def _needed(level: str) -> set[str]:
+def _level_features(level: str) -> set[str]:
     """Features that a microarchitecture level has; none for other names."""
     return {*_LEVELS["x86-64-v3"], *_LEVELS[level]} if level in _LEVELS else set()
 
@@ -45,7 +45,7 @@ def host_target() -> Any:
     base = {"kind": "llvm", "opt-level": 2}
     features = _host_features()
     for level in _LEVELS:
-        if features >= _needed(level):
+        if features >= _level_features(level):
             return tvm.target.Target({**base, "mcpu": level})
     return tvm.target.Target(base)
 
@@ -99,19 +99,19 @@ def check_machine_runs(target: Mapping[str, Any], place: str) -> None:
         DIST0609 naming what is missing.
     """
     kind, processor = str(target["kind"]), str(target.get("mcpu", ""))
-    missing = ""
+    reason = ""
     if kind in _CPU_KINDS:
         features = _host_features()
-        lacking = sorted(_needed(processor) - features)
-        if features and lacking:
-            missing = f"whose CPU has no {', '.join(lacking)}"
+        absent = sorted(_level_features(processor) - features)
+        if features and absent:
+            reason = f"whose CPU has no {', '.join(absent)}"
     elif not _has_device(kind):
-        missing = f"which has no device that TVM reaches by {kind}"
-    if missing:
+        reason = f"which has no device that TVM reaches by {kind}"
+    if reason:
         text = f"{kind} {processor}".strip()
         raise EngineError(
             "DIST0609",
-            f"it was compiled for {text}, and this is a machine {missing}",
+            f"it was compiled for {text}, and this is a machine {reason}",
             place=place,
             remedy="Load it where its target is, or deploy it again for this machine.",
         )
