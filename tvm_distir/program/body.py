@@ -100,7 +100,7 @@ class FunctionExporter:
             raise self.refuse(
                 name,
                 f"the shape of {ty} is not known before the run",
-                "Bind its symbolic dims with td.bind_dims.",
+                "Bind symbolic dims with td.bind_dims before the module is distributed.",
             )
         dtype = str(tensor.dtype)
         return _Tensor(shape, dtype, size_bytes(shape, dtype))

@@ -218,7 +218,7 @@ def _segment(
     functions: dict[Any, Any] = {ir.GlobalVar(KERNEL): fn, **_prim_functions(mod, bindings)}
     place = f"{fn_name}/{defined[0].name}..{defined[-1].name}"
     if len(relax.analysis.free_symbolic_vars(fn)):
-        raise _cannot(place, "its shapes are symbolic", "Bind them with BindSymbolicVars.")
+        raise _cannot(place, "its shapes are symbolic", "Bind them with td.bind_dims first.")
     return Segment(ir.IRModule(functions), tuple(inputs), tuple(outputs), place)
 
 
