@@ -153,9 +153,7 @@ def live_bytes(fn: Any) -> int:
         last.update(dict.fromkeys(memory.get(var, ()), len(bindings)))
     made = {n for own in memory.values() for n in own}
     sizes = [size(b.var.ty) if n in made else 0 for n, b in enumerate(bindings)]
-    peaks = [
-        sum(sizes[n] for n in range(at + 1) if last[n] >= at) for at in range(len(bindings))
-    ]
+    peaks = [sum(sizes[n] for n in range(at + 1) if last[n] >= at) for at in range(len(bindings))]
     return sum(size(param.ty) for param in fn.params) + max(peaks)
 
 
