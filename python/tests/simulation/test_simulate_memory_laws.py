@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tvm import ir
 
 import tvm_distir as td
 from tvm_distir.program import Program
@@ -45,8 +46,8 @@ CASES = [
 
 
 @functools.cache
-def exported(model: str, schedule: str, recompute: str) -> Program:
-    """A step in two ranks of stages over two devices each."""
+def local(model: str, schedule: str, recompute: str) -> ir.IRModule:
+    """A step in two ranks of stages over two devices each, at level 5."""
     count = MICRO_BATCHES[-1]
     layers = 4 if "chunks" in SCHEDULES[schedule] else 2
     made = getattr(td.zoo, model)(layers=layers, batch=count, seq=64, vocab=128, **MODELS[model])
@@ -54,8 +55,13 @@ def exported(model: str, schedule: str, recompute: str) -> Program:
     step = td.train_step(made, optimizer="adamw", master=True, schedule=said, recompute=recompute)
     chunks = Schedule(**said).chunks
     pipeline = f"pipeline:micro_batches={count},schedule={said['kind']},chunks={chunks}"
-    plan = make_plan(step, f"{pipeline}+megatron", {"pp": 2, "tp": 2})
-    return td.export(td.distribute(step, plan))
+    return td.distribute(step, make_plan(step, f"{pipeline}+megatron", {"pp": 2, "tp": 2}))
+
+
+@functools.cache
+def exported(model: str, schedule: str, recompute: str) -> Program:
+    """Its program."""
+    return td.export(local(model, schedule, recompute))
 
 
 @functools.cache
@@ -85,6 +91,13 @@ def test_roles_at_the_peak_add_up_to_it(
         account = one.account
         assert sum(account.at_peak.values()) == account.peak_bytes == one.during.max()
         assert all(size <= account.most[role] for role, size in account.at_peak.items())
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c[1] != "stash"][::3], ids="-".join)
+def test_roles_of_the_storage_plan_add_up_to_its_peak(case: tuple[str, str, str]) -> None:
+    whole = replace(exported(*case), storage=td.plan_storage(local(*case)))
+    for lane in td.simulate(whole, "dgx-a100", allocator="tvm").lanes:
+        assert sum(lane.account.at_peak.values()) == lane.account.peak_bytes > 0
 
 
 @pytest.mark.parametrize("profile", profile_names())
