@@ -44,6 +44,9 @@ class Calibration:
         (``tp 4``, ``pp 1``, ``nodes 8``).
     at_bound, undetermined : tuple of str
         Constants at the end of what is plausible, and those of which the rows say little.
+    refused : int
+        Rows that say less time than arithmetic at the peak takes, or traffic of a product at the
+        bandwidth: they are left out.
     """
 
     system: System
@@ -51,6 +54,7 @@ class Calibration:
     errors_percent: dict[str, float]
     at_bound: tuple[str, ...]
     undetermined: tuple[str, ...]
+    refused: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Give all but the system."""
@@ -59,6 +63,8 @@ class Calibration:
     def to_text(self) -> str:
         """Give errors and constants as lines of text."""
         lines = [f"{name:<14} {error:6.2f} %" for name, error in self.errors_percent.items()]
+        if self.refused:
+            lines.append(f"{'refused':<14} {self.refused:6} rows, faster than the device can be")
         for name, value in self.values.items():
             notes = [w for w, own in (("at its bound", self.at_bound),
                      ("not determined by the rows", self.undetermined)) if name in own]  # fmt: skip
@@ -111,8 +117,8 @@ def calibrate(
     Raises
     ------
     SimulationError
-        DIST0730 for rows that cannot be read, or of which there are none, for a system
-        without constants, and for a name in ``fit_also`` that is none.
+        DIST0730 for rows that cannot be read, or of which there are none, or none that the device
+        can reach, for a system without constants, and for a name in ``fit_also`` that is none.
     """
     known = system if isinstance(system, System) else System.load(system)
     given = list(rows) if not isinstance(rows, str | Path) else read_rows(rows)
@@ -129,7 +135,7 @@ def calibrate(
         )  # fmt: skip
     work = _Work(known, given, tolerance, fit_also)
     for _ in range(2):
-        found = work.fit(range(len(given)))
+        found = work.fit(range(len(work.rows)))
         times = work.model.walk(work.values(found.point))
     errors = {"in sample": _percent(times, work.measured)}
     if folds:
@@ -148,6 +154,7 @@ def calibrate(
         errors,
         tuple(n for n, there in zip(work.names, ends, strict=True) if there),
         vague,
+        len(given) - len(work.rows),
     )
 
 
@@ -157,9 +164,18 @@ class _Work:
     def __init__(
         self, system: System, rows: Sequence[AnyRow], tolerance: float, also: Sequence[str] = ()
     ) -> None:
-        self.rows, self.tolerance = rows, tolerance
+        self.model = Model(rows, system)
+        possible = self.model.possible()
+        if not possible:
+            raise SimulationError(
+                "DIST0730", f"all {len(rows)} rows are faster than the device can be",
+                place="calibrate",
+                remedy="Check the units of the times, and the peaks of the system.",
+            )  # fmt: skip
+        self.model.keep(possible)
+        self.rows, self.tolerance = [rows[number] for number in possible], tolerance
         self.system = system
-        self.measured = np.array([row.time_s for row in rows])
+        self.measured = np.array([row.time_s for row in self.rows])
         products = any(isinstance(row, ProductRow) for row in rows)
         self.names = [name for name in system.constants if name not in FIXED or name in also]
         if products and "burst_us" not in self.names:
@@ -170,7 +186,6 @@ class _Work:
         self.center = np.log(np.clip(center, [m.least for m in means], [m.most for m in means]))
         self.spread = np.array([one.spread for one in means])
         self.bounds = np.log([one.least for one in means]), np.log([one.most for one in means])
-        self.model = Model(rows, system)
 
     def _now(self, name: str) -> float:
         """What a number is before the fit."""

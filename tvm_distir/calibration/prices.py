@@ -89,8 +89,7 @@ class Steps:
         for kind, own in self._of_kind:
             rate = system.rate(*kind)
             kernel[own] = rate.spent_s(self._flops[own], self._bytes[own]).whole
-        body, one, count = self._own
-        device = np.bincount(body, kernel[one] * count, len(self._launches))
+        device = self._bodies(kernel)
         host = self._launches * system.constant(HOSTS[HOST]) * 1e-6
         row, body, count = self._uses
         found = np.bincount(row, np.maximum(device, host)[body] * count, self.count)
@@ -100,6 +99,21 @@ class Steps:
             found = found + np.bincount(row, wire[one] * count, self.count)
         for name, many in self._marks.items():
             found = found + many * system.constant(name) * 1e-6
+        return np.asarray(found, np.float64)
+
+    def floors_s(self, system: System) -> Floats:
+        """Seconds that the arithmetic of each step takes at the peak of a device."""
+        kernel = np.zeros(self._flops.size)
+        for (kind, dtype), own in self._of_kind:
+            kernel[own] = self._flops[own] / system.peak_flops_per_s(dtype, kind)
+        row, body, count = self._uses
+        found = np.bincount(row, self._bodies(kernel)[body] * count, self.count)
+        return np.asarray(found, np.float64)
+
+    def _bodies(self, kernel_s: Floats) -> Floats:
+        """Seconds of the kernels of each body."""
+        body, one, count = self._own
+        found = np.bincount(body, kernel_s[one] * count, len(self._launches))
         return np.asarray(found, np.float64)
 
 

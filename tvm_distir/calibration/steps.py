@@ -33,7 +33,7 @@ class Model:
     """
 
     def __init__(self, rows: Sequence[AnyRow], system: System) -> None:
-        self.system = system
+        self.system, self._rows = system, rows
         self._steps = [_parts(row, system) for row in rows]
         self._ways: list[Parts] = []
         self.steps = Steps([])
@@ -52,6 +52,28 @@ class Model:
     def times_s(self, values: Mapping[str, float]) -> Floats:
         """Seconds of each step with these constants along the ways found last."""
         return self.steps.times_s(with_constants(self.system, values))
+
+    def possible(self) -> list[int]:
+        """Numbers of the rows that are not faster than a device can be.
+
+        No arithmetic is above the peak, and no traffic of a product, which reads and writes all of
+        its bytes, above the bandwidth.
+        """
+        floors = self.steps.floors_s(self.system)
+        found = []
+        for number, (row, floor_s) in enumerate(zip(self._rows, floors.tolist(), strict=True)):
+            if isinstance(row, ProductRow):
+                floor_s = max(floor_s, row.bytes / self.system.memory_bandwidth_bytes_per_s)
+            if row.time_s >= floor_s:
+                found.append(number)
+        return found
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Forget all but some of the rows."""
+        self._rows = [self._rows[row] for row in rows]
+        self._steps = [self._steps[row] for row in rows]
+        self._ways = [self._ways[row] for row in rows]
+        self.steps = Steps(self._ways)
 
     def some(self, rows: Sequence[int]) -> Steps:
         """The ways of some of the steps."""

@@ -10,7 +10,7 @@ from typing import Any
 from ..program import Program
 from ..schedules import FETCH, STORE
 from ..simulation import CollectiveTotal
-from ..system import System, pair_up
+from ..system import GroupLayout, System, leaving_bytes, pair_up
 from . import units
 from .markup import esc, row, section
 from .markup import table as html_table
@@ -23,10 +23,15 @@ _HEAD = ("link", "what", "bytes per device", "time", "reached", "of")
 def links_of(
     collectives: Iterable[CollectiveTotal], program: Program, system: System
 ) -> tuple[LinkUse, ...]:
-    """What crosses each kind of link, of the mesh whose devices send most over it."""
+    """What crosses each kind of link, of the mesh whose devices send most over it.
+
+    Inside a node a device's bytes over what collectives reach there; between nodes what leaves a
+    node over all of its adapters, both of them divided by the devices of a node.
+    """
     near, far = system.intra_node, system.inter_node
+    factor = system.constant("collective_factor") if system.constants else 1.0
     rates = {
-        f"inside a node ({near.name})": near.bandwidth_GBps * 1e9,
+        f"inside a node ({near.name})": near.bandwidth_GBps * 1e9 / factor,
         f"between nodes ({far.name})": far.bandwidth_per_nic_GBps * 1e9 * far.nics_per_node
         / near.devices_per_node,
     }  # fmt: skip
@@ -35,30 +40,33 @@ def links_of(
     if system.host_link is not None:  # both directions at once
         host = f"to the host and back ({system.host_link.name})"
         rates[host] = 2e9 * system.host_link.bandwidth_GBps
-    found: dict[tuple[str, str], list[CollectiveTotal]] = {}
+    found: dict[tuple[str, str], list[tuple[CollectiveTotal, int]]] = {}
     for one in collectives:
-        if one.kind in (STORE, FETCH):
-            link = host
-        else:
-            link = between if _leaves(one, program, system) else inside
-        found.setdefault((link, one.mesh), []).append(one)
+        link, size = host, one.wire_bytes_per_device
+        if one.kind not in (STORE, FETCH):
+            layout = _layout(one, program, system)
+            leaving = max((leaving_bytes(one.kind, size, kind) for kind in layout.kinds), default=0)
+            link = between if any(kind.nodes > 1 for kind in layout.kinds) else inside
+            if link == between:
+                size = leaving * layout.sharing // near.devices_per_node
+        found.setdefault((link, one.mesh), []).append((one, size))
     uses = []
     for link, rate in rates.items():
         own = [some for (name, _), some in found.items() if name == link]
-        most: Sequence[CollectiveTotal] = max(own, key=_bytes, default=())
+        most: Sequence[tuple[CollectiveTotal, int]] = max(own, key=_bytes, default=())
         if most:
-            kinds = sorted({f"{one.kind} over {one.mesh_axis}" for one in most})
-            time_s = sum(one.time_s for one in most)
+            kinds = sorted({f"{one.kind} over {one.mesh_axis}" for one, _ in most})
+            time_s = sum(one.time_s for one, _ in most)
             uses.append(LinkUse(link, tuple(kinds), _bytes(most), time_s, rate))
     return tuple(uses)
 
 
-def _bytes(some: Sequence[CollectiveTotal]) -> int:
-    return sum(one.wire_bytes_per_device for one in some)
+def _bytes(some: Sequence[tuple[CollectiveTotal, int]]) -> int:
+    return sum(size for _, size in some)
 
 
-def _leaves(one: CollectiveTotal, program: Program, system: System) -> bool:
-    """Whether a group, or a pair, has devices of several nodes."""
+def _layout(one: CollectiveTotal, program: Program, system: System) -> GroupLayout:
+    """How the groups, or pairs, lie on the nodes."""
     meshes = {mesh.name: mesh for mesh in program.meshes}
     first, arrow, last = one.mesh_axis.partition("->")
     if arrow:
@@ -66,7 +74,7 @@ def _leaves(one: CollectiveTotal, program: Program, system: System) -> bool:
     else:
         mesh = meshes[one.mesh]
         groups = mesh.group_table(tuple(map(mesh.axes.index, first.split(","))))
-    return any(kind.nodes > 1 for kind in system.layout(groups).kinds)
+    return system.layout(groups)
 
 
 def _cells(one: LinkUse) -> list[str]:
@@ -94,7 +102,7 @@ def link_section(analysis: Analysis) -> str:
         return ""
     rows = [row([esc(cell) for cell in _cells(one)], "llrrrr") for one in analysis.links]
     note = (
-        "By the slowest link that a group takes; of the devices that send most. The last column is "
-        "a device's share of the links."
+        "By the slowest link that a group takes; of the devices that send most. Between nodes what "
+        "leaves a node. The last column is a device's share of the links."
     )
     return section("Traffic by link", "links", html_table(_HEAD, rows, "llrrrr"), note)

@@ -115,7 +115,7 @@ class BatchPrices:
             return np.zeros(self.rows, np.int64), self._codes(_COMPUTE)
         rate = self.system.rate(kind, dtype)
         spent = rate.spent_s(flops.astype(np.float64), moved.astype(np.float64))
-        codes = np.where(spent.compute >= spent.memory, _COMPUTE, _MEMORY)
+        codes = np.where(spent.bound >= 0, _COMPUTE, _MEMORY)
         codes[(spent.busy < rate.floor_s) | (spent.busy < rate.gap_s)] = _LAUNCH
         return self._picoseconds(spent.whole), codes.astype(np.int8)
 

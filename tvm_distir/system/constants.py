@@ -130,18 +130,18 @@ def value_of(constants: Mapping[str, Constant], name: str) -> float:
 class Form:
     """How long a kernel of a class takes.
 
-    ``flops / (efficiency peak)`` and ``share factor bytes / (memory_efficiency bandwidth)``, one
-    behind the other, or at once where ``overlaps``; then a gap.
+    Arithmetic takes ``flops / (efficiency peak)``, traffic
+    ``factor bytes / (memory_efficiency bandwidth)``, and both of them
+    ``max(arithmetic + exposed traffic, traffic)``: never less than either; then a gap.
 
     Attributes
     ----------
     efficiency : str
-        Constant; empty: arithmetic takes no time.
-    share : float
-        Of the bytes that arithmetic does not hide.
+        Constant; empty: arithmetic reaches the peak.
+    exposed : float
+        Share of the traffic that arithmetic does not hide.
     factor : str
         Constant that multiplies the bytes.
-    overlaps : bool
     gap_factor : str
         Constant that multiplies the gap.
     bursts : bool
@@ -149,9 +149,8 @@ class Form:
     """
 
     efficiency: str = ""
-    share: float = 1.0
+    exposed: float = 0.0
     factor: str = ""
-    overlaps: bool = False
     gap_factor: str = ""
     bursts: bool = False
 
@@ -161,12 +160,12 @@ FORMS: Mapping[str, Form] = {
     "conv": Form("matmul_efficiency", 0.5, bursts=True),
     "vocabulary": Form("vocabulary_efficiency", 0.5, bursts=True),
     "unaligned": Form("unaligned_efficiency", 0.5),
-    "batched": Form("matmul_efficiency", overlaps=True, bursts=True),
-    "attention": Form("attention_efficiency", overlaps=True),
+    "batched": Form("matmul_efficiency", bursts=True),
+    "attention": Form("attention_efficiency"),
     "memory": Form(),
     "gather": Form(),
     "scores": Form(factor="scores_factor"),
     "logits": Form(factor="logits_factor", gap_factor="logits_factor"),
 }
-"""By kernel class: see :class:`Form`. Dropping to ``share`` one half is what a pipelined product
-does: loads of one tile run beside the arithmetic of another, at their ends they do not."""
+"""By kernel class: see :class:`Form`. Half of the traffic is exposed in a pipelined product: loads
+of one tile run beside the arithmetic of another, at their ends they do not."""

@@ -13,6 +13,10 @@ from ..ir import TRANSFERS
 from .hardware import InterNode, IntraNode
 from .network import Spread, ring_steps, wire_bytes
 
+PERMUTE = "collective_permute"
+STRAIGHT = (PERMUTE, "exchange", *TRANSFERS)
+"""Collectives of which each device sends its data straight to where it belongs."""
+
 
 def near_time_s(near: IntraNode, kind: str, payload_bytes: Any, ranks: int) -> Any:
     """Seconds inside a node.
@@ -30,13 +34,15 @@ def near_time_s(near: IntraNode, kind: str, payload_bytes: Any, ranks: int) -> A
     ``setup + steps latency + wire / bandwidth (1 + share / ranks) + root sqrt(wire)``: the last two
     terms, 0 for most systems, are what NCCL's measured curves need beyond alpha-beta. NCCL
     chooses between algorithms and protocols by size itself; the curve is that of its choices.
+    What goes straight from one device to another is as slow per byte as in a group of two.
     """
     wire = wire_bytes(kind, payload_bytes, ranks)
     if kind in TRANSFERS and near.send_us is not None:
         return 1e-6 * near.send_us + wire / (near.bandwidth_GBps * 1e9)
     alpha_us = near.setup_us + ring_steps(kind, ranks) * near.latency_us
     alpha_us = alpha_us + near.root_us * _root(wire * 1e-6)
-    return 1e-6 * alpha_us + wire / (near.bandwidth_GBps * 1e9) * (1.0 + near.share / ranks)
+    together = 2 if kind in STRAIGHT else ranks
+    return 1e-6 * alpha_us + wire / (near.bandwidth_GBps * 1e9) * (1.0 + near.share / together)
 
 
 def far_time_s(
@@ -66,7 +72,8 @@ def far_time_s(
     -----
     alpha-beta: ``setup + steps * latency + wire bytes / bandwidth``, where a ring runs at the
     pace of its slowest link. In an all-to-all ``L (n - L) / n`` of the result leave a node
-    with L of the n members, together with what the others keep inside it.
+    with L of the n members, together with what the others keep inside it. In a permutation one
+    device sends all of its own out of a node, by its part of the adapters only.
 
     With ``hop_us`` the best of three: the *ring*, which passes every node (``nodes - 1`` hops per
     round) and has the fewest bytes; the *tree*, two hops per doubling of nodes, which sends the
@@ -79,6 +86,8 @@ def far_time_s(
         outside = where.per_node * (where.ranks - where.per_node) / where.ranks
         inside = (where.per_node - 1) / where.ranks
         beta_s = payload_bytes * max(outside / far_bandwidth, inside / near_bandwidth)
+    elif kind == PERMUTE:
+        beta_s = wire / min(near_bandwidth, far_bandwidth / where.per_node)
     else:
         beta_s = wire / min(near_bandwidth, far_bandwidth)
     if hop_us is None:
@@ -86,6 +95,8 @@ def far_time_s(
         return 1e-6 * alpha_us + beta_s
     if kind in TRANSFERS:
         return 1e-6 * hop_us + beta_s
+    if kind == PERMUTE:
+        return 1e-6 * (near.setup_us + hop_us) + beta_s
     rounds = steps / (where.ranks - 1)
     start_us = near.setup_us + near.latency_us * rounds * (where.per_node - 1)
     ring_s = 1e-6 * (start_us + hop_us * rounds * (where.nodes - 1)) + beta_s

@@ -136,7 +136,7 @@ class System:
         found = known.get(LIKE.get(kernel_class, kernel_class), known["memory"])
         bandwidth = self.memory_bandwidth_bytes_per_s * found.bandwidth
         floor_s = self.device.launch_floor_us * 1e-6
-        return Rate(peak * found.flops, bandwidth, math.inf, 0.0, 0.0, floor_s, True)
+        return Rate(peak * found.flops, bandwidth, math.inf, 0.0, 0.0, floor_s, 0.0)
 
     def constant(self, name: str) -> float:
         """Value of a constant; 0 where the system has none."""
@@ -159,7 +159,7 @@ class System:
         time_s = float(spent.whole)
         if spent.busy < found.floor_s or spent.busy < found.gap_s:
             return Roofline(time_s, "launch")
-        return Roofline(time_s, "compute" if spent.compute >= spent.memory else "memory")
+        return Roofline(time_s, "compute" if spent.bound >= 0 else "memory")
 
     def compute_time_s(self, work: WorkLike, dtype: str) -> float:
         """Seconds that one device needs for the work of a call.

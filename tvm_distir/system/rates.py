@@ -20,16 +20,18 @@ Amount = TypeVar("Amount", float, npt.NDArray[np.float64])
 
 @dataclass(frozen=True)
 class Spent(Generic[Amount]):
-    """Seconds of kernels: arithmetic, traffic, both of them as they run, and the whole."""
+    """Seconds of kernels: arithmetic, both it and traffic as they run, and the whole.
 
-    compute: Amount
-    memory: Amount
+    ``bound`` is positive where arithmetic decides, negative where traffic alone does.
+    """
+
+    bound: Amount
     busy: Amount
     whole: Amount
 
 
 class Rate(NamedTuple):
-    """Time of kernels of one class and dtype: ``max(flops, bytes)`` or their sum, gap, floor.
+    """Time of kernels of one class and dtype: see :class:`.constants.Form`, and a floor.
 
     Attributes
     ----------
@@ -42,8 +44,8 @@ class Rate(NamedTuple):
         Per kernel, behind it.
     floor_s : float
         The least a kernel takes.
-    overlaps : bool
-        Whether arithmetic and traffic run at once.
+    exposed : float
+        Share of the traffic that arithmetic does not hide.
     """
 
     flops_per_s: float
@@ -52,7 +54,7 @@ class Rate(NamedTuple):
     saved_s: float
     gap_s: float
     floor_s: float
-    overlaps: bool
+    exposed: float
 
     def spent_s(self, flops: Amount, moved_bytes: Amount) -> Spent[Amount]:
         """Seconds of kernels, one or an array of them.
@@ -63,8 +65,9 @@ class Rate(NamedTuple):
         if self.saved_s:
             compute = np.maximum(flops / self.peak_flops_per_s, compute - self.saved_s)
         memory: Any = moved_bytes / self.bytes_per_s
-        busy = np.maximum(compute, memory) if self.overlaps else compute + memory
-        return Spent(compute, memory, busy, np.maximum(busy + self.gap_s, self.floor_s))
+        both: Any = compute + self.exposed * memory
+        busy = np.maximum(both, memory)
+        return Spent(both - memory, busy, np.maximum(busy + self.gap_s, self.floor_s))
 
 
 def rate(
@@ -79,11 +82,11 @@ def rate(
     efficiency = of(form.efficiency)
     burst_s = of("burst_us") * 1e-6 if form.bursts else 0.0
     return Rate(
-        efficiency * peak_flops if form.efficiency else math.inf,
-        of("memory_efficiency") * peak_bytes / (form.share * of(form.factor)),
+        efficiency * peak_flops,
+        of("memory_efficiency") * peak_bytes / of(form.factor),
         peak_flops if form.bursts else math.inf,
         burst_s * (1.0 / efficiency - 1.0),
         of("kernel_gap_us") * of(form.gap_factor) * 1e-6,
         0.0,
-        form.overlaps,
+        form.exposed,
     )

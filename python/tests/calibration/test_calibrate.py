@@ -183,6 +183,29 @@ def test_bursts_are_found_where_products_have_them(system):
     assert one.time_s == pytest.approx(row.time_s, rel=0.01)
 
 
+def test_rows_faster_than_the_device_are_refused(system, programs):
+    """Rows at 1.2 times the peak or the bandwidth, a step far too fast, do not count."""
+    sizes = [(size, size, size) for size in (1024, 2048, 4096, 8192)] + [(1, 8192, 28672)]
+    rows = [ProductRow(*size) for size in sizes]
+    times = Model(rows, system).times_s({})
+    rows = [dataclasses.replace(r, time_s=float(t)) for r, t in zip(rows, times, strict=True)]
+    above_peak = dataclasses.replace(rows[3], time_s=rows[3].flops / (1.2 * 312e12))
+    above_bandwidth = dataclasses.replace(rows[4], time_s=rows[4].bytes / (1.2 * 2039e9))
+    alone = calibrate(system, rows, folds=0)
+    found = calibrate(system, [*rows[:2], above_peak, *rows[2:], above_bandwidth], folds=0)
+    assert (alone.refused, found.refused) == (0, 2)
+    assert found.values == alone.values
+    assert found.to_dict()["refused"] == 2
+    assert "2 rows" in found.to_text()
+    assert "refused" not in alone.to_text()
+    step_s = float(Model([BASE], system).times_s({})[0])
+    step = dataclasses.replace(BASE, time_s=step_s / 1e4)
+    assert calibrate(system, [*rows, step], folds=0).values == alone.values
+    with pytest.raises(SimulationError, match=r"all 2 rows") as caught:
+        calibrate(system, [above_peak, step])
+    assert caught.value.code == "DIST0730"
+
+
 def test_links_are_fitted_where_asked_to(tmp_path, system, monkeypatch):
     """A curve whose two ranks are slower per byte than its four."""
     monkeypatch.setattr(kept, "CACHE", tmp_path)

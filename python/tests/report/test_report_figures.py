@@ -14,16 +14,19 @@ import numpy as np
 import pytest
 from report_samples import GIB, sample
 
+from tvm_distir.ir import COLLECTIVES
 from tvm_distir.report import Trial, to_dict, to_html, to_text
 from tvm_distir.report.advice import advice, advice_lines
 from tvm_distir.report.links import links_of
 from tvm_distir.schedules import Schedule
 from tvm_distir.simulation import PathPart, PipelineResult, critical_path, simulate
-from tvm_distir.system import System
+from tvm_distir.system import System, system_names
 
 sys.path.append(str(Path(__file__).parents[1] / "simulation"))
 from hand_programs import SYSTEM, Build, program, random_program
 from hand_stages import Sizes, stages
+
+H100 = System.load("dgx-h100")
 
 
 def test_the_largest_part_is_told_first():
@@ -94,6 +97,32 @@ def test_traffic_by_link():
     sizes = {row.mesh_axis: row.wire_bytes_per_device for row in result.collectives}
     assert (inside.bytes, between.bytes) == (sizes["tp"], sizes["dp"])
     assert between.time_s == result.collectives[0].time_s
+
+
+@pytest.mark.parametrize("kind", COLLECTIVES)
+@pytest.mark.parametrize("name", system_names())
+def test_no_link_is_faster_than_its_rate(name, kind):
+    """Groups inside nodes, of whole nodes, and of a device of each; sizes where bytes decide."""
+    system = System.load(name)
+    per_node = system.intra_node.devices_per_node
+    for nodes in (2, 4):
+        for axis, ranks in (((0,), nodes), ((1,), per_node), ((0, 1), nodes * per_node)):
+            made = Build(0).param("x").collective("a", "x", kind, 2**33, ranks, axis).done("a")
+            one = program((("dp", "tp"), (nodes, per_node)), main=made)
+            (use,) = links_of(simulate(one, system).collectives, one, system)
+            assert use.name.startswith("inside" if axis == (1,) else "between")
+            assert 0 < use.bytes / use.time_s <= use.rate_bytes_per_s * (1 + 1e-9)
+
+
+def test_what_leaves_a_node_is_told_of_the_adapters():
+    """An all-reduce over two nodes of eight: of 30/16 of its bytes 16/16 leave a node.
+
+    Eight adapters of 50 GB/s share them, 46 GB/s of which are reached.
+    """
+    made = Build(0).param("x").collective("a", "x", "all_reduce", 2**30, 16, (0,)).done("a")
+    one = program((("tp",), (16,)), main=made)
+    (use,) = links_of(simulate(one, H100).collectives, one, H100)
+    assert (use.bytes, use.rate_bytes_per_s) == (2**30 // 8, 46e9)
 
 
 @pytest.mark.parametrize(

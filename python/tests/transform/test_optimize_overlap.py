@@ -181,19 +181,40 @@ def test_a_started_collective_waits_for_what_was_issued_before():
     assert free.devices[0].exposed_comm_s < free.devices[0].comm_s
 
 
-def test_memory_bounds_how_far_work_runs_ahead():
+def peak(mod):
+    """Bytes of the entry, its parameters included."""
+    program = td.export(mod)
+    framework = Framework(program, block_bytes=1)
+    return entry_memory(program, program.entries[0], framework).account.peak_bytes
+
+
+def chain():
+    """Reductions one behind the other, and beside each what may be made before it has ended."""
     body = [f"r0 = {reduce('x0', 0)}"]
     for i in range(12):
         body += [f"p{i} = R.matmul(x1, r{i})", f"q{i} = {reduce(f'p{i}', 0)}"]
         body += [f"a{i} = R.multiply(x0, x1)", f"b{i} = R.add(a{i}, x1)"]
         body += [f"r{i + 1} = R.add(q{i}, b{i})"]
-    split = SplitCollectives()(module(2, body, ["r12"]))
+    return body
 
-    def peak(mod):
-        program = td.export(mod)
-        framework = Framework(program, block_bytes=1)
-        return entry_memory(program, program.entries[0], framework).account.peak_bytes
 
+def test_work_runs_ahead_by_a_sixteenth_of_what_a_block_holds():
+    """Of 27 values there may be one more; two more, which an eighth would allow, run further."""
+    kept = [f"k{i} = R.abs(x{i % 2})" for i in range(24)]
+    results = ["r12", *(f"k{i}" for i in range(24))]
+    split = SplitCollectives()(module(2, [*kept, *chain()], results))
+    given = peak(split) - 2 * 256
+    usual = ScheduleCollectives(SYSTEM)(split)
+    within, twice = (
+        ScheduleCollectives(SYSTEM, memory_limit_bytes=given + given // part)(split)
+        for part in (16, 8)
+    )
+    tvm.ir.assert_structural_equal(usual, within)
+    assert given < peak(usual) - 2 * 256 <= given + given // 16 < peak(twice) - 2 * 256
+
+
+def test_memory_bounds_how_far_work_runs_ahead():
+    split = SplitCollectives()(module(2, chain(), ["r12"]))
     free = held(ScheduleCollectives(SYSTEM, memory_limit_bytes=NO_LIMIT), split, 2)
     bound = held(ScheduleCollectives(SYSTEM, memory_limit_bytes=5 * 256), split, 2)
     assert peak(bound) <= 2 * 256 + 5 * 256 < peak(free)

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
-from tvm import ir
+from tvm import ir, relax
 
 import tvm_distir as td
 from tvm_distir.analysis import check_level
 from tvm_distir.errors import LevelError
-from tvm_distir.ir import IN_FLIGHT_ATTR
+from tvm_distir.ir import IN_FLIGHT_ATTR, flat_types
+from tvm_distir.ir.rewrite import variables
 from tvm_distir.plan import Plan
 from tvm_distir.strategy import make_plan
 from tvm_distir.transform import (
@@ -132,6 +133,45 @@ def test_a_layer_more_is_held(zero: Any) -> None:
         peaks = [td.simulate(td.export(m), SYSTEM).peak_memory_bytes for m in (mod, new)]
         assert peaks[1] - peaks[0] <= ahead_bytes
     assert PrefetchGathers(SYSTEM, ahead_bytes=0)(mod).same_as(mod)
+
+
+def live_bytes(fn: Any) -> int:
+    """Bytes of a function's parameters, and the most of what it binds that is needed at once."""
+
+    def size(ty: Any) -> int:
+        return sum(4 * int(np.prod([int(n) for n in one.shape])) for one in flat_types(ty))
+
+    bindings = [b for block in fn.body.blocks for b in block.bindings]
+    memory: dict[Any, set[int]] = {}  # of a variable: the bindings that made what it shows
+    last: dict[int, int] = {}
+    for number, binding in enumerate(bindings):
+        used = {m for var in variables(binding.value) for m in memory.get(var, ())}
+        shows = isinstance(binding.value, relax.TupleGetItem | relax.Tuple | relax.Var)
+        memory[binding.var] = used if shows else {number}
+        last.update(dict.fromkeys(used | {number}, number))
+    for var in variables(fn.body.body):
+        last.update(dict.fromkeys(memory.get(var, ()), len(bindings)))
+    made = {n for own in memory.values() for n in own}
+    sizes = [size(b.var.ty) if n in made else 0 for n, b in enumerate(bindings)]
+    peaks = [sum(sizes[n] for n in range(at + 1) if last[n] >= at) for at in range(len(bindings))]
+    return sum(size(param.ty) for param in fn.params) + max(peaks)
+
+
+@pytest.mark.parametrize(("batch", "within"), [(16, False), (64, True)])
+def test_the_usual_bound_is_a_sixteenth_of_what_the_caller_holds(batch: int, within: bool) -> None:
+    """A layer's gathers that take more than it, and less than twice as much, are left alone."""
+    step = td.train_step(tower(2, batch, tied=False), loss="mse", optimizer="sgd")
+    mod = overlapped(step, make_plan(step, "fsdp", {"dp": 2}))
+    bound = live_bytes(mod["main"]) // 16
+    gathered = max(in_flight(PrefetchGathers(SYSTEM, ahead_bytes=MANY)(mod)).values(), default=0)
+    usual = PrefetchGathers(SYSTEM)(mod)
+    if within:
+        assert max(in_flight(usual).values()) == gathered <= bound
+    else:
+        assert bound < gathered <= 2 * bound
+        assert not in_flight(usual)
+        twice = PrefetchGathers(SYSTEM, ahead_bytes=2 * bound)(mod)
+        assert max(in_flight(twice).values()) == gathered
 
 
 def test_stages_gather_ahead_in_every_micro_batch() -> None:

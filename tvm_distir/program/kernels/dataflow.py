@@ -22,7 +22,8 @@ class Dataflow:
     ----------
     fn : Function
     casts : bool
-        Whether casts between floats are views; those that the function returns are not.
+        Whether casts between floats are views; those that the function returns, directly or
+        through views, are not.
     plain : collection of int
         Casts that are none.
 
@@ -44,6 +45,9 @@ class Dataflow:
     def __init__(self, fn: Function, casts: bool, plain: Collection[int] = ()) -> None:
         self.fn, self.casts, self.plain = fn, casts, frozenset(plain)
         returned = set(fn.results)
+        for op in reversed(fn.ops):
+            if op.kind == "view" and op.outputs[0] in returned:
+                returned.add(op.inputs[0])
         self.views = {
             number
             for number, op in enumerate(fn.ops)

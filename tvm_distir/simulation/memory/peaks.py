@@ -215,7 +215,7 @@ class Peaks:
         for number, use, rest in memories.levels.uses(unit, death):
             level.over(memories.framework.level(use), number)
             for buffer in rest:
-                level.add(death.roles[buffer], -unit.sizes[buffer])
+                level.add(death.roles[buffer], -death.sizes[buffer])
         return level
 
     def _message(self, made: bool, dead: bool, size: int) -> Forms:

@@ -229,20 +229,21 @@ def _later(walk: RankEvents, shorter: Cut | None, at: int) -> int:
 
 def deaths_of(walk: RankEvents) -> list[Death]:
     """By event which buffers die in it."""
-    roles = np.array(walk.roles, np.int64)
+    roles, sizes = np.array(walk.roles, np.int64), np.array(walk.sizes, np.int64)
     known: dict[Any, Death] = {}
     found = []
     for number, event in enumerate(walk.events):
         ids = event.ids
-        dying, own = walk.last[ids] == number, roles[ids]
+        dying, own, size = walk.last[ids] == number, roles[ids], sizes[ids]
         same = _same(ids.tolist())
-        key = dying.tobytes(), own.tobytes(), same
+        key = dying.tobytes(), own.tobytes(), size.tobytes(), same
         if key not in known:
             buffers = np.flatnonzero(dying).tolist()
             first = same or tuple(range(ids.size))
             known[key] = Death(
-                tuple(b for b in buffers if first[b] == b), first, tuple(own.tolist())
-            )
+                tuple(b for b in buffers if first[b] == b), first,
+                tuple(own.tolist()), tuple(size.tolist()),
+            )  # fmt: skip
         found.append(known[key])
     return found
 

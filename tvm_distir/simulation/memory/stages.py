@@ -52,7 +52,6 @@ class Stages:
             self._known[key] = {
                 name: make_unit(
                     name,
-                    role,
                     [phase for phase in map(role.phase, phases) if phase is not None],
                     self.framework,
                     codes,

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...program import Phase, Role
+from ...program import Phase
 from .account import Held, Label
 from .arena import Arenas
 from .framework import DONATED, DROPPED, OWN, Framework, Level, Use
@@ -44,7 +44,7 @@ class Unit:
     refs : tuple of int
         By output its buffer, or :data:`RESIDENT`.
     sizes, roles : tuple of int
-        Of the buffers; roles of the inputs are those of their instances, ``OWN`` here.
+        Of the buffers; the inputs have those of their instances, 0 and ``OWN`` here.
     slots : tuple of int
         Of the buffers: the first that they are in.
     last : tuple of int
@@ -64,7 +64,6 @@ class Unit:
 
 def make_unit(
     name: str,
-    role: Role,
     phases: Sequence[Phase],
     framework: Framework,
     codes: Mapping[int, int],
@@ -76,7 +75,6 @@ def make_unit(
     Parameters
     ----------
     name : str
-    role : Role
     phases : sequence of Phase
         In order.
     framework : Framework
@@ -93,8 +91,7 @@ def make_unit(
         inputs += [s for s in phase.inputs if s not in written and s not in inputs]
         written.update(phase.outputs)
     at = {slot: number for number, slot in enumerate(inputs)}
-    slots, roles = list(inputs), [OWN] * len(inputs)
-    sizes = [framework.lives.rounded(role.slots[slot].bytes) for slot in inputs]
+    slots, sizes, roles = list(inputs), [0] * len(inputs), [OWN] * len(inputs)
     last, parts = [-1] * len(inputs), list[Part]()
     for number, phase in enumerate(phases):
         lives = framework.lives[phase.function]
@@ -139,13 +136,14 @@ class Death(NamedTuple):
         Of several that are one instance, the first.
     same : tuple of int
         By buffer the first that is the same instance.
-    roles : tuple of int
-        By buffer.
+    roles, sizes : tuple of int
+        By buffer: those of its instance, which its maker decides.
     """
 
     buffers: tuple[int, ...]
     same: tuple[int, ...]
     roles: tuple[int, ...]
+    sizes: tuple[int, ...]
 
 
 class UnitLevels:
@@ -172,7 +170,7 @@ class UnitLevels:
                 top = max(top, level.live + self.arenas.whole(use))
                 level.over(self.framework.level(use), number)
                 for buffer in rest:
-                    level.add(death.roles[buffer], -unit.sizes[buffer])
+                    level.add(death.roles[buffer], -death.sizes[buffer])
             self._known[key] = level, top
         return self._known[key]
 
@@ -205,7 +203,7 @@ class UnitLevels:
                 label = one.label
                 yield one if label.unit else one._replace(label=label._replace(unit=word))
             handed = {death.same[part.reads[param]] for param, _, _ in use.owned}
-            for buffer, size in enumerate(unit.sizes):
+            for buffer, size in enumerate(death.sizes):
                 dead = buffer in death.buffers
                 there = dead if buffer < first else buffer <= made
                 over = dead and lasts[buffer] < at
@@ -231,7 +229,7 @@ class UnitLevels:
             here, times, given = set(dead), Counter(reads), set(lives.results)
             for param, buffer in enumerate(reads):
                 if buffer in here and times[buffer] == 1 and param not in given:
-                    owned.append((param, death.roles[buffer], unit.sizes[buffer]))
+                    owned.append((param, death.roles[buffer], death.sizes[buffer]))
             gone = {reads[param] for param, _, _ in owned}
             use = Use(part.function, tuple(owned), part.given)
             yield number, use, [buffer for buffer in dead if buffer not in gone]
