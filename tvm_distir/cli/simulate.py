@@ -8,7 +8,7 @@ import argparse
 import shlex
 from typing import Any
 
-from .exporting import ALLOCATORS_HELP
+from .exporting import ALLOCATORS_HELP, add_kernels
 from .listing import LateHelp, system_help
 from .options import asked_by
 from .outputs import Outputs, add_force
@@ -32,11 +32,7 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="let collectives that are not split into start and done stop the compute stream",
     )
-    parser.add_argument(
-        "--kernels",
-        metavar="P",
-        help="kernel profile (eager, megatron, ...) or its file; else that of the system",
-    )
+    add_kernels(parser)
     parser.add_argument(
         "--contention",
         action="store_true",

@@ -127,7 +127,7 @@ class Trial:
     time_s : float
         Of its step.
     gain : float
-        How often as fast it is, per sample.
+        How often as many samples per second it does.
     samples : int
         How often as many samples its step has.
     devices, peak_memory_bytes : int

@@ -61,8 +61,8 @@ def test_changes_that_were_simulated():
     lines = advice_lines(analysis)
     assert lines[1] == "  --recompute full: fits with 1.00 GiB (20.0 ms -> 25.0 ms)"
     assert lines[3] == (
-        "  --batch 16: predicted gain 2.00x (20.0 ms -> 20.0 ms, 2 x the samples, "
-        "on 2 devices instead of 4)"
+        "  --batch 16: predicted gain 2.00x (throughput 400 -> 800 samples/s; "
+        "2 x the samples per step: 20.0 ms -> 20.0 ms, on 2 devices instead of 4)"
     )
     assert lines[-2:] == [
         "  not tried (--advice full): --mesh y",
