@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Write the tables of passes, strategies and gradients in the docs from what is registered.
+"""Write passes, strategies and the table of gradients in the docs from what is registered.
 
-A table stands between ``<!-- table:NAME:start -->`` and ``<!-- table:NAME:end -->``::
+What is written stands between ``<!-- table:NAME:start -->`` and ``<!-- table:NAME:end -->``::
 
-    .venv/bin/python scripts/update_docs_tables.py           # rewrite the tables
+    .venv/bin/python scripts/update_docs_tables.py           # rewrite them
     .venv/bin/python scripts/update_docs_tables.py --check   # exit 1 where one is out of date
 
 Names, levels, options, defaults and summaries are those of ``tvm-distir opt --help-passes`` and
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from slots import rewrite_pages
@@ -35,35 +35,30 @@ FILES = ("docs/passes.md", "docs/strategies.md", "docs/training.md")
 _SLOT = re.compile(r"(?<=<!-- table:)(\w+)(:start -->\n)(.*?)(?=<!-- table:\1:end -->)", re.DOTALL)
 
 
-def passes_table() -> str:
-    """A row per pass: its name, factory, levels and options, and what it does."""
+def passes_sections() -> str:
+    """A section per pass: its name, factory and levels, what it does, and its options."""
     found = ((name, find_pass(name)) for name in pass_names())
-    rows = [
-        (
-            f"`{name}`",
-            f"`{info.factory.__name__}`",
-            ", ".join(info.takes),
-            info.gives or "the same",
-            _options(info.options),
+    return "".join(
+        _section(
+            name,
+            f"`{info.factory.__name__}`, from {_any_of(info.takes)} "
+            f"to {info.gives or 'the same level'}",
             info.summary,
+            info.options,
         )
         for name, info in found
         if _is_ours(info.factory)
-    ]
-    return _table(
-        ("`opt -p`", "factory", "from level", "to level", "options", "what it does"), rows
     )
 
 
-def strategies_table() -> str:
-    """A row per strategy: its name and options, and what it makes."""
+def strategies_sections() -> str:
+    """A section per strategy: its name, what it makes, and its options."""
     found = ((name, find_strategy(name)) for name in strategy_names())
-    rows = [
-        (f"`{name}`", _options(info.options), info.summary)
+    return "".join(
+        _section(name, "", info.summary, info.options)
         for name, info in found
         if _is_ours(info.function)
-    ]
-    return _table(("strategy", "options", "what it makes"), rows)
+    )
 
 
 def gradients_table() -> str:
@@ -88,8 +83,8 @@ def gradients_table() -> str:
 
 
 TABLES = {
-    "passes": passes_table,
-    "strategies": strategies_table,
+    "passes": passes_sections,
+    "strategies": strategies_sections,
     "gradients": gradients_table,
 }
 
@@ -98,14 +93,23 @@ def _is_ours(made: object) -> bool:
     return str(getattr(made, "__module__", "")).partition(".")[0] == "tvm_distir"
 
 
-def _options(options: Mapping[str, Option]) -> str:
-    """Each with its default, or its type where it must be given, and what it says."""
-    shown = []
+def _any_of(names: Sequence[str]) -> str:
+    """``a, b or c``."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _section(name: str, where: str, summary: str, options: Mapping[str, Option]) -> str:
+    """A heading and short lines, which a narrow screen shows as a wide one does.
+
+    Each option has its default, or its type where it must be given, and what it says.
+    """
+    items = []
     for option in options.values():
         default = option.default_text
         text = f"`{option.name}={default}`" if default else f"`{option.name}`, {option.kind.word}"
-        shown.append(f"{text}: {option.help}" if option.help else text)
-    return "<br>".join(shown)
+        items.append(f"- {text}: {option.help}" if option.help else f"- {text}")
+    parts = [f"### `{name}`", where and f"{where}.", f"{summary}.", "\n".join(items)]
+    return "\n\n".join(filter(None, parts)) + "\n\n"
 
 
 def _table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:

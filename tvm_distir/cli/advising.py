@@ -125,9 +125,9 @@ def _priced(
     shares = {part: took_s / whole_s if whole_s > 0 else 0.0 for part, took_s in spent.items()}
     part = "memory" if shares["memory"] >= shares["launch"] else "launch"
     if shares[part] >= LEAST:
-        names = [name for name in profile_names() if name != system.kernels]
+        names = [n for n in profile_names() if n != (arguments.kernels or system.kernels)]
         tried = [
-            _trial(analysis, part, f"kernels of the profile {name}", again)
+            _trial(analysis, part, f"--kernels {name}", again)
             for name in names
             if (again := _simulated(program, system, arguments, kernels=name)) is not None
         ]
@@ -141,7 +141,9 @@ def _priced(
         )
         again = _simulated(program, faster, arguments)
         if again is not None:
-            yield _trial(analysis, "communication", "links of twice the bandwidth", again)
+            yield _trial(
+                analysis, "communication", "--system with links of twice the bandwidth", again
+            )
 
 
 def _simulated(
@@ -150,8 +152,9 @@ def _simulated(
     """Result; None where it is refused."""
     from ..simulation import simulate
 
+    profile = kernels or arguments.kernels
     return _unless_refused(
-        lambda: simulate(program, system, kernels=kernels, allocator=arguments.allocator)
+        lambda: simulate(program, system, kernels=profile, allocator=arguments.allocator)
     )
 
 

@@ -9,7 +9,7 @@ import shlex
 from typing import Any, NamedTuple
 
 from .exporting import exported
-from .options import TRAINING
+from .options import TRAINING, asked_by
 from .stages import StagedModel, Stopwatch, load_work, run_passes
 from .terminal import say
 
@@ -52,10 +52,13 @@ def analyse(
     with watch.stage("simulate"):
         from ..simulation import simulate
 
-        result = simulate(program, work.system, allocator=arguments.allocator)
+        with asked_by("--kernels", "DIST0701"):
+            result = simulate(
+                program, work.system, kernels=arguments.kernels, allocator=arguments.allocator
+            )
         planned = arguments.plan is not None or arguments.strategy is not None
         forward = planned and not (arguments.train or arguments.measure)
-        alone = one_device(work, result) if forward else ""
+        alone = one_device(work, result, arguments.kernels) if forward else ""
     if alone:
         say(f"warning: {alone}")
         warned += (alone,)
@@ -76,7 +79,7 @@ def analyse(
     return Analysed(work, program, result, analysis)
 
 
-def one_device(work: StagedModel, result: Any) -> str:
+def one_device(work: StagedModel, result: Any, kernels: str | None = None) -> str:
     """What to say where one device takes no longer than all, a step waiting for communication.
 
     Parameters
@@ -85,6 +88,8 @@ def one_device(work: StagedModel, result: Any) -> str:
         The model, no training step, and the system.
     result : Result
         Of the step on all devices.
+    kernels : str, optional
+        Profile of kernels; None: that of the system.
     """
     waits_s = max((d.exposed_comm_s for d in result.devices), default=0.0)
     if len(result.devices) < 2 or waits_s < LEAST_WAITING * result.time_s:
@@ -95,7 +100,7 @@ def one_device(work: StagedModel, result: Any) -> str:
     from ..transform import distribute
 
     plan = Plan.from_dict({"schema_version": 1, "mesh": {"one": 1}, "rules": []})
-    alone = simulate(export(distribute(work.model.mod, plan)), work.system)
+    alone = simulate(export(distribute(work.model.mod, plan)), work.system, kernels=kernels)
     fits = alone.devices[0].peak_memory_bytes <= work.system.memory_capacity_bytes
     if not fits or alone.time_s > result.time_s:
         return ""
@@ -110,7 +115,7 @@ def command_line(arguments: argparse.Namespace) -> str:
     """The command that gives the same analysis again, without its output files."""
     words = ["tvm-distir", "analyze", arguments.model]
     options = ("plan", "strategy", "mesh", "batch", "dim", "entry", "train", *TRAINING, "system",
-               "allocator", "measure", "advice")  # fmt: skip
+               "allocator", "measure", "kernels", "advice")  # fmt: skip
     usual = (("allocator", "framework"), ("advice", "quick"))
     for option in options:
         value, flag = getattr(arguments, option, None), f"--{option.replace('_', '-')}"

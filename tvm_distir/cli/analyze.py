@@ -14,7 +14,7 @@ from .analysing import analyse
 from .exporting import add_exporting
 from .opt import script
 from .options import add_model_options, check_model_options, model_inputs
-from .outputs import Outputs
+from .outputs import Outputs, add_force
 from .stages import StagedModel
 from .terminal import put, put_page, say, wants_colour
 from .traces import add_trace, promise_trace, write_trace
@@ -40,6 +40,7 @@ def add_parser(commands: Any) -> None:
         metavar="DIR",
         help="write program, plan, IR levels, report and analysis into DIR",
     )
+    add_force(parser)
     parser.set_defaults(run=run)
 
 
@@ -47,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Load, distribute, export, simulate, write."""
     check_advice(arguments)
     axes = check_model_options(arguments)
-    outputs = Outputs(model_inputs(arguments))
+    outputs = Outputs(model_inputs(arguments), force=arguments.force)
     from ..ir.rewrite import collector_paused
 
     with collector_paused():

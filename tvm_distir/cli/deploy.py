@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 from .options import add_model_options, check_model_options, model_inputs
-from .outputs import Outputs
+from .outputs import Outputs, add_force
 from .stages import Stopwatch, load_work, run_passes
 from .terminal import put
 
@@ -32,8 +34,13 @@ def add_parser(commands: Any) -> None:
         help="a .safetensors, .npz or .npy file, or a folder of them (default: the model's own)",
     )
     parser.add_argument(
-        "-o", dest="folder", required=True, metavar="FOLDER", help="a new or empty folder"
+        "-o",
+        dest="folder",
+        required=True,
+        metavar="FOLDER",
+        help="a new or empty folder, or one of `deploy`",
     )
+    add_force(parser)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.set_defaults(run=run)
 
@@ -43,14 +50,15 @@ def run(arguments: argparse.Namespace) -> int:
     axes = check_model_options(arguments)
     outputs = Outputs({**model_inputs(arguments), "--weights": arguments.weights})
     outputs.protect_folder(arguments.folder, "-o")
+    from ..deployment import deploy, replaceable
+
+    replaceable(Path(os.path.realpath(arguments.folder)), arguments.force)
     watch = Stopwatch()
     work = load_work(arguments, axes, watch)
     local = run_passes(work, watch, keep=False)
     with watch.stage("deploy"):
-        from ..deployment import deploy
-
         weights = arguments.weights or work.model.read_weights()
-        made = deploy(local, arguments.folder, weights)
+        made = deploy(local, arguments.folder, weights, force=arguments.force)
     inputs = [{"name": p.name, "shape": list(p.shape), "dtype": p.dtype} for p in made.inputs]
     files = {name: size for name, (size, _) in made.manifest.files.items()}
     if arguments.json:

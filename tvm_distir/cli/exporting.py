@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""What a program carries besides its work: measured times, a storage plan."""
+"""What a program carries besides its work, and how it is simulated: times, storage, kernels."""
 
 from __future__ import annotations
 
@@ -18,6 +18,16 @@ def add_exporting(parser: argparse.ArgumentParser) -> None:
         "--measure",
         action="store_true",
         help="time each kernel on this machine, as `run` would call it; the system's links remain",
+    )
+    add_kernels(parser)
+
+
+def add_kernels(parser: argparse.ArgumentParser) -> None:
+    """Add ``--kernels``."""
+    parser.add_argument(
+        "--kernels",
+        metavar="P",
+        help="kernel profile (eager, megatron, ...) or its file; else that of the system",
     )
 
 

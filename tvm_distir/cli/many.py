@@ -30,7 +30,7 @@ def outputs_of(arguments: argparse.Namespace, others: Mapping[str, str | None]) 
 
     check_model(arguments.model)
     reads = {"MODEL": model_file(arguments.model), **others, "--system": arguments.system}
-    return Outputs(reads)
+    return Outputs(reads, force=getattr(arguments, "force", False))
 
 
 def begin(arguments: argparse.Namespace, option: str, strategy: str | None) -> Any:

@@ -3,12 +3,14 @@
 """Output files: promised before the work, written whole or not at all after it.
 
 No output takes the place of a file that the command reads, or of another output, however its
-path is spelled.
+path is spelled. A file in a folder of outputs is replaced only if a command wrote it.
 """
 
 from __future__ import annotations
 
+import argparse
 import errno
+import glob
 import os
 import stat
 import tempfile
@@ -16,6 +18,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ..errors import UsageError
+from ..reading import RECORD, OutputRecord
 from .terminal import put
 
 Content = str | bytes | Callable[[str], object]
@@ -100,12 +103,18 @@ class Outputs:
     reads : mapping of str to path, optional
         What the command reads, files or folders, by the option that names it; None for an option
         that is not given.
+    force : bool
+        Whether files of a folder may be replaced that no command wrote.
     """
 
-    def __init__(self, reads: Mapping[str, str | None] | None = None) -> None:
+    def __init__(
+        self, reads: Mapping[str, str | None] | None = None, *, force: bool = False
+    ) -> None:
         self._reads = {option: Path(path) for option, path in (reads or {}).items() if path}
         self._promised: dict[tuple[object, ...], str] = {}
-        self._folders: list[Path] = []
+        self._force = force
+        self._folders: dict[Path, str] = {}
+        self._named: set[Path] = set()
         self._content: list[tuple[Path, Content]] = []
 
     def promise(self, path: str | None, option: str) -> Path | None:
@@ -144,14 +153,26 @@ class Outputs:
             target = Path(os.path.realpath(path))
             _check_folder(target.parent, target, option)
         self._claim(target, option)
+        self._named.add(target)
         return target
 
     def promise_folder(
-        self, path: str | None, option: str, files: Iterable[str] = ()
+        self,
+        path: str | None,
+        option: str,
+        files: Iterable[str] = (),
+        claims: Iterable[str] = (),
     ) -> Path | None:
         """Check that ``files`` can be written into the folder ``path``, which is made if missing.
 
-        Errors as in :meth:`promise`.
+        ``files`` are names, or patterns as ``*.json`` of names that are not known yet; ``claims``
+        are names that no other output may have, and that something else writes. Errors as in
+        :meth:`promise`.
+
+        Raises
+        ------
+        OutputError
+            DIST0160 where one of them is there that no command wrote.
         """
         if path is None:
             return None
@@ -162,9 +183,12 @@ class Outputs:
             _check_folder(folder, folder, option)
         else:
             _check_folder(folder.parent, folder, option)
-        self._folders.append(folder)
-        for target in (folder, *(folder / name for name in files)):
+        self._folders[folder] = option
+        names = tuple(files)
+        for target in (folder, *(folder / name for name in (*names, *claims))):
             self._claim(target, option)
+        if not self._force:
+            OutputRecord(folder).check(names, option)
         return folder
 
     def protect_folder(self, path: str, option: str) -> None:
@@ -203,6 +227,14 @@ class Outputs:
 
     def commit(self) -> list[Path]:
         """Write all files; return their paths in the order they were added."""
+        if not self._force:
+            for folder, option in self._folders.items():
+                names = [
+                    glob.escape(path.name)
+                    for path, _ in self._content
+                    if path.parent == folder and path not in self._named
+                ]
+                OutputRecord(folder).check(names, option)
         made = [folder for folder in self._folders if not folder.exists()]
         ready: list[tuple[str, Path]] = []
         done = False
@@ -215,6 +247,7 @@ class Outputs:
                 _fill(ready[-1][0], content)
             for temporary, where in ready:
                 _move(temporary, where)
+            self._record()
             done = True
         except BrokenPipeError:  # not a fault: the reader wants no more
             raise
@@ -229,6 +262,24 @@ class Outputs:
                     if folder.is_dir() and not any(folder.iterdir()):
                         folder.rmdir()
         return [path for path, _ in self._content]
+
+    def _record(self) -> None:
+        """Note what was written where a folder holds a record, or is one of outputs."""
+        names: dict[Path, list[str]] = {}
+        for path, _ in self._content:
+            if path.parent in self._folders or (path.parent / RECORD).is_file():
+                names.setdefault(path.parent, []).append(path.name)
+        for folder, found in names.items():
+            OutputRecord(folder).add(found)
+
+
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """Add the option that allows to replace files of the user."""
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="replace files in the folder of outputs that tvm-distir did not write",
+    )
 
 
 _STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")

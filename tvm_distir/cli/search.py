@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import UsageError, shortened
 from .many import begin, check_resume, outputs_of, settings_of
 from .options import add_model, add_system, add_training, check_training
+from .outputs import add_force
 from .search_text import search_text
 from .terminal import put, say
 from .training import training_keywords
@@ -96,6 +97,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--report", metavar="r.html", help="write the Pareto front and the tables as one HTML page"
     )
+    add_force(parser)
     parser.add_argument("--resume", action="store_true", help="go on with the search in -o DIR")
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     parser.add_argument(
@@ -181,15 +183,14 @@ def run(arguments: argparse.Namespace) -> int:
     reads = {"--keep": arguments.keep, "--compare": arguments.compare if is_plan else None}
     outputs = outputs_of(arguments, reads)
     report = outputs.promise(arguments.report, "--report")
-    path = outputs.promise_folder(arguments.folder, "-o", ("search.json", "rows.jsonl"))
+    path = outputs.promise_folder(arguments.folder, "-o", claims=("search.json", "rows.jsonl"))
     system = begin(arguments, "--compare", None if is_plan else arguments.compare)
     from .. import searching
 
     folder = None
     if path is not None:
-        path.mkdir(exist_ok=True)
         settings = settings_of(arguments, system, _SETTINGS, {"keep": arguments.keep})
-        folder = searching.Folder(path, settings, resume=arguments.resume)
+        folder = searching.Folder(path, settings, resume=arguments.resume, force=arguments.force)
     model, batch = _model(arguments)
     result = searching.search(
         model,

@@ -8,10 +8,10 @@ import argparse
 import shlex
 from typing import Any
 
-from .exporting import ALLOCATORS_HELP
+from .exporting import ALLOCATORS_HELP, add_kernels
 from .listing import LateHelp, system_help
 from .options import asked_by
-from .outputs import Outputs
+from .outputs import Outputs, add_force
 from .stages import Stopwatch
 from .terminal import put, put_page, wants_colour
 from .traces import add_trace, promise_trace, write_trace
@@ -32,11 +32,7 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="let collectives that are not split into start and done stop the compute stream",
     )
-    parser.add_argument(
-        "--kernels",
-        metavar="P",
-        help="kernel profile (eager, megatron, ...) or its file; else that of the system",
-    )
+    add_kernels(parser)
     parser.add_argument(
         "--contention",
         action="store_true",
@@ -45,6 +41,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--allocator", metavar="A", default="framework", help=ALLOCATORS_HELP)
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
     add_trace(parser)
+    add_force(parser)
     parser.set_defaults(run=run)
 
 
@@ -58,7 +55,9 @@ def command_line(arguments: argparse.Namespace) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Load, simulate, print."""
-    outputs = Outputs({"PROGRAM": arguments.program, "--system": arguments.system})
+    outputs = Outputs(
+        {"PROGRAM": arguments.program, "--system": arguments.system}, force=arguments.force
+    )
     trace = promise_trace(arguments, outputs)
     watch = Stopwatch()
     with watch.stage("load"):

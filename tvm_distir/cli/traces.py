@@ -17,6 +17,8 @@ FOLDERS = {
     "hta": "a file per rank for Holistic Trace Analysis",
     "chakra": "one per rank for ASTRA-sim",
 }
+_NAMES = {"hta": ("rank*.json",), "chakra": ("trace.*.et", "comm_group.json")}
+"""Files of the folders."""
 
 
 class Trace(NamedTuple):
@@ -61,7 +63,7 @@ def promise_trace(arguments: argparse.Namespace, outputs: Outputs) -> Trace | No
             "DIST0151", "it needs --trace", place="--trace-format", remedy="Name a path: --trace."
         )
     if form in FOLDERS:
-        folder = outputs.promise_folder(path, "--trace")
+        folder = outputs.promise_folder(path, "--trace", _NAMES[form])
         return None if folder is None else Trace(folder, form)
     target = outputs.promise(path, "--trace")
     if target is None:

@@ -5,3 +5,4 @@ from .checkpoint import open_weights as open_weights
 from .loading import Deployment as Deployment
 from .loading import load as load
 from .writing import deploy as deploy
+from .writing import replaceable as replaceable

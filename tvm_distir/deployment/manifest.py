@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -14,16 +13,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from ..errors import EngineError
-from ..reading import JsonValue, read_json
+from ..errors import EngineError, shortened
+from ..reading import JsonValue, digest_file, read_json
 from ..runtime.program import AxisTable, EntryFunction, check_entries, read_port
 
 MANIFEST = "manifest.json"
 SCHEMA_VERSION = 1
-_BLOCK_BYTES = 1 << 20
+_AGAIN = "Deploy the program again."
 
 
-def broken(place: Path, what: str, remedy: str = "Deploy the program again.") -> EngineError:
+def broken(place: Path, what: str, remedy: str = _AGAIN) -> EngineError:
     """DIST0640."""
     return EngineError("DIST0640", what, place=str(place), remedy=remedy)
 
@@ -130,21 +129,30 @@ def _refuse(place: str, what: str, remedy: str) -> EngineError:
 
 
 def _manifest(top: JsonValue) -> Manifest:
+    folder = Path(top.place).parent
     items = [item.object(_ENTRY, optional=("mesh_device_ids",)) for item in top["entries"].items()]
+    files = {
+        _check_inside(name, folder, file): file.object(("bytes", "sha256"))
+        for name, file in top["files"].object().fields()
+    }
+
+    def listed(value: JsonValue) -> str:
+        name = value.text()
+        if name not in files:
+            raise value.wrong(f"{shortened(repr(name))} is not among the files", _AGAIN)
+        return name
+
     weights = {}
     for item in top["weights"].items():
         found = item.object(("index", "parts"))
         parts = (part.object(("device", "file", "key")) for part in found["parts"].items())
         weights[found["index"].integer()] = {
-            part["device"].integer(): (part["file"].text(), part["key"].text()) for part in parts
+            part["device"].integer(): (listed(part["file"]), part["key"].text()) for part in parts
         }
-    files = {
-        name: file.object(("bytes", "sha256")) for name, file in top["files"].object().fields()
-    }
     return Manifest(
         check_entries([_entry(item) for item in items]),
         AxisTable.from_dict(top["meshes"].data),
-        {item["function"].text(): item["library"].text() for item in items},
+        {item["function"].text(): listed(item["library"]) for item in items},
         weights,
         {
             name: (file["bytes"].integer(), file["sha256"].text(empty=True))
@@ -160,6 +168,15 @@ def _target(value: JsonValue) -> dict[str, Any]:
     fields = value.object()
     fields["kind"].text()
     return dict(fields.data)
+
+
+def _check_inside(name: str, folder: Path, value: JsonValue) -> str:
+    """The name of a file in the folder; refused where it leads out of it, by links too."""
+    if os.path.basename(name) != name or name in ("", ".", "..") or "\0" in name:
+        raise value.wrong(f"{shortened(repr(name))} is no name of a file in the folder", _AGAIN)
+    if os.path.dirname(os.path.realpath(folder / name)) != os.path.realpath(folder):
+        raise value.wrong(f"{name} is a link that leaves the folder", _AGAIN)
+    return name
 
 
 def _entry(item: JsonValue) -> EntryFunction:
@@ -200,16 +217,6 @@ def check_built_with(manifest: Manifest, folder: Path) -> None:
 def _series(text: str) -> str:
     """``0.27`` of ``0.27.0.post1``; other words as they are."""
     return ".".join(text.split(".")[:2])
-
-
-def digest_file(path: Path) -> tuple[int, str]:
-    """Bytes and SHA-256 of a file."""
-    state, size = hashlib.sha256(), 0
-    with open(path, "rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            state.update(block)
-            size += len(block)
-    return size, state.hexdigest()
 
 
 def check_file(folder: Path, name: str, manifest: Manifest) -> None:

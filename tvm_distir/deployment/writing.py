@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tvm import ir
 
 from ..errors import EngineError
+from ..reading import RECORD, OutputRecord, digest_file
 from ..runtime.program import (
     Bounds,
     EntryFunction,
@@ -32,7 +33,7 @@ from ..runtime.program import (
 from . import safetensors
 from .checkpoint import open_weights
 from .loading import Deployment
-from .manifest import MANIFEST, Manifest, broken, built_with, digest_file
+from .manifest import MANIFEST, Manifest, broken, built_with
 
 Array = npt.NDArray[Any]
 
@@ -41,6 +42,8 @@ def deploy(
     dist: ir.IRModule,
     folder: str | os.PathLike[str],
     params: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+    *,
+    force: bool = False,
 ) -> Deployment:
     """Write a distributed program to a folder that runs without a compiler.
 
@@ -57,6 +60,9 @@ def deploy(
         Weights that go into the folder, cut into shards: whole arrays, stored ones
         (:func:`open_weights`), or the path of a file of them. The other parameters are the
         inputs of every run. Each distinct shard is written once, and held in memory alone.
+    force : bool
+        Whether to write into a folder of other files too, and to replace those whose names the
+        deployed files need.
 
     Returns
     -------
@@ -65,6 +71,9 @@ def deploy(
 
     Raises
     ------
+    OutputError
+        DIST0160 where the folder has a library, weights or a manifest that :func:`deploy` did not
+        write, or that was changed since.
     DependencyError
         DIST0112 without a C compiler, which links the libraries.
     EngineError
@@ -73,10 +82,11 @@ def deploy(
         cannot be written, DIST0641 for weights that cannot be read.
     """
     program, where = Lowered(dist), Path(os.path.realpath(folder))
+    old = replaceable(where, force)
     need_compiler()
     given = open_weights(params) if isinstance(params, str | os.PathLike) else params or {}
     values = bind_some(program.entries, given)
-    with _staged(where) as stage:
+    with _staged(where, old) as stage:
         libraries = {e.function: _library(program, e, stage) for e in program.entries}
         weights = _write_weights(program.entries, values, stage)
         names = sorted({*libraries.values(), *(f for p in weights.values() for f, _ in p.values())})
@@ -91,6 +101,11 @@ def deploy(
             json.loads(program.target),
         )
         manifest.write(stage)
+        digests = {name: digest for name, (_, digest) in files.items()}
+        digests[MANIFEST] = digest_file(stage / MANIFEST)[1]
+        record = OutputRecord(where)
+        record.forget(old)
+        record.write(digests, stage)
     return Deployment(where, manifest)
 
 
@@ -101,8 +116,8 @@ def _library(program: Lowered, entry: EntryFunction, stage: Path) -> str:
 
 
 @contextmanager
-def _staged(where: Path) -> Iterator[Path]:
-    """A folder inside ``where`` whose files take their places together, or none does.
+def _staged(where: Path, old: list[str]) -> Iterator[Path]:
+    """A folder inside ``where`` whose files take the places of ``old`` together, or none does.
 
     Raises
     ------
@@ -113,44 +128,66 @@ def _staged(where: Path) -> Iterator[Path]:
     done = False
     try:
         where.mkdir(parents=True, exist_ok=True)
-        old = _replaceable(where)
         stage = Path(tempfile.mkdtemp(prefix=".", suffix=".part", dir=where))
         try:
             yield stage
             for name in old:
                 (where / name).unlink()
-            for path in sorted(stage.iterdir(), key=_manifest_last):
+            for path in sorted(stage.iterdir(), key=_order):
                 path.rename(where / path.name)
             done = True
         finally:
             shutil.rmtree(stage, ignore_errors=True)
     except OSError as err:
-        why = err.strerror or str(err)
-        raise broken(
-            where, f"it cannot be written: {why}", "Make room, or name another folder."
-        ) from err
+        raise _unwritable(where, err) from err
     finally:
         for path in made if not done else ():
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
 
 
-def _manifest_last(path: Path) -> tuple[bool, str]:
-    return path.name == MANIFEST, path.name
+def _order(path: Path) -> tuple[bool, bool, str]:
+    """The record first, which then names all that is there; the manifest last."""
+    return path.name != RECORD, path.name == MANIFEST, path.name
 
 
-def _replaceable(where: Path) -> list[str]:
-    """Files of a folder that was deployed before, the manifest first; no other is emptied."""
-    there = sorted(p.name for p in where.iterdir())
-    if there and MANIFEST not in there:
+_WRITTEN = (MANIFEST, "*.so", "*.safetensors")
+"""Names of files that a deployed folder holds."""
+
+
+def replaceable(where: Path, force: bool = False) -> list[str]:
+    """Files of the deployment before, the manifest first; with ``force`` nothing is refused.
+
+    Raises
+    ------
+    EngineError
+        DIST0640 for a folder of other files that was not deployed before, or one that cannot be
+        read.
+    OutputError
+        DIST0160 for one with files of the user that would be replaced.
+    """
+    record = OutputRecord(where)
+    try:
+        if not force:
+            record.check(_WRITTEN, str(where))
+        there = sorted(p.name for p in where.iterdir() if p.name != RECORD)
+    except FileNotFoundError:
+        return []
+    except OSError as err:
+        raise _unwritable(where, err) from err
+    if there and MANIFEST not in there and not force:
         raise EngineError(
             "DIST0640",
             f"it holds {there[0]} and is no deployed program",
             place=str(where),
             remedy="Name a new or an empty folder.",
         )
-    others = [name for name in there if name.endswith((".so", ".safetensors"))]
-    return [MANIFEST, *others] if there else []
+    return sorted(record.matching(_WRITTEN), key=lambda name: (name != MANIFEST, name))
+
+
+def _unwritable(where: Path, error: OSError) -> EngineError:
+    what = f"it cannot be written: {error.strerror or error}"
+    return broken(where, what, "Make room, or name another folder.")
 
 
 def _write_weights(

@@ -14,6 +14,7 @@ from .tree import LoweringError as LoweringError
 from .tree import MeshError as MeshError
 from .tree import MismatchError as MismatchError
 from .tree import ModelError as ModelError
+from .tree import OutputError as OutputError
 from .tree import PlanError as PlanError
 from .tree import PropagationError as PropagationError
 from .tree import SimulationError as SimulationError

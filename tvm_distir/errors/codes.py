@@ -17,6 +17,7 @@ CODES: dict[str, str] = {
     "DIST0151": "options that contradict each other, or an option that another one needs",
     "DIST0152": "the value of an option cannot be read",
     "DIST0153": "an output path cannot be written",
+    "DIST0160": "an output would replace a file that this package did not write",
     # 020x, 021x: meshes and placements
     "DIST0201": "a mesh has no axis, or an axis whose size is not a positive integer",
     "DIST0202": "the devices of a mesh do not match its shape, or one stands twice",

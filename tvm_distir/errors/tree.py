@@ -168,6 +168,10 @@ class UsageError(DistIRError):
     exit_code = 2
 
 
+class OutputError(DistIRError):
+    """A file of the user would be replaced."""
+
+
 class MeshError(DistIRError):
     """A mesh or a placement is wrong."""
 
@@ -226,6 +230,7 @@ _TREE = (
     DistIRError,
     DependencyError,
     UsageError,
+    OutputError,
     MeshError,
     PlanError,
     ModelError,

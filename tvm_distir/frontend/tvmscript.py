@@ -231,6 +231,7 @@ def _choose(classes: list[ast.ClassDef], wanted: str | None, place: str) -> ast.
 
 def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> ir.IRModule:
     """Parse one class; blank lines stand before it, so that line numbers hold."""
+    _check_metadata(node, names, place)
     first = min(decorator.lineno for decorator in node.decorator_list)
     lines = text.splitlines()[first - 1 : node.end_lineno]
     program = "\n" * (first - 1) + "\n".join(lines) + "\n"
@@ -253,6 +254,20 @@ def _parse(text: str, node: ast.ClassDef, names: dict[str, Any], place: str) -> 
             "DIST0322", f"{node.name} gives no IRModule", place=f"{place}:{first}", remedy=remedy
         )
     return mod
+
+
+def _check_metadata(node: ast.ClassDef, names: dict[str, Any], place: str) -> None:
+    """Refuse a module whose constants were left out when it was printed."""
+    if "metadata" in names:
+        return
+    words = [one for one in ast.walk(node) if isinstance(one, ast.Name) and one.id == "metadata"]
+    if words and not any(isinstance(one.ctx, ast.Store) for one in words):
+        raise ModelError(
+            "DIST0323",
+            "the module reads its constants from metadata, which the file does not hold",
+            place=f"{place}:{words[0].lineno}",
+            remedy="Print the module with mod.script(show_meta=True).",
+        )
 
 
 def _refused(node: ast.stmt, place: str, what: str, remedy: str) -> ModelError:

@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are written whole or not at all, and the folder of what is kept between runs."""
+"""Files that are written whole or not at all."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
-
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tvm-distir"
-"""Where programs and times are kept that take long to make."""
 
 
 def write_whole(path: str | Path, content: str | bytes | Callable[[BinaryIO], object]) -> None:

@@ -146,13 +146,22 @@ def _changes(one: Advice, analysis: Analysis) -> list[str]:
 
 def _gain(trial: Trial, analysis: Analysis) -> str:
     times = f"{units.duration(analysis.time_s)} -> {units.duration(trial.time_s)}"
-    per = f", {trial.samples} x the samples" if trial.samples > 1 else ""
+    if trial.samples > 1:
+        times = f"{_throughput(trial, analysis)}; {trial.samples} x the samples per step: {times}"
     now = len(analysis.devices)
     plural = "s" if trial.devices > 1 else ""
     where = f", on {trial.devices} device{plural} instead of {now}" if trial.devices != now else ""
     if trial.part == "fit":
         return f"{trial.change}: fits with {units.size(trial.peak_memory_bytes)} ({times}{where})"
-    return f"{trial.change}: predicted gain {trial.gain:.2f}x ({times}{per}{where})"
+    return f"{trial.change}: predicted gain {trial.gain:.2f}x ({times}{where})"
+
+
+def _throughput(trial: Trial, analysis: Analysis) -> str:
+    """Samples per second before and after; how often as many where the batch is not known."""
+    if analysis.batch is None or not (analysis.time_s > 0 and trial.time_s > 0):
+        return f"throughput {trial.gain:.2f}x"
+    before, after = analysis.batch / analysis.time_s, trial.samples * analysis.batch / trial.time_s
+    return f"throughput {units.count(before)} -> {units.count(after)} samples/s"
 
 
 def first_section(analysis: Analysis) -> str:

@@ -77,9 +77,26 @@ class ReportParameter:
 
 @dataclass(frozen=True)
 class LinkUse:
-    """What goes over a kind of link: by which collectives, of one device, at which rate at most."""
+    """What moves over one tier of the network.
+
+    Attributes
+    ----------
+    name : str
+    per : str
+        Of what the bytes and the rate are: a ``device``, or a ``node`` whose adapters its devices
+        share.
+    kinds : tuple of str
+        The collectives that move it.
+    bytes : int
+        What one of these sends over the tier in a step.
+    time_s : float
+        What the collectives take.
+    rate_bytes_per_s : float
+        What the links that are used carry at most, in one direction.
+    """
 
     name: str
+    per: str
     kinds: tuple[str, ...]
     bytes: int
     time_s: float
@@ -110,7 +127,7 @@ class Trial:
     time_s : float
         Of its step.
     gain : float
-        How often as fast it is, per sample.
+        How often as many samples per second it does.
     samples : int
         How often as many samples its step has.
     devices, peak_memory_bytes : int

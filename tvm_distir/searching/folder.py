@@ -12,12 +12,14 @@ from typing import Any
 
 from ..errors import UsageError
 from ..plan import Plan
-from ..reading import write_whole
+from ..reading import OutputRecord, write_whole
 from .candidates import Candidate
-from .result import Row, SearchResult
+from .result import SOLVED, Row, SearchResult
 
 SETTINGS = "search.json"
 ROWS = "rows.jsonl"
+_WRITTEN = (SETTINGS, "[0-9]*.plan.json")
+"""Files that the end of a search replaces."""
 
 
 class Folder:
@@ -26,53 +28,83 @@ class Folder:
     Parameters
     ----------
     path : Path
-        An existing folder.
+        It is made with the first row or the table: a search that fails before leaves nothing.
     settings : mapping
         All that prices depend on; a search goes on only with equal ones.
     resume : bool
         Whether to go on with what stands there.
+    force : bool
+        Whether to replace files that are not of a search, and a search that is not gone on with.
 
     Raises
     ------
+    OutputError
+        DIST0160 where the folder has a table or plans that no search wrote.
     UsageError
-        DIST0151 where the folder has a search with other settings, or one although ``resume`` is
-        not asked for; DIST0153 where it cannot be written.
+        DIST0151 where the folder has a search with other settings, or one that ended although
+        ``resume`` is not asked for (one that failed without a plan is no hindrance); DIST0153
+        where it cannot be written.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any], *, resume: bool) -> None:
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], *, resume: bool, force: bool = False
+    ) -> None:
         self.path, self.settings = path, dict(settings)
         self._known: dict[str, dict[str, Any]] = {}
+        self._begun = False
+        if not force:
+            OutputRecord(path).check(_WRITTEN, "-o")
         rows = path / ROWS
-        if rows.exists():
-            if not resume:
-                raise self._other("holds a search already", "Say --resume, or name another folder.")
-            self._read(rows)
+        if rows.exists() and not (force and not resume):
+            self._read(rows, resume)
         elif resume:
             raise self._other(f"holds no search: {ROWS} is missing", "Leave out --resume.")
-        else:
-            self._write(rows, json.dumps({"settings": self.settings}) + "\n")
 
     def _other(self, what: str, remedy: str) -> UsageError:
         return UsageError("DIST0151", f"{self.path} {what}", place="-o", remedy=remedy)
 
-    def _read(self, rows: Path) -> None:
-        lines = rows.read_text().splitlines()
+    def _read(self, rows: Path, resume: bool) -> None:
+        """Take the rows of a search before.
+
+        One that failed left no table: it is gone on with, and begun anew under other settings if
+        it found no plan.
+        """
         try:
+            lines = rows.read_text(encoding="utf-8").splitlines()
             head = json.loads(lines[0])["settings"]
-            found = [json.loads(line) for line in lines[1:]]
-        except (IndexError, KeyError, TypeError, ValueError) as error:
+            found = {row["key"]: row for row in map(json.loads, lines[1:])}
+            failed = not (self.path / SETTINGS).exists()
+            futile = failed and not any(row["state"] == SOLVED for row in found.values())
+        except (OSError, IndexError, KeyError, TypeError, ValueError) as error:
             raise self._other(
                 f"has a {ROWS} that cannot be read ({error})", "Name another folder."
             ) from error
         if head != self.settings:
+            if futile:
+                return
             differ = sorted(
                 k for k in {*head, *self.settings} if head.get(k) != self.settings.get(k)
             )
             raise self._other(
                 f"holds a search with other settings ({', '.join(differ)})",
-                "Give the same ones, or name another folder: prices are not used again.",
+                "Give the same ones, name another folder, or begin anew with --force.",
             )
-        self._known = {row["key"]: row for row in found}
+        if not (resume or failed):
+            raise self._other(
+                "holds a search already",
+                "Say --resume, name another folder, or begin anew with --force.",
+            )
+        self._known, self._begun = found, True
+
+    def _begin(self) -> None:
+        """Make the folder, and the file of rows."""
+        if not self._begun:
+            self._begun = True
+            try:
+                self.path.mkdir(exist_ok=True)
+            except OSError as error:
+                raise _unwritable(self.path, error) from error
+            self._write(self.path / ROWS, json.dumps({"settings": self.settings}) + "\n")
 
     def known(self, candidate: Candidate) -> tuple[Row, Plan | None] | None:
         """The row of a candidate, and its plan."""
@@ -99,6 +131,7 @@ class Folder:
 
     def add(self, row: Row, plan: Plan | None) -> None:
         """Write the plan of a candidate, then its row."""
+        self._begin()
         if plan is not None:
             plan.save(self._plan(row.candidate))
         with open(self.path / ROWS, "a", encoding="utf-8") as file:
@@ -106,12 +139,21 @@ class Folder:
 
     def finish(self, result: SearchResult) -> list[Path]:
         """Write the table, and the best plans by their place in it."""
+        self._begin()
+        record = OutputRecord(self.path)
+        old = record.matching(_WRITTEN)
         written = [self.path / SETTINGS]
         text = json.dumps({"settings": self.settings, **result.to_dict()}, indent=1) + "\n"
         self._write(written[0], text)
         for number, found in enumerate(result.plans, 1):
             written.append(self.path / f"{number}.plan.json")
             found.plan.save(written[-1])
+        names = [path.name for path in written]
+        gone = [name for name in old if name not in names]
+        for name in gone:
+            (self.path / name).unlink()
+        record.forget(gone)
+        record.add(names)
         return written
 
     def _plan(self, candidate: Candidate) -> Path:
@@ -123,9 +165,13 @@ class Folder:
         try:
             write_whole(path, text)
         except OSError as error:
-            raise UsageError(
-                "DIST0153",
-                f"{path} cannot be written: {error.strerror or error}",
-                place="-o",
-                remedy="Name an existing folder that you may write to.",
-            ) from error
+            raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(
+        "DIST0153",
+        f"{path} cannot be written: {error.strerror or error}",
+        place="-o",
+        remedy="Name an existing folder that you may write to.",
+    )

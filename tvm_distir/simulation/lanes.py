@@ -64,7 +64,8 @@ class CollectiveTotal:
         For a transfer, the devices it arrives on.
     count : int
     bytes_per_device, wire_bytes_per_device : int
-        Of the results, and sent by the ring algorithm, summed over ``count``.
+        Of the results, and sent by the ring algorithm, summed over ``count``. Of a message that is
+        sent in parts, what each device sends of it.
     time_s : float
         Sum of the durations.
     """

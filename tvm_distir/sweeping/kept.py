@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from ..program import Program
-from ..reading import CACHE, write_whole
+from ..reading import CACHE, CacheFile
 
 _DOWNSTREAM = ("calibration", "cli", "program/kernels", "report", "simulation")
 """Rooms that do not change what is exported."""
@@ -30,11 +30,11 @@ def kept_program(what: object, make: Callable[[], Program], folder: Path | None 
     """
     key = hashlib.sha256(repr((_sources(), what)).encode())
     path = (folder or CACHE) / "programs" / f"{key.hexdigest()[:32]}.json.gz"
-    if path.exists():
-        return Program.from_json(gzip.decompress(path.read_bytes()).decode())
-    program = make()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, gzip.compress(program.to_json().encode(), 4))
+    file = CacheFile(path)
+    program = file.read(lambda data: Program.from_json(gzip.decompress(data).decode()))
+    if program is None:
+        program = make()
+        file.write(gzip.compress(program.to_json().encode(), 4))
     return program
 
 

@@ -23,7 +23,6 @@ from .model import System as System
 from .model import WorkLike as WorkLike
 from .network import GroupLayout as GroupLayout
 from .network import Spread as Spread
-from .network import leaving_bytes as leaving_bytes
 from .network import pair_up as pair_up
 from .network import wire_bytes as wire_bytes
 from .network import wire_share as wire_share

@@ -140,21 +140,6 @@ def spread(ranks: Sequence[int], devices_per_node: int) -> Spread:
     return Spread(len(ranks), len(members), max(members.values(), default=0))
 
 
-def leaving_bytes(kind: str, sent_bytes: int, where: Spread) -> int:
-    """Bytes that must leave the fullest node of a group whose ranks send so many each.
-
-    What stays among the ``L`` of ``n`` ranks on a node need not: ``(n - L) / (n - 1)`` of what a
-    rank sends by :func:`wire_bytes` leaves, once for all of them, of an all-to-all for each. Of a
-    permutation, an exchange and a transfer at least one rank sends all.
-    """
-    if where.nodes <= 1:
-        return 0
-    if kind not in _PASSES:
-        return sent_bytes
-    times = where.per_node if kind == "all_to_all" else 1
-    return times * sent_bytes * (where.ranks - where.per_node) // (where.ranks - 1)
-
-
 @dataclass(frozen=True, eq=False)
 class GroupLayout:
     """How groups that run one collective at the same time lie on the nodes.

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -34,12 +35,55 @@ def test_gains_are_those_of_the_changed_command(capsys):
     assert without and all(t["gain"] < 1.02 for t in without)
 
 
+MEMORY = ["analyze", "zoo:gpt?size=tiny", "--system", "dgx-a100", "--strategy", "data_parallel",
+          "--mesh", "dp=2"]  # fmt: skip
+
+
+def test_kernels_that_are_advised_are_an_option(capsys):
+    found = analysed(MEMORY, capsys)
+    trials = [t for one in found["advice"] for t in (*one["gains"], *one["others"])]
+    (kernels,) = (t for t in trials if "kernels" in t["change"])
+    again = analysed([*MEMORY, *kernels["change"].split(), "--advice", "bounds"], capsys)
+    assert kernels["time_s"] == again["time_s"] < found["time_s"]
+    assert main([*MEMORY, "--kernels", "nope"]) == 2
+    assert "DIST0701 --kernels" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [TWO, MEMORY])
+def test_options_that_are_advised_are_there(given, capsys):
+    """Every option in the words of a change is one of the command."""
+    found = analysed([*given, "--advice", "full"], capsys)
+    changes = [t["change"] for one in found["advice"] for t in (*one["gains"], *one["others"])]
+    assert main(["analyze", "--help"]) == 0
+    there = capsys.readouterr().out
+    assert changes
+    for change in changes:
+        options = [word for word in change.split() if word.startswith("--")]
+        assert options and all(f"{option} " in there for option in options), change
+
+
+def test_more_samples_per_step_are_told_as_throughput(capsys):
+    found = analysed([*MEMORY, "--advice", "full"], capsys)
+    gains = [t for one in found["advice"] for t in one["gains"] if t["samples"] == 2]
+    assert gains
+    assert main([*MEMORY, "--advice", "full"]) == 0
+    said = capsys.readouterr().out
+    number = r"([\d.]+)([kM]?)"
+    scale = {"": 1.0, "k": 1e3, "M": 1e6}
+    for trial in gains:
+        line = next(t for t in said.splitlines() if t.strip().startswith(trial["change"] + ":"))
+        pattern = rf"throughput {number} -> {number} samples/s; 2 x the samples per step: "
+        before, unit, after, other = re.search(pattern, line).groups()
+        ratio = float(after) * scale[other] / (float(before) * scale[unit])
+        assert ratio == pytest.approx(trial["gain"], rel=0.02)
+
+
 def test_text_says_what_was_tried(capsys):
     assert main(TWO) == 0
     said = capsys.readouterr().out
     assert "--strategy data_parallel --mesh dp=2: predicted gain " in said
     assert "(a bound: no communication but what compute hides)" in said
-    assert "Tried, and gains nothing: links of twice the bandwidth" in said
+    assert "Tried, and gains nothing: --system with links of twice the bandwidth" in said
 
 
 def test_bounds_alone(capsys):

@@ -18,6 +18,7 @@ import tvm_distir as td
 from tvm_distir.cli import main
 from tvm_distir.cli.outputs import Outputs
 from tvm_distir.errors import UsageError
+from tvm_distir.reading import RECORD
 
 
 def left(folder: Path) -> list[str]:
@@ -35,7 +36,7 @@ def test_files_are_written_on_commit_only(tmp_path: Path) -> None:
     outputs.add(folder / "c.txt", lambda path: Path(path).write_text("from a function"))
     assert left(tmp_path) == []
     written = outputs.commit()
-    assert left(tmp_path) == ["a.txt", "out", "out/b.bin", "out/c.txt"]
+    assert left(tmp_path) == ["a.txt", "out", f"out/{RECORD}", "out/b.bin", "out/c.txt"]
     assert [p.name for p in written] == ["a.txt", "b.bin", "c.txt"]
     assert (tmp_path / "a.txt").read_text() == "text\n"
     assert (folder / "b.bin").read_bytes() == b"\x00\xff"

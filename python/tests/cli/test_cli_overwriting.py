@@ -85,10 +85,10 @@ def test_other_files_beside_the_inputs_are_written(
     inside: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (inside / "old.html").write_text("old")
-    command = f"analyze mlp.onnx {ANALYZE} --report old.html --trace mlp.json -o out"
+    command = f"analyze mlp.onnx {ANALYZE} --report old.html --trace mlp.json -o new"
     assert main(shlex.split(command)) == 0, capsys.readouterr().err
     assert (inside / "old.html").read_text().startswith("<!")
-    assert (inside / "out" / "1-global.py").is_file()
+    assert (inside / "new" / "1-global.py").is_file()
 
 
 def test_a_file_of_the_folder_that_is_read(inside: Path) -> None:

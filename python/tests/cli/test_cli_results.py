@@ -11,6 +11,7 @@ from cli_inputs import write_inputs
 
 import tvm_distir as td
 from tvm_distir.cli import main
+from tvm_distir.reading import RECORD
 
 SYSTEM = ["--system", "dgx-a100"]
 
@@ -80,10 +81,11 @@ def test_traces_by_ending_and_by_format(work, capsys):
     assert (work / "t.pftrace").read_bytes() == (work / "t.trace").read_bytes()
     run([*words, "traces", "--trace-format", "hta"], capsys)
     assert sorted(p.name for p in (work / "traces").iterdir()) == [
-        f"rank{r}.json" for r in range(4)
+        RECORD,
+        *(f"rank{r}.json" for r in range(4)),
     ]
     run([*words, "chakra", "--trace-format", "chakra"], capsys)
-    names = ["comm_group.json", *(f"trace.{r}.et" for r in range(4))]
+    names = [RECORD, "comm_group.json", *(f"trace.{r}.et" for r in range(4))]
     assert sorted(p.name for p in (work / "chakra").iterdir()) == names
     for more, code in (["t", "--trace-format", "hat"], 2), (["no/t.pftrace"], 2):
         assert main([*words, *more]) == code

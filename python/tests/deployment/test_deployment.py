@@ -191,6 +191,39 @@ def test_a_folder_that_is_not_for_here(small, tmp_path, change, says):
         td.load(edited(small[0], tmp_path, change))
 
 
+@pytest.mark.parametrize("file", ["main.so", "weights-0.safetensors"])
+@pytest.mark.parametrize("way", ["..", "absolute", "link", "folder link", "unlisted", "empty"])
+def test_files_outside_the_folder(small, tmp_path, file, way):
+    """A folder whose files were checked loads those of no other one."""
+    copy = edited(small[0], tmp_path, lambda d: None)
+    other = tmp_path / "other"
+    other.mkdir()
+    (copy / file).rename(other / file)
+    names = {"..": f"../other/{file}", "absolute": str(other / file), "folder link": f"sub/{file}"}
+    name = names.get(way, "" if way == "empty" else file)
+    if way == "link":
+        (copy / file).symlink_to(other / file)
+    elif way == "folder link":
+        (copy / "sub").symlink_to(other)
+    text = (copy / "manifest.json").read_text().replace(f'"{file}"', json.dumps(name))
+    data = json.loads(text)
+    if way == "unlisted":
+        del data["files"][file]
+    (copy / "manifest.json").write_text(json.dumps(data))
+    with pytest.raises(EngineError, match=r"DIST0640 .*manifest\.json/(files|entries|weights)"):
+        td.load(copy)
+
+
+def test_links_inside_the_folder_are_followed(small, tmp_path):
+    folder, x, (want,) = small
+    copy = edited(folder, tmp_path, lambda d: None)
+    (copy / "main.so").rename(copy / "other.so")
+    (copy / "main.so").symlink_to("other.so")
+    (tmp_path / "link").symlink_to(copy)
+    (got,) = td.load(tmp_path / "link", check=True).run([x], engine="virtual")
+    assert same_bits(got, want)
+
+
 def test_files_that_were_damaged(small, tmp_path):
     folder, x, _ = small
     copy = edited(folder, tmp_path, lambda d: None)

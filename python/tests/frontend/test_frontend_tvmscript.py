@@ -89,6 +89,20 @@ def test_printed_module_with_constants_round_trips(tmp_path):
     assert tvm_ffi.structural_equal(from_tvmscript(path), mod)
 
 
+def test_a_module_that_was_printed_without_its_constants(tmp_path):
+    text = zoo.gpt(size="tiny").script()
+    path = write(tmp_path, text)
+    line = next(n for n, line in enumerate(text.splitlines(), 1) if "metadata[" in line)
+    with pytest.raises(ModelError, match=rf"DIST0323 .*:{line}: .*constants") as caught:
+        from_tvmscript(path)
+    assert "show_meta=True" in caught.value.remedy
+
+
+def test_a_name_of_the_users_own_that_is_called_metadata(tmp_path):
+    text = PLAIN.replace("y = R.add(x, x)", "metadata = x").replace("return y", "return metadata")
+    assert "metadata" in from_tvmscript(write(tmp_path, HEAD + text)).script()
+
+
 def test_the_file_is_not_executed(tmp_path):
     witness = tmp_path / "witness"
     line = f"import os; os.mkdir({str(witness)!r})\n"

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -242,3 +244,24 @@ def test_propagation_through_the_integer_program_costs_the_same(monkeypatch):
     assert calls
     assert found.bound <= plain.cost <= found.cost
     assert found.cost - plain.cost <= 1e-6 * plain.cost
+
+
+SOLVING = """
+import itertools
+import numpy as np
+from tvm_distir.native import Problem, Tables
+from tvm_distir.propagation.solve import integer_optimum
+
+rng, tables = np.random.default_rng(0), Tables()
+scopes = itertools.combinations(range(9), 2)
+factors = {scope: tables.intern(rng.integers(0, 99, (3, 3)))[0] for scope in scopes}
+problem = Problem([3] * 9, factors)
+assert integer_optimum(tables, problem).values
+assert integer_optimum(tables, problem, known=[0] * 9).values
+"""
+
+
+def test_the_solver_prints_nothing():
+    """Neither when it begins nor when it solves, with a start or without: results go to stdout."""
+    done = subprocess.run([sys.executable, "-c", SOLVING], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -21,8 +21,9 @@ CODE = re.compile(r"DIST\d{4}")
 TABLE = Path("tvm_distir/errors/codes.py")
 # The range of each class (docs/dev/architecture.md, "errors").
 RANGES = {
-    "DependencyError": r"01(?!5)",
+    "DependencyError": r"01(?![56])",
     "UsageError": r"015",
+    "OutputError": r"016",
     "MeshError": r"02[01]",
     "PlanError": r"02[2-9]",
     "ModelError": r"03",

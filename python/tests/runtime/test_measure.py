@@ -4,6 +4,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -90,3 +95,78 @@ def test_a_longer_kernel_takes_longer(kept):
         times.append(product.measured_ps)
     assert times[1] > 4 * times[0]
     assert np.isfinite(times).all()
+
+
+BROKEN = {
+    "cut_short": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "list": lambda data: b"[1]",
+    "binary": lambda data: b"\xff\xfe\x00",
+    "deep": lambda data: b"[" * 100_000,
+    "nan": lambda data: json.dumps(dict.fromkeys(json.loads(data), float("nan"))).encode(),
+    "negative": lambda data: json.dumps(dict.fromkeys(json.loads(data), -1.0)).encode(),
+    "text": lambda data: json.dumps(dict.fromkeys(json.loads(data), "1")).encode(),
+    "a_year": lambda data: json.dumps(dict.fromkeys(json.loads(data), 3e7)).encode(),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_cache_is_measured_again(lowered, kept, monkeypatch, name):
+    monkeypatch.setattr(timing, "_run_all", lambda _, calls: dict.fromkeys(calls, 2.0))
+    whole = td.measure(lowered["gpt"])
+    (file,) = kept.rglob("*.json")
+    good = file.read_bytes()
+    file.write_bytes(BROKEN[name](good))
+    with pytest.warns(UserWarning) as caught:
+        again = td.measure(lowered["gpt"])
+    assert len(caught) == 1 and str(file) in str(caught[0].message)
+    assert again == whole and json.loads(file.read_bytes()) == json.loads(good)
+
+
+@pytest.mark.parametrize("hindrance", ["file", "pipe"])
+def test_times_are_used_that_cannot_be_kept(lowered, kept, monkeypatch, hindrance):
+    monkeypatch.setattr(timing, "_run_all", lambda _, calls: dict.fromkeys(calls, 2.0))
+    whole = td.measure(lowered["gpt"], cached=False)
+    (kept / "there").touch()
+    folder = kept / ("there" if hindrance == "file" else "new")
+    monkeypatch.setattr(timing, "CACHE", folder)
+    file = folder / "kernels" / f"{timing._machine()}.json"
+    if hindrance == "pipe":
+        file.parent.mkdir(parents=True)
+        os.mkfifo(file)
+    with pytest.warns(UserWarning) as caught:
+        assert td.measure(lowered["gpt"]) == whole
+    assert len(caught) == 1 and str(file) in str(caught[0].message)
+
+
+MEASURER = """
+import sys
+from pathlib import Path
+from tvm_distir.runtime.program import timing
+
+timing.CACHE = Path(sys.argv[1])
+timing._calls = lambda kernels: dict.fromkeys(kernels)
+timing._key = str
+timing._run_all = lambda kernels, calls: dict.fromkeys(calls, 1.0)
+print("ready", flush=True)
+sys.stdin.readline()
+for count in range(200):
+    name = f"{sys.argv[2]}{count}"
+    timing._times({name: name}, True)
+"""
+
+
+def test_two_processes_keep_the_times_of_both(tmp_path):
+    command = [sys.executable, "-c", MEASURER, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    both = [subprocess.Popen([*command, name], **pipes) for name in "ab"]
+    for process in both:
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in both:
+        process.communicate(timeout=120)
+        assert process.returncode == 0
+    (file,) = tmp_path.rglob("*.json")
+    assert json.loads(file.read_bytes()) == {f"{name}{n}": 1.0 for name in "ab" for n in range(200)}

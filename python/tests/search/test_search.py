@@ -12,7 +12,7 @@ import pytest
 from systems import A100, QUICK
 
 import tvm_distir as td
-from tvm_distir.errors import InfeasibleError, InternalError, UsageError
+from tvm_distir.errors import InfeasibleError, InternalError, OutputError, PlanError, UsageError
 from tvm_distir.plan import Plan
 from tvm_distir.runtime.program.joining import same_bits
 from tvm_distir.searching import Constraints, Folder, search, trials
@@ -342,11 +342,57 @@ class TestFolder:
         assert len(calls) == 1 + len(whole.rows)  # the first one is not labelled again
 
     def test_other_settings_are_refused(self, tmp_path):
-        Folder(tmp_path, {"model": "a"}, resume=False)
+        folder = Folder(tmp_path, {"model": "a"}, resume=False)
+        folder.finish(search(_gpt, 4, QUICK, batch=8, folder=folder))
         with pytest.raises(UsageError, match=r"DIST0151 .*other settings \(model\)"):
             Folder(tmp_path, {"model": "b"}, resume=True)
         with pytest.raises(UsageError, match=r"DIST0151 .*holds a search already"):
             Folder(tmp_path, {"model": "a"}, resume=False)
+
+    def test_a_search_that_failed_is_no_hindrance(self, tmp_path):
+        path = tmp_path / "found"
+        with pytest.raises(InfeasibleError, match="DIST0801"):
+            settings = {"memory": "1KiB"}
+            search(
+                _gpt,
+                4,
+                QUICK,
+                batch=8,
+                memory_bytes=1024,
+                folder=Folder(path, settings, resume=False),
+            )
+        assert (path / "rows.jsonl").exists() and not (path / "search.json").exists()
+        folder = Folder(path, {"memory": None}, resume=False)
+        folder.finish(search(_gpt, 4, QUICK, batch=8, folder=folder))
+        assert json.loads((path / "search.json").read_text())["settings"] == {"memory": None}
+
+    def test_a_failure_after_plans_were_found_loses_none(self, tmp_path):
+        def refused(*_):
+            raise PlanError("DIST0233", "no such thing", place="", remedy="")
+
+        folder = Folder(tmp_path, {}, resume=False)
+        with pytest.raises(PlanError, match="DIST0233"):
+            search(_gpt, 4, QUICK, batch=8, folder=folder, compare=("it", refused))
+        before = (tmp_path / "rows.jsonl").read_text()
+        with pytest.raises(UsageError, match=r"DIST0151 .*other settings \(model\)"):
+            Folder(tmp_path, {"model": "b"}, resume=False)
+        folder = Folder(tmp_path, {}, resume=False)
+        search(_gpt, 4, QUICK, batch=8, folder=folder)
+        assert (tmp_path / "rows.jsonl").read_text() == before
+
+    @pytest.mark.parametrize("name", ["search.json", "1.plan.json"])
+    def test_files_of_the_user_are_not_replaced(self, tmp_path, name):
+        folder = Folder(tmp_path, {}, resume=False)
+        folder.finish(search(_gpt, 4, QUICK, batch=8, folder=folder))
+        Folder(tmp_path, {}, resume=True)
+        assert (tmp_path / "2.plan.json").exists()
+        (tmp_path / name).write_text("mine")
+        with pytest.raises(OutputError, match=f"DIST0160 -o: .* holds {name}"):
+            Folder(tmp_path, {}, resume=True)
+        folder = Folder(tmp_path, {}, resume=False, force=True)
+        folder.finish(search(_gpt, 4, QUICK, batch=8, folder=folder, top=1))
+        assert not (tmp_path / "2.plan.json").exists()
+        Folder(tmp_path, {}, resume=True)
 
     def test_what_is_written_can_be_read(self, tmp_path):
         folder = Folder(tmp_path, {}, resume=False)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tvm_distir.frontend.zoo import layers
 from tvm_distir.simulation.costs import OpCosts
 from tvm_distir.simulation.stage_kinds import Kinds
 from tvm_distir.simulation.stage_steps import StageSteps
-from tvm_distir.sweeping import Configuration, Pipeline, driver
+from tvm_distir.sweeping import Configuration, Pipeline, driver, kept_program
 from tvm_distir.sweeping.formulas import Fit, evaluate
 
 MODEL = "zoo:gpt?size=tiny,heads=4,seq=8,dropout=0.1,fused_qkv=1,dtype=float16"
@@ -87,6 +88,27 @@ def test_samples_are_kept_on_disk(swept: Any, cache: Path, monkeypatch: pytest.M
     monkeypatch.setattr(driver._Sweep, "_checked", lambda *_: [])
     again = td.sweep(MODEL, GRID, SYSTEM, train=TRAIN, cache=cache)
     assert again.rows == swept.rows
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", gzip.compress(b'{"schema'), "cut short"])
+def test_a_broken_cache_is_made_again(tmp_path: Path, content: bytes | str) -> None:
+    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).program(Configuration(pp=2))
+    assert kept_program("what", lambda: program, tmp_path) == program
+    (file,) = tmp_path.rglob("*.json.gz")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2] if isinstance(content, str) else content)
+    with pytest.warns(UserWarning) as caught:
+        assert kept_program("what", lambda: program, tmp_path) == program
+    assert len(caught) == 1 and str(file) in str(caught[0].message)
+    assert kept_program("what", lambda: pytest.fail("made again"), tmp_path) == program
+
+
+def test_a_program_is_used_that_cannot_be_kept(tmp_path: Path) -> None:
+    program = Pipeline(MODEL, td.System.load(SYSTEM), {}).program(Configuration(pp=2))
+    (tmp_path / "file").touch()
+    with pytest.warns(UserWarning, match=r"the cache file .*file.*cannot be written") as caught:
+        assert kept_program("what", lambda: program, tmp_path / "file") == program
+    assert len(caught) == 1
 
 
 def test_follows_the_zoo(swept: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ MOST_NODES = 2000
 
 OPTIONS: dict[str, bool | int | float | str] = {
     "output_flag": False,
+    "log_to_console": False,
     "threads": 1,
     "parallel": "off",
     "random_seed": 0,
@@ -40,6 +41,19 @@ class Optimum:
 
     values: list[int]
     bound: int
+
+
+class _QuietSolver(highspy.Highs):
+    """HiGHS that never prints: its constructor would, before any option can be set.
+
+    The banner is logged when callbacks are set, to file descriptor 1, where results go.
+    """
+
+    def enableCallbacks(self) -> None:
+        """Set the callbacks, without output."""
+        for option in ("output_flag", "log_to_console"):
+            self.setOptionValue(option, False)
+        super().enableCallbacks()  # type: ignore[no-untyped-call]
 
 
 @dataclass
@@ -68,7 +82,7 @@ class _Program:
 
         ``known``: columns that are 1 in a solution to begin with.
         """
-        solver: Any = highspy.Highs()  # type: ignore[no-untyped-call]
+        solver: Any = _QuietSolver()  # type: ignore[no-untyped-call]
         model = highspy.HighsLp()
         for name, value in OPTIONS.items():
             solver.setOptionValue(name, value)

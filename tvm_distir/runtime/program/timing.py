@@ -17,10 +17,10 @@ import numpy as np
 import tvm
 from tvm import ir, relax, tirx
 
-from ...errors import EngineError
+from ...errors import EngineError, shortened
 from ...ir import known_shape
 from ...program import Program, export
-from ...reading import CACHE, write_whole
+from ...reading import CACHE, CacheFile
 from ...system import PICOSECONDS
 from .cores import one_thread
 from .kernels import order_loops
@@ -31,6 +31,8 @@ from .targets import check_engine_runs, target_in_scope
 _LEAST_S = 0.01
 """How long a kernel is run to be timed, at least."""
 _REPEATS = 3
+_MOST_S = 86400.0
+"""No kernel is run for longer than a day to be timed: a longer time in the cache is absurd."""
 
 
 def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Program:
@@ -84,22 +86,36 @@ def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Pro
 def _times(kernels: ir.IRModule, cached: bool) -> dict[str, float]:
     """Seconds of each PrimFunc that is called, by its name."""
     calls = _calls(kernels)
-    path = CACHE / "kernels" / f"{_machine()}.json"
-    known: dict[str, float] = {}
-    if cached and path.exists():
-        known = json.loads(path.read_text(encoding="utf-8"))
+    file = CacheFile(CACHE / "kernels" / f"{_machine()}.json")
+    known = (file.read(_decoded) if cached else None) or {}
     keys = {name: _key(kernels[name]) for name in calls}
     missing: dict[str, relax.Call] = {}
     for name, call in calls.items():
         if keys[name] not in known and keys[name] not in {keys[other] for other in missing}:
             missing[name] = call
     if missing:
-        found = _run_all(kernels, missing)
-        known.update({keys[name]: took for name, took in found.items()})
+        found = {keys[name]: took for name, took in _run_all(kernels, missing).items()}
+        known.update(found)
         if cached:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, json.dumps(known))
+            file.update(_decoded, lambda there: json.dumps({**(there or {}), **found}).encode())
     return {name: known[key] for name, key in keys.items()}
+
+
+def _decoded(data: bytes) -> dict[str, float]:
+    """Times of a cache file.
+
+    Raises
+    ------
+    ValueError
+        Where it is no JSON object, or a time is none that a kernel can take.
+    """
+    times_s = json.loads(data)
+    if not isinstance(times_s, dict):
+        raise ValueError("it holds no JSON object")
+    for key, took_s in times_s.items():
+        if type(took_s) is not float or not 0.0 < took_s <= _MOST_S:
+            raise ValueError(f"the time of {key} is {shortened(repr(took_s))}, not seconds")
+    return times_s
 
 
 def _calls(kernels: ir.IRModule) -> dict[str, relax.Call]:
