@@ -169,15 +169,16 @@ def faults(case: Case, code: int, took_s: float, said: str, before: dict, after:
         found.append("a traceback")
     if code in (1, 2, 3) and "DIST" not in said and not case.stdout:
         found.append("it says nothing")
-    for name, what in before.items():
-        if after.get(name) != what and name not in case.outputs:
-            found.append(f"{name} is {'lost' if name not in after else 'changed'}")
+    changed = [n for n in before if after.get(n) != before[n] and n not in case.outputs]
     left = [n for n in after if n not in before and n.split("/")[0] not in case.outputs]
+    if case.program is not None:  # what it writes in its folders is no result
+        changed = [n for n in changed if n.split("/")[0] not in case.outputs]
+    found += [f"{n} is {'changed' if n in after else 'lost'}" for n in changed]
     found += [f"{name} is left" for name in left[:2]]
     there = [n for n in case.outputs if n in after and n not in before]
-    if code not in (0, 3) and len(there) < len(case.outputs):  # not written all, or none
+    if case.program is None and code not in (0, 3) and len(there) < len(case.outputs):
         made = [n for n in after if n not in before and n.split("/")[0] in case.outputs]
-        found += [f"{name} is left after a failure" for name in made[:2]]
+        found += [f"{name} is left after a failure" for name in made[:2]]  # written all, or none
     return found
 
 
