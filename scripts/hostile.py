@@ -3,15 +3,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hostile inputs: what users, disks and signals do to the command, and what it must not do.
 
-Each case runs the command in a child of this process, which has imported everything, in a folder
-of its own::
+Each case runs the command, or a program that calls the package, in a child of this process, which
+has imported everything, in a folder of its own::
 
     .venv/bin/python scripts/hostile.py                 # all cases
     .venv/bin/python scripts/hostile.py --only plan     # those of one kind
     .venv/bin/python scripts/hostile.py --only plan-017 --show
 
 A case fails that exits with 70 or dies, prints a traceback, says nothing where it fails, takes over
-a minute, changes or removes a file that was there, or leaves one that it was not asked for.
+a minute, changes or removes a file that was there, or leaves one that it was not asked for; and one
+that is not refused, or not equal, where that is expected.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from collections import Counter
 from pathlib import Path
 
 from hostile_cases import Case, all_cases, write_files
+from hostile_programs import CACHE
 
+os.environ["XDG_CACHE_HOME"] = CACHE  # before the package is imported
 LIMIT_S = 60.0
 SYSTEM = ("--system", "system.json")
 ALLOWED = (0, 1, 2, 3, 130, 141)
@@ -68,9 +71,7 @@ def child(case: Case, folder: Path, out: int, err: int) -> None:
         if case.most_bytes is not None:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (case.most_bytes, case.most_bytes))
-        from tvm_distir.cli import main
-
-        code = main(list(case.words))
+        code = call(case)
         sys.stdout.flush()
     except BrokenPipeError:
         code = 141
@@ -82,6 +83,23 @@ def child(case: Case, folder: Path, out: int, err: int) -> None:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def call(case: Case) -> int:
+    """Run the command, or the program of a case; return the exit code."""
+    from tvm_distir.cli import main
+    from tvm_distir.errors import DistIRError
+
+    if case.program is None:
+        return main(list(case.words))
+    try:
+        if case.program():
+            return 0
+    except DistIRError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print("the result is not that of the reference", file=sys.stderr)
+    return 71
 
 
 def run(case: Case, folder: Path) -> tuple[int, float, str]:
@@ -143,19 +161,24 @@ def faults(case: Case, code: int, took_s: float, said: str, before: dict, after:
         found.append("it hangs")
     elif code not in allowed:
         found.append(f"exit code {code}")
+    elif case.expected == "refused" and code == 0:
+        found.append("it is not refused")
+    elif case.expected == "equal" and code != 0:
+        found.append("it is refused")
     if "Traceback (most recent call last)" in said:
         found.append("a traceback")
     if code in (1, 2, 3) and "DIST" not in said and not case.stdout:
         found.append("it says nothing")
-    for name, what in before.items():
-        if after.get(name) != what and name not in case.outputs:
-            found.append(f"{name} is {'lost' if name not in after else 'changed'}")
+    changed = [n for n in before if after.get(n) != before[n] and n not in case.outputs]
     left = [n for n in after if n not in before and n.split("/")[0] not in case.outputs]
+    if case.program is not None:  # what it writes in its folders is no result
+        changed = [n for n in changed if n.split("/")[0] not in case.outputs]
+    found += [f"{n} is {'changed' if n in after else 'lost'}" for n in changed]
     found += [f"{name} is left" for name in left[:2]]
     there = [n for n in case.outputs if n in after and n not in before]
-    if code not in (0, 3) and len(there) < len(case.outputs):  # not written all, or none
+    if case.program is None and code not in (0, 3) and len(there) < len(case.outputs):
         made = [n for n in after if n not in before and n.split("/")[0] in case.outputs]
-        found += [f"{name} is left after a failure" for name in made[:2]]
+        found += [f"{name} is left after a failure" for name in made[:2]]  # written all, or none
     return found
 
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hostile_programs import CACHE, MEASURE, programs
+
 MODEL = """\
 from tvm.script import ir as I
 from tvm.script import relax as R
@@ -62,7 +64,9 @@ class Case:
 
     ``prepare`` changes the folder first; ``outputs`` are names that may be new or other after a
     success; ``signal`` is sent ``after_s`` seconds; with ``closes`` nobody reads the results, which
-    else go to ``stdout``; no file may have over ``most_bytes``.
+    else go to ``stdout``; no file may have over ``most_bytes``. With ``program`` that is run in
+    place of the command, and with ``expected`` it must come out so: ``equal``, ``refused`` (an
+    error with a code), or either of both.
     """
 
     name: str
@@ -75,10 +79,12 @@ class Case:
     stdout: str = ""
     most_bytes: int | None = None
     codes: tuple[int, ...] = ()
+    program: Callable[[], bool] | None = None
+    expected: str = ""
 
 
 def write_files(folder: Path) -> None:
-    """Write whole inputs: a model in three forms, a plan, a system, a program, weights."""
+    """Write whole inputs: a model in three forms, a plan, a system, a program, weights, times."""
     import numpy as np
     import onnx
     from onnx import TensorProto, helper, numpy_helper
@@ -120,6 +126,8 @@ def write_files(folder: Path) -> None:
     for path in (folder / "made").iterdir():
         path.unlink()
     (folder / "made").rmdir()
+    command = [sys.executable, "-m", "tvm_distir.cli", *MEASURE.split()]
+    subprocess.run(command, cwd=folder, check=True, capture_output=True)
 
 
 def all_cases(fresh: Path, warm_s: float) -> Iterator[Case]:
@@ -139,6 +147,8 @@ def all_cases(fresh: Path, warm_s: float) -> Iterator[Case]:
     yield from _outputs(fresh)
     yield from _signals(warm_s)
     yield from _full()
+    yield from _folders()
+    yield from _programs()
 
 
 _DP = "--strategy data_parallel --mesh dp=2"
@@ -309,3 +319,33 @@ def _large_weights(folder: Path) -> None:
     wide = MODEL.replace("(16, 32)", "(16, 65536)").replace("(32, 16)", "(65536, 16)")
     (folder / "m.py").write_text(wide, encoding="utf-8")
     np.savez(folder / "w.npz", a=np.ones((16, 65536), "f4"), b=np.ones((65536, 16), "f4"))
+
+
+def _folders() -> Iterator[Case]:
+    """Folders that hold files of the user under the names that a command writes."""
+    strategy = f"analyze m.onnx {_DP} {SYSTEM}"
+    yield Case("folder-analyze-here", (*shlex.split(strategy), "-o", "."), expected="refused")
+    for command, words in (
+        ("analyze", f"{ANALYZE} --report report.html -o own"),
+        ("deploy", "deploy m.py --plan plan.json --weights w.npz -o own"),
+    ):
+        for name in ("plan.json", "program.json", "manifest.json", "main.so"):
+            writes = name in ("manifest.json", "main.so")
+            if writes == (command == "deploy"):
+                yield Case(f"folder-{command}-{name}", tuple(shlex.split(words)), _owner(name),
+                           outputs=("report.html",), expected="refused")  # fmt: skip
+
+
+def _owner(name: str) -> Callable[[Path], object]:
+    def prepare(folder: Path) -> None:
+        (folder / "own").mkdir()
+        (folder / "own" / name).write_text('{"by": "hand"}', encoding="utf-8")
+
+    return prepare
+
+
+def _programs() -> Iterator[Case]:
+    """Calls of the package; all that they write is theirs."""
+    for name, expected, program in programs():
+        yield Case(name, ("program", name), outputs=(CACHE, "deployed", "other"),
+                   program=program, expected=expected)  # fmt: skip

@@ -15,84 +15,12 @@ from __future__ import annotations
 import argparse
 import collections
 import json
-import multiprocessing
-import sys
 import time
-from collections.abc import Iterator
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python" / "tests" / "frontend"))
-
-from node_cases import BAD, NodeCase, Outcome, check, collected
-
-FORK = multiprocessing.get_context("fork")
-"""Workers inherit the cases, which take half a minute to collect; TVM is imported in them."""
-
-
-class _Worker:
-    """A process that checks one case after the other."""
-
-    def __init__(self, cases: list[NodeCase], cuts: bool) -> None:
-        self.pipe, theirs = FORK.Pipe()
-        self.process = FORK.Process(target=_work, args=(cases, cuts, theirs), daemon=True)
-        self.process.start()
-        theirs.close()
-        self.at = -1
-        self.until_s = 0.0
-
-    def give(self, number: int, limit_s: float) -> None:
-        """Start a case."""
-        self.at, self.until_s = number, time.monotonic() + limit_s
-        self.pipe.send(number)
-
-    def answer(self) -> list[Outcome] | None:
-        """What became of the case; None while it is under way."""
-        try:
-            if self.pipe.poll():
-                return [Outcome(**fields) for fields in self.pipe.recv()]
-        except EOFError:
-            self.process.join()
-            return [Outcome("single", "CRASH", "", f"exit status {self.process.exitcode}")]
-        if time.monotonic() > self.until_s:
-            return [Outcome("single", "HANG", "", "no result in time")]
-        return None
-
-    def close(self) -> None:
-        """End the process."""
-        self.process.kill()
-        self.process.join()
-        self.pipe.close()
-
-
-def _work(cases: list[NodeCase], cuts: bool, pipe: Connection) -> None:
-    while True:
-        case = cases[pipe.recv()]
-        pipe.send([outcome.as_dict() for outcome in check(case, cuts)])
-
-
-def outcomes(
-    cases: list[NodeCase], cuts: bool, jobs: int, limit_s: float
-) -> Iterator[tuple[NodeCase, list[Outcome]]]:
-    """Cases and what became of them, as they end."""
-    waiting = list(range(len(cases)))[::-1]
-    busy: list[_Worker] = []
-    while waiting or busy:
-        while waiting and len(busy) < jobs:
-            busy.append(_Worker(cases, cuts))
-            busy[-1].give(waiting.pop(), 2 * limit_s)
-        wait([worker.pipe for worker in busy], timeout=1.0)
-        for worker in list(busy):
-            found = worker.answer()
-            if found is None:
-                continue
-            yield cases[worker.at], found
-            if waiting and found[0].kind not in ("CRASH", "HANG"):
-                worker.give(waiting.pop(), limit_s)
-            else:
-                worker.close()
-                busy.remove(worker)
+from case_workers import run_cases
+from node_cases import BAD, check, collected
 
 
 def main() -> int:
@@ -111,8 +39,15 @@ def main() -> int:
     )
     lines: list[dict[str, Any]] = []
     start, bad = time.monotonic(), 0
-    for case, found in outcomes(cases, not options.alone, options.jobs, options.limit_s):
-        for outcome in found:
+    # TVM is imported in the workers: collecting the cases takes half a minute, once.
+    for number, outcomes in run_cases(
+        lambda number: check(cases[number], not options.alone),
+        len(cases),
+        options.jobs,
+        options.limit_s,
+    ):
+        case = cases[number]
+        for outcome in outcomes:
             stage = "a dim" if outcome.stage.startswith("S[") else outcome.stage
             counts[stage][outcome.kind, outcome.code] += 1
             lines.append({"case": case.name, **outcome.as_dict()})
@@ -123,8 +58,8 @@ def main() -> int:
         options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
     for stage, counted in counts.items():
         print(f"{stage}: {sum(counted.values())}")
-        for (kind, code), number in sorted(counted.items(), key=lambda item: (item[0], item[1])):
-            print(f"{number:8d}  {kind} {code}")
+        for (kind, code), n in sorted(counted.items(), key=lambda item: (item[0], item[1])):
+            print(f"{n:8d}  {kind} {code}")
     print(f"{len(cases)} cases in {time.monotonic() - start:.0f} s, {bad} wrong")
     return 1 if bad else 0
 

@@ -19,6 +19,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter
 from ...errors import ModelError
 from ...ir import FRONTEND_ATTR, NUM_INPUT_ATTR, PARAM_NAMES_ATTR
 from ...ir.rewrite import check_sizes
+from ..extremes import valid_place
 from ..quiet import IMPORT_ERRORS, drop_half_built, muted_stderr, reason
 from ..steps import noted_step
 from .batch import node_place
@@ -116,10 +117,16 @@ class _Importer(ONNXGraphImporter):  # type: ignore[misc]
         name = attrs["tvm_custom"]["name"]
         self.node = f"{name or '?'} ({op_name})"
         made = super()._convert_operator(op_name, inputs, attrs, opset)
+        if op_name in ("ArgMax", "ArgMin"):
+            made = self.bb.normalize(valid_place(made, _axis_size(inputs[0], attrs)))
         if name in self.names and isinstance(made, ir.Call):
             if isinstance(made.ty, relax.TensorType):
                 return self.bb.emit(made, self.names[name])
         return made
+
+
+def _axis_size(x: Any, attrs: Mapping[str, Any]) -> int:
+    return int(x.ty.shape[int(attrs.get("axis", 0))])
 
 
 def _import(skeleton: Skeleton, place: str) -> ir.IRModule:

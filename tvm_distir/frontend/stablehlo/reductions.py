@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
+from ..extremes import valid_place
 from ..mlir import Block, Operation
 from .call import Converter, HloCall
 from .values import Unsupported, Value, array_type
@@ -78,6 +79,7 @@ def _of_pairs(call: HloCall, dims: list[int]) -> list[Value]:
         raise Unsupported("a reduction of two tensors that is no argmax or argmin")
     largest, write, x = direction[0] == "G", call.write, call.whole(0)
     place = write.emit((_op.argmax if largest else _op.argmin)(x, dims[0]))
+    place = write.emit(valid_place(place, call[0].shape[dims[0]]))
     found = write.emit((_op.max if largest else _op.min)(x, dims))
     return [write.value(found), write.value(write.cast(place, call.result_dtype(1)))]
 

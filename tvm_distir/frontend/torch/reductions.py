@@ -13,6 +13,7 @@ from typing import Any
 
 from tvm import relax
 
+from ..extremes import valid_place
 from .call import (
     HALVES,
     AtenCall,
@@ -111,13 +112,18 @@ def _ordered(call: AtenCall, x: Any) -> Any:
     return call.cast(x, "float32") if dtype_of(x) in HALVES else x
 
 
+def _valid(call: AtenCall, place: Any, shape: tuple[int, ...], axis: int | None) -> Any:
+    size = math.prod(shape) if axis is None else shape[axis] if shape else 1
+    return call.emit(valid_place(call.emit(place), size))
+
+
 def _place(make: Callable[..., Any]) -> Converter:
     """``argmax`` and ``argmin``."""
 
     def convert(call: AtenCall) -> Any:
         x, dim = call["self"], call["dim"]
         axis = None if dim is None else axis_of(dim, len(shape_of(x)))
-        return call.emit(make(_ordered(call, x), axis, _keeps(call)))
+        return _valid(call, make(_ordered(call, x), axis, _keeps(call)), shape_of(x), axis)
 
     return convert
 
@@ -129,7 +135,8 @@ def _extreme_and_place(value: Callable[..., Any], place: Callable[..., Any]) -> 
         found = call.emit(value(x, [axis], keeps))
         if not call.is_read(1):
             return [found, call.absent(1)]
-        return [found, call.emit(place(_ordered(call, x), axis, keeps))]
+        where = place(_ordered(call, x), axis, keeps)
+        return [found, _valid(call, where, shape_of(x), axis)]
 
     return convert
 
