@@ -20,6 +20,7 @@ from tvm.s_tir.schedule.schedule import ScheduleError
 
 from ...errors import DistIRError, EngineError
 from ...ir import outline_branches
+from ...ops.lowering import kernel_passes, repair_kernels
 from .targets import target_in_scope
 
 _SPATIAL, _REDUCTION = 0, 2
@@ -135,7 +136,7 @@ order_loops = tvm.transform.module_pass(_order_all, opt_level=0, name="tvm_disti
 
 
 def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutable:
-    """Compile: legalise, order the loops, TVM's default build.
+    """Compile: legalise, order the loops, repair the kernels, TVM's default build.
 
     The target is the one in scope (``with target:``), or else this machine's CPU.
 
@@ -148,14 +149,7 @@ def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutabl
     try:
         mod = outline_branches(mod)  # else TVM hands storage of one branch to what follows it
         with target:
-            ready = tvm.transform.Sequential(
-                [
-                    relax.backend.DispatchSampling(),
-                    relax.backend.DispatchSortScan(),
-                    relax.transform.LegalizeOps(),
-                    order_loops,
-                ]
-            )(mod)
+            ready = tvm.transform.Sequential([*kernel_passes(), order_loops, repair_kernels])(mod)
         return tvm.compile(ready, target)
     except DistIRError:
         raise
