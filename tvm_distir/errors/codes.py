@@ -126,6 +126,7 @@ CODES: dict[str, str] = {
     "DIST0605": "a construct that the engine cannot run",
     "DIST0606": "TVM cannot compile the module",
     "DIST0607": "an unknown form of outputs is asked for",
+    "DIST0608": "an input holds an index that is outside of the dim that it indexes",
     "DIST0610": "ranks wait for each other forever",
     "DIST0611": "a collective is called wrongly, or differently by the ranks of its group",
     "DIST0612": "a worker failed",

@@ -127,6 +127,8 @@ def _place(kind: str) -> Write:
             raise refuse(step, "over all dims")
         axis = step.axis(len(x.shape))
         hit = body.compare("EQ", x, body.reduce(kind, x, [axis], True))
+        if "float" in x.dtype:  # NaN is the extreme, and equal to nothing
+            hit = body.binary("or", hit, body.compare("NE", x, x))
         line = body.iota(x.shape, axis, step.dtype)
         line = body.select(hit, line, int(np.iinfo(step.dtype).max))
         return body.reduce("min", line, [axis], bool(step.attrs.keepdims))
