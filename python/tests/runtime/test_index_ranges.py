@@ -90,7 +90,9 @@ def test_deployed_folder_refuses(tmp_path):
 def test_indices_that_count_from_the_end(value, allowed):
     dist = distributed(module(counted_take, *TYPES), ("p0", "S[0]"))
     if allowed:
-        np.testing.assert_array_equal(td.run(dist, [TABLE, with_id(value)])[0], TABLE[with_id(value)])
+        np.testing.assert_array_equal(
+            td.run(dist, [TABLE, with_id(value)])[0], TABLE[with_id(value)]
+        )
         return
     with pytest.raises(EngineError) as caught:
         td.run(dist, [TABLE, with_id(value)])

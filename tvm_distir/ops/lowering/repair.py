@@ -28,9 +28,9 @@ that they do not hold.
 from __future__ import annotations
 
 import math
+from collections.abc import Set
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import tvm
 import tvm_ffi
@@ -38,9 +38,9 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock
 from tvm.sym import Analyzer
 
-_LOWEST = {
+_LARGEST = {
     **{kind: float(np.finfo(kind).max) for kind in ("float16", "float32", "float64")},
-    "bfloat16": float(ml_dtypes.finfo("bfloat16").max),
+    "bfloat16": (2 - 2**-7) * 2.0**127,
 }
 """Largest finite number by type: TVM begins the search for extremes with it."""
 
@@ -76,20 +76,20 @@ def _beyond(value: Any) -> Any:
     if not isinstance(value, tirx.FloatImm):
         return None
     number = float(value.value)
-    if abs(number) != _LOWEST.get(_kind(value)):
+    if abs(number) != _LARGEST.get(_kind(value)):
         return None
     return tirx.const(math.copysign(math.inf, number), _kind(value))
 
 
-def _holds(root: Any, wanted: Any, variables: set[Any] = frozenset()) -> bool:  # type: ignore[assignment]
-    """Whether an expression holds a node of a class, or one of some variables."""
+def _reads(root: Any, computed: Set[Any]) -> bool:
+    """Whether an expression reads a buffer, or one of the variables that hold what was read."""
     if isinstance(root, tirx.Var):
-        return root in variables
+        return root in computed
     found = tvm_ffi.structural_walk(
         root,
         [
-            (wanted, lambda _: tvm_ffi.VisitInterrupt(True)),
-            (tirx.Var, lambda v: tvm_ffi.VisitInterrupt(True) if v in variables else None),
+            (ir.TensorLoad, lambda _: tvm_ffi.VisitInterrupt(True)),
+            (tirx.Var, lambda v: tvm_ffi.VisitInterrupt(True) if v in computed else None),
         ],
     )
     return found is not None
@@ -102,7 +102,7 @@ class _Repair:
     ----------
     computed : set of Var
         Variables that hold what was read from a buffer.
-    begins : list of FloatImm
+    begins : list of float
         With what its reductions began that now begin with an infinity.
     """
 
@@ -125,7 +125,7 @@ class _Repair:
             self.function = tvm_ffi.structural_map(self.function, (ir.Call, self._padding))
 
     def _bound(self, node: Any) -> None:
-        if _holds(node.value, ir.TensorLoad, self.computed):
+        if _reads(node.value, self.computed):
             self.computed.add(node.var)
 
     def _inside(self, shape: Any, indices: Any) -> list[Any]:
@@ -136,7 +136,7 @@ class _Repair:
                 ("int", "uint")
             ):
                 continue
-            if not _holds(index, ir.TensorLoad, self.computed):
+            if not _reads(index, self.computed):
                 continue
             for condition in (index >= tirx.const(0, index.ty.dtype), index < extent):
                 if not self._analyzer.can_prove(condition):
@@ -173,13 +173,13 @@ class _Repair:
 
     def _padding(self, call: Any) -> Any:
         """What a reduction's window finds beyond the border, which only the place decides."""
-        if not isinstance(call.op, ir.Op) or str(call.op.name) != "tirx.if_then_else":
+        if not isinstance(call.op, ir.Op) or str(call.op.name) != "prim.if_then_else":
             return call
         condition, inner, padding = call.args
         beyond = _beyond(padding)
         if beyond is None or float(padding.value) not in self.begins:
             return call
-        if _holds(condition, ir.TensorLoad, self.computed):
+        if _reads(condition, self.computed):
             return call
         return tirx.if_then_else(condition, inner, beyond)
 
