@@ -1,6 +1,6 @@
 # Licensed under the Apache License, Version 2.0; see LICENSE.
 # SPDX-License-Identifier: Apache-2.0
-"""NaN, infinities, zeros of both signs and indices out of range: as torch, JAX and ONNX have them."""
+"""NaN, infinities, signed zeros and indices out of range are those of torch, JAX and ONNX."""
 
 from __future__ import annotations
 

@@ -89,13 +89,12 @@ def test_deployed_folder_refuses(tmp_path):
 @pytest.mark.parametrize(("value", "allowed"), [(-1, True), (-8, True), (-9, False), (8, False)])
 def test_indices_that_count_from_the_end(value, allowed):
     dist = distributed(module(counted_take, *TYPES), ("p0", "S[0]"))
+    ids = with_id(value)
     if allowed:
-        np.testing.assert_array_equal(
-            td.run(dist, [TABLE, with_id(value)])[0], TABLE[with_id(value)]
-        )
+        np.testing.assert_array_equal(td.run(dist, [TABLE, ids])[0], TABLE[ids])
         return
     with pytest.raises(EngineError) as caught:
-        td.run(dist, [TABLE, with_id(value)])
+        td.run(dist, [TABLE, ids])
     assert caught.value.code == "DIST0608"
 
 

@@ -28,14 +28,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from tvm import ir, relax, te, tirx, topi
 
 from ...ir import tensor_type
+from .repair import is_nan
 
 Legalize = Callable[[relax.BlockBuilder, ir.Call], Any]
-
-_KEYS = {"float64": "int64"}
-"""Types of integers that are ordered as floats are; of narrower floats int32."""
 
 
 def _float_type(call: ir.Call) -> str:
@@ -57,20 +56,29 @@ def _of_floats(legalize: Legalize) -> Legalize:
     return either
 
 
+def _key_type(x: Any) -> str:
+    """The type of integers that are ordered as the floats of a tensor are."""
+    return "int64" if str(x.dtype) == "float64" else "int32"
+
+
+def _most(kind: str) -> int:
+    return int(np.iinfo(kind).max)
+
+
+def _key_of(value: Any, kind: str, nan: int) -> Any:
+    """An integer of a float, ordered as floats are: zeros are equal, NaN is ``nan``."""
+    wide = "float64" if kind == "int64" else "float32"
+    value = value if str(value.ty.dtype) == wide else tirx.Cast(wide, value)
+    bits, zero = tirx.reinterpret(kind, value), tirx.const(0, kind)
+    rising = tirx.Select(bits < zero, bits ^ tirx.const(_most(kind), kind), bits)
+    number = tirx.Select(value == tirx.const(0, wide), zero, rising)
+    return tirx.Select(tirx.isnan(value), tirx.const(nan, kind), number)
+
+
 def _order_key(x: Any) -> Any:
-    """Integers ordered as floats: zeros are equal, NaN is greater than all else."""
-    dtype = str(x.dtype)
-    kind, wide = _KEYS.get(dtype, "int32"), "float64" if dtype == "float64" else "float32"
-    most = tirx.const(2 ** (63 if kind == "int64" else 31) - 1, kind)
-
-    def key(*place: Any) -> Any:
-        value = x(*place) if dtype == wide else tirx.Cast(wide, x(*place))
-        bits = tirx.reinterpret(kind, value)
-        rising = tirx.Select(bits < tirx.const(0, kind), bits ^ most, bits)
-        number = tirx.Select(value == tirx.const(0, wide), tirx.const(0, kind), rising)
-        return tirx.Select(tirx.isnan(value), most, number)
-
-    return te.compute(x.shape, key, name="order_key")
+    """Integers ordered as floats; NaN is greater than all numbers."""
+    kind = _key_type(x)
+    return te.compute(x.shape, lambda *at: _key_of(x(*at), kind, _most(kind)), name="order_key")
 
 
 def _key(builder: relax.BlockBuilder, call: ir.Call) -> Any:
@@ -107,11 +115,6 @@ def _topk(builder: relax.BlockBuilder, call: ir.Call) -> Any:
     return values if kind == "values" else relax.Tuple([values, places])
 
 
-def _wide(value: Any) -> Any:
-    """A float of half the size or less as float32, which all targets compare."""
-    return value if int(value.ty.dtype.bits) > 16 else tirx.Cast("float32", value)
-
-
 def _extreme_place(largest: bool) -> Legalize:
     name = "argmax" if largest else "argmin"
 
@@ -133,41 +136,26 @@ def _first_extreme(x: Any, axis: int | None, keepdims: bool, largest: bool) -> A
         kept = [*x.shape[:front], *([1] if keepdims else []), *x.shape[front + 1 :]]
     back = len(kept) - (len(x.shape) - 1 - front)  # where the dims behind the axis begin
     along = te.reduce_axis((0, x.shape[front]), name="along")
+    kind = _key_type(x)
+    most = _most(kind)
+    best, worst = (most, -most - 1) if largest else (-most - 1, most)
 
     def pair(*place: Any) -> Any:
         value = x(*place[:front], along, *place[back:])
-        return combine((tirx.Cast("int64", along), _wide(value)), along)
+        return combine((tirx.Cast("int64", along), _key_of(value, kind, best)), along)
 
-    combine = te.comm_reducer(_earlier(largest), _nowhere(largest), name="first_extreme")
+    def earlier(one: Any, other: Any) -> Any:
+        (at, key), (at_other, rival) = one, other
+        beyond = key > rival if largest else key < rival
+        wins = tirx.any(beyond, tirx.all(key == rival, at < at_other))
+        return tirx.Select(wins, at, at_other), tirx.Select(beyond, key, rival)
+
+    def nowhere(*_: Any) -> Any:  # behind all places, and no key is worse
+        return tirx.const(_most("int64"), "int64"), tirx.const(worst, kind)
+
+    combine = te.comm_reducer(earlier, nowhere, name="first_extreme")
     places, _ = te.compute(kept, pair, name="extreme")
     return te.compute(kept, lambda *place: places(*place), name="place")
-
-
-def _nowhere(largest: bool) -> Callable[..., Any]:
-    """A place behind all others, with a value that no other is behind."""
-
-    def identity(place: Any, value: Any) -> Any:
-        worst = -math.inf if largest else math.inf
-        return tirx.const(2**63 - 1, place), tirx.const(worst, value)
-
-    return identity
-
-
-def _earlier(largest: bool) -> Callable[..., Any]:
-    """Which of two (place, value) counts: NaN before numbers, of equal ones the first."""
-
-    def combine(one: Any, other: Any) -> Any:
-        (at, value), (at_other, rival) = one, other
-        beyond = value > rival if largest else value < rival
-        first = at < at_other
-        number = tirx.any(beyond, tirx.all(value == rival, first))
-        nan = tirx.any(tirx.Not(tirx.isnan(rival)), first)
-        wins = tirx.any(
-            tirx.all(tirx.isnan(value), nan), tirx.all(tirx.Not(tirx.isnan(rival)), number)
-        )
-        return tirx.Select(wins, at, at_other), tirx.Select(wins, value, rival)
-
-    return combine
 
 
 def _te_sign(x: Any) -> Any:
@@ -175,7 +163,7 @@ def _te_sign(x: Any) -> Any:
         value = x(*place)
         zero, one, minus = (tirx.const(n, x.dtype) for n in (0, 1, -1))
         signed = tirx.Select(value > zero, one, tirx.Select(value < zero, minus, zero))
-        return tirx.Select(tirx.isnan(_wide(value)), value, signed)
+        return tirx.Select(is_nan(value), value, signed)
 
     return te.compute(x.shape, sign, name="T_sign")
 

@@ -49,7 +49,7 @@ def _kind(value: Any) -> str:
     return str(value.ty.dtype)
 
 
-def _is_nan(value: Any) -> Any:
+def is_nan(value: Any) -> Any:
     """Whether a float is NaN."""
     if isinstance(value, tirx.FloatImm):
         return tirx.const(math.isnan(float(value.value)), "bool")
@@ -61,14 +61,15 @@ def _extreme(node: Any) -> Any:
     a, b = node.a, node.b
     if "float" not in _kind(node):
         return node
+    # Of equal operands b is given, as collectives do: the sign of a zero is theirs.
     beyond = a > b if isinstance(node, tirx.Max) else a < b
-    return tirx.Select(tirx.any(beyond, _is_nan(a)), a, b)
+    return tirx.Select(tirx.any(beyond, is_nan(a)), a, b)
 
 
 def _not_equal(node: Any) -> Any:
     if "float" not in _kind(node.a):
         return node
-    return tirx.any(node, _is_nan(node.a), _is_nan(node.b))
+    return tirx.any(node, is_nan(node.a), is_nan(node.b))
 
 
 def _beyond(value: Any) -> Any:
