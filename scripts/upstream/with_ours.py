@@ -49,6 +49,7 @@ def pytest_configure() -> None:
     import virtual_workers
 
     import tvm_distir as td
+    from tvm_distir.runtime.program import compile_module
 
     for name in (*REPLACED, NOT_NEEDED):
         if not hasattr(_ffi_api, name):
@@ -56,3 +57,4 @@ def pytest_configure() -> None:
         setattr(_ffi_api, name, _refuse)
         setattr(stock, name, getattr(td.transform, name, _nothing))
     virtual_workers.execute = _execute
+    virtual_workers.build = compile_module

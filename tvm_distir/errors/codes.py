@@ -138,6 +138,7 @@ CODES: dict[str, str] = {
     "DIST0616": "memory for the ranks cannot be had",
     "DIST0617": "the process of an engine did not answer in time",
     "DIST0618": "a program calls a packed function that is not registered",
+    "DIST0619": "an input holds an index that is outside of the dim that it indexes",
     "DIST0620": "verify: the reference holds NaN or Inf, which proves nothing",
     "DIST0621": "verify: an output does not depend on the inputs, which proves nothing",
     "DIST0631": "the processes of an MPI job do not run the same",

@@ -42,4 +42,6 @@ def _note(port: Any, grid: str) -> str:
     said += f", placement = {string(str(port['placement']))}"
     if "role" in port:
         said += f", role = {string(str(port['role']))}"
+    if "index_range" in port:
+        said += f", index_range = {integers(port['index_range'])}"
     return f"{PORT} = {{{said}, shape = {integers(port['shape'])}}}"

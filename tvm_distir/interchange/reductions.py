@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 
 from .body import Body, Ssa
 from .step import Step, Windows, Write, refuse, slide, softmax
-from .text import tensor_text
+from .text import is_float, number_text, tensor_text
 
 
 def _reduced(kind: str) -> Write:
@@ -97,15 +98,44 @@ def _sorted(step: Step, values: Sequence[Ssa]) -> list[Ssa]:
     scalars = [tensor_text((), value.dtype) for value in values]
     names = [f"%s{i}: {kind}" for i, kind in enumerate(k for k in scalars for _ in (0, 1))]
     direction = "GT" if step.attrs.descending else "LT"
+    written, keys, order = "", ("%s0", "%s1"), ""
+    if is_float(values[0].dtype):
+        written, keys = _order_keys(values[0].dtype, t), ("%k0", "%k1")
+        order = ", compare_type = #stablehlo<comparison_type TOTALORDER>"
     region = (
-        f"{{^bb0({', '.join(names)}): "
-        f'%b = "stablehlo.compare"(%s0, %s1) <{{comparison_direction = '
-        f"#stablehlo<comparison_direction {direction}>}}> : ({t}, {t}) -> tensor<i1> "
+        f"{{^bb0({', '.join(names)}): {written}"
+        f'%b = "stablehlo.compare"({", ".join(keys)}) <{{comparison_direction = '
+        f"#stablehlo<comparison_direction {direction}>{order}}}> : ({t}, {t}) -> tensor<i1> "
         '"stablehlo.return"(%b) : (tensor<i1>) -> ()}'
     )
     kinds = [(value.shape, value.dtype) for value in values]
     notes = f"dimension = {axis} : i64, is_stable = true"
     return body.several("sort", values, kinds, notes, region)
+
+
+def _order_keys(dtype: str, kind: str) -> str:
+    """Both floats with one form of zero and of NaN, which a total order puts behind all else."""
+
+    def constant(name: str, value: float) -> str:
+        said = f"value = dense<{number_text(value, dtype)}> : {kind}"
+        return f'{name} = "stablehlo.constant"() <{{{said}}}> : () -> {kind} '
+
+    def compare(name: str, direction: str, a: str, b: str) -> str:
+        said = f"comparison_direction = #stablehlo<comparison_direction {direction}>"
+        return (
+            f'{name} = "stablehlo.compare"({a}, {b}) <{{{said}}}> : ({kind}, {kind}) -> tensor<i1> '
+        )
+
+    def select(name: str, *operands: str) -> str:
+        types = f"(tensor<i1>, {kind}, {kind}) -> {kind}"
+        return f'{name} = "stablehlo.select"({", ".join(operands)}) : {types} '
+
+    text = constant("%z", 0.0) + constant("%q", math.nan)
+    for i in range(2):
+        text += compare(f"%e{i}", "EQ", f"%s{i}", "%z") + select(f"%a{i}", f"%e{i}", "%z", f"%s{i}")
+        text += compare(f"%u{i}", "NE", f"%s{i}", f"%s{i}")
+        text += select(f"%k{i}", f"%u{i}", "%q", f"%a{i}")
+    return text
 
 
 def _sort(step: Step) -> Ssa:
@@ -127,6 +157,8 @@ def _place(kind: str) -> Write:
             raise refuse(step, "over all dims")
         axis = step.axis(len(x.shape))
         hit = body.compare("EQ", x, body.reduce(kind, x, [axis], True))
+        if is_float(x.dtype):  # NaN is the extreme, and equal to nothing
+            hit = body.binary("or", hit, body.compare("NE", x, x))
         line = body.iota(x.shape, axis, step.dtype)
         line = body.select(hit, line, int(np.iinfo(step.dtype).max))
         return body.reduce("min", line, [axis], bool(step.attrs.keepdims))

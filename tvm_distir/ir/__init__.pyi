@@ -100,6 +100,7 @@ from .types import carries_value as carries_value
 from .types import flat_types as flat_types
 from .types import is_private as is_private
 from .types import known_shape as known_shape
+from .types import named_leaves as named_leaves
 from .types import relax_functions as relax_functions
 from .types import static_shape as static_shape
 from .types import tensor_type as tensor_type

@@ -36,6 +36,15 @@ def flat_types(ty: Any) -> list[Any]:
     return [ty]
 
 
+def named_leaves(name: str, ty: Any) -> list[tuple[str, Any]]:
+    """Names and types of the tensors of a parameter, as lowering names them: ``x_0``, ``x_1_0``."""
+    if not isinstance(ty, relax.TupleType):
+        return [(name, ty)]
+    return [
+        leaf for i, field in enumerate(ty.fields) for leaf in named_leaves(f"{name}_{i}", field)
+    ]
+
+
 def carries_value(ty: Any) -> bool:
     """Whether a leaf type is a tensor or an opaque object (not a shape or a scalar)."""
     return type(ty) in (relax.TensorType, DTensorType, relax.AnyType)

@@ -13,6 +13,9 @@ from .factor import REDUCING as REDUCING
 from .factor import Factor as Factor
 from .factor import Rule as Rule
 from .factor import Work as Work
+from .index_ranges import IndexRange as IndexRange
+from .index_ranges import index_range as index_range
+from .index_ranges import input_index_ranges as input_index_ranges
 from .inference import register_inference as register_inference
 from .kernels import VIEWS as VIEWS
 from .kernels import Kernel as Kernel

@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, relax
 
 from ..ir import flat_types, known_shape
+from ..ops import index_range
 
 # Gains beside 1 / sqrt(fan_in): a rectifier halves the variance (He et al. 2015); what is added to
 # a residual stream is kept small, so that depth neither blows values up nor lets them vanish;
@@ -181,10 +182,10 @@ class UseWalker:
                     uses[root].extend(found)
             return
         for index, arg in enumerate(leaves):
-            found = _uses_in(call, index)
-            for position, own in enumerate(arg):
+            for leaf, own in enumerate(arg):
+                found = _uses_in(call, index, leaf) if own else []
                 for root in own:
-                    uses[root].extend(_of_leaf(call, position, found))
+                    uses[root].extend(found)
 
     def _private(self, name: str) -> list[list[InputUse]] | None:
         """Return the uses of a callee's parameters; None for a kernel or a recursive call."""
@@ -233,20 +234,12 @@ def _note_gains(call: Any, sums: Roots, uses: list[list[InputUse]]) -> None:
             uses[root].append(InputUse(gain=gain))
 
 
-def _of_leaf(call: Any, position: int, found: Iterable[InputUse]) -> list[InputUse]:
-    """Give the uses of a tuple argument's leaf: index_tensor bounds each index by its own dim."""
-    if isinstance(call.op, ir.Op) and call.op.name == "relax.index_tensor":
-        shape = _shape(call.args[0])
-        return [replace(use, high=shape[position]) if use.high else use for use in found]
-    return list(found)
-
-
-def _uses_in(call: Any, index: int) -> list[InputUse]:
-    """Return what an op's call says of its operand ``index``."""
+def _uses_in(call: Any, index: int, leaf: int) -> list[InputUse]:
+    """Return what an op's call says of a tensor in its operand ``index``."""
     name = call.op.name if isinstance(call.op, ir.Op) else ""
-    bound = _index_bound(name, call, index)
-    if bound:
-        return [InputUse(high=bound)]
+    indices = index_range(call, index, leaf)
+    if indices is not None and indices.high:
+        return [InputUse(high=indices.high)]
     if name in _ROLES:
         role = _ROLES[name].get(index)
         return [InputUse(role)] if role else []
@@ -264,24 +257,6 @@ def _uses_in(call: Any, index: int) -> list[InputUse]:
         terms = math.prod(shape) // max(outputs, 1) // groups
         return [InputUse("weight", fan_in=terms)]
     return []
-
-
-def _index_bound(name: str, call: Any, index: int) -> int:
-    """Rows that the indices in operand ``index`` may name; 0 when it holds no indices."""
-    data = _shape(call.args[0]) if call.args else ()
-    if name in ("relax.take", "relax.gather_elements", "relax.scatter_elements") and index == 1:
-        axis = call.attrs.axis
-        return math.prod(data) if axis is None else data[int(axis)]
-    if name in ("relax.index_tensor", "relax.gather_nd", "relax.scatter_nd") and index == 1:
-        return min(data, default=0)
-    if name == "relax.one_hot" and index == 0:
-        return int(call.attrs.depth)
-    if name in ("relax.nn.nll_loss", "relax.grad.nll_loss_backward"):
-        offset = int(name == "relax.grad.nll_loss_backward")
-        classes = _shape(call.args[offset])
-        if index == offset + 1 and classes:
-            return classes[1] if len(classes) > 1 else classes[0]
-    return 0
 
 
 def _shape(expr: Any) -> tuple[int, ...]:

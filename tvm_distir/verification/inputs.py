@@ -17,6 +17,7 @@ from ..errors import ModelError
 from ..ir import (
     TENSORS_ONLY,
     known_shape,
+    named_leaves,
     num_input,
     param_names,
     tensor_type,
@@ -97,15 +98,6 @@ def input_specs(mod: ir.IRModule) -> list[InputSpec]:
                 known = [InputUse("variance", firm=True, high=most)]
             specs.append(_spec(f"{entry}/{leaf_name}", leaf_name, ty, known, is_data))
     return specs
-
-
-def named_leaves(name: str, ty: Any) -> list[tuple[str, Any]]:
-    """Names and types of the tensors of a parameter, as lowering names them: ``x_0``, ``x_1_0``."""
-    if not isinstance(ty, relax.TupleType):
-        return [(name, ty)]
-    return [
-        leaf for i, field in enumerate(ty.fields) for leaf in named_leaves(f"{name}_{i}", field)
-    ]
 
 
 def _states(fn: relax.Function) -> set[str]:

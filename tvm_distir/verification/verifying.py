@@ -14,6 +14,7 @@ import numpy.typing as npt
 from tvm import ir
 
 from ..errors import DistIRError, EngineError, ModelError
+from ..ir import named_leaves
 from ..ir.rewrite import entry_of, keep_entry
 from ..plan import PlanLike, as_plan
 from ..program import export
@@ -26,7 +27,6 @@ from .bisect import Bisection, Fault, first_difference
 from .cancelling import with_terms
 from .claims import claimed_collectives, differences
 from .compare import OutputReport, coarsest_float, compare_outputs, largest, not_finite
-from .inputs import named_leaves
 from .report import VerifyReport
 from .twin import NARROW, WIDE, judge, own_errors, widened, widened_inputs
 

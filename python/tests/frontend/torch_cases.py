@@ -36,7 +36,9 @@ def elementwise(d):
     n, m, b, c = d.ints(9, 3, 4, low=-8), d.ints(9, 3, 4, low=1), d.bools(3, 4), d.bools(3, 4)
     for name in "exp sin cos tan tanh sigmoid erf sinh cosh atan abs neg ceil floor trunc".split():
         yield f"{name}.default", (x,), {}
-    for name in "sign isnan isinf relu silu hardsigmoid hardswish hardtanh elu expm1".split():
+    for name in "sign isnan isinf isfinite relu silu hardsigmoid hardswish hardtanh".split():
+        yield f"{name}.default", (x,), {}
+    for name in ("elu", "expm1"):
         yield f"{name}.default", (x,), {}
     for name in "log sqrt rsqrt asin acos log2 log10 log1p reciprocal".split():
         yield f"{name}.default", (p,), {}

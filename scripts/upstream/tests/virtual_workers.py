@@ -76,11 +76,16 @@ def run(
     return execute(local, inputs, result)
 
 
+def build(mod: ir.IRModule) -> Any:
+    """Compile a module for one device."""
+    return tvm.compile(mod, "llvm")
+
+
 def reference(mod: ir.IRModule, inputs: Sequence[np.ndarray]) -> np.ndarray:
     """Return what ``main`` gives on one device, annotations left out."""
     main = _WithoutAnnotations(mod).visit_expr(mod["main"])
     mod = ir.IRModule({**dict(mod.functions_items()), mod.get_global_var("main"): main})
-    machine = relax.VirtualMachine(tvm.compile(mod, "llvm"), tvm.cpu())
+    machine = relax.VirtualMachine(build(mod), tvm.cpu())
     return machine["main"](*[tvm.runtime.tensor(x) for x in inputs]).numpy()
 
 

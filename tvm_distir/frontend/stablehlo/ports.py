@@ -97,5 +97,17 @@ def _port(title: str, notes: Mapping[str, Any], held: Any, sizes: Sequence[int])
     if tuple(local_shape(shape, labels, sizes)) != own:
         what = f"a shard {list(own)} of an array {shape}, placed {placement}"
         raise Unsupported(f"{title}: {what}")
-    found = {"dtype": dtype_of(held), "index": index, "placement": placement, "shape": shape}
-    return {**found, "role": str(port["role"])} if "role" in port else found
+    found: dict[str, Any] = {
+        "dtype": dtype_of(held),
+        "index": index,
+        "placement": placement,
+        "shape": shape,
+    }
+    if "role" in port:
+        found["role"] = str(port["role"])
+    if "index_range" in port:
+        allowed = port["index_range"]
+        if not isinstance(allowed, list) or len(allowed) not in (2, 3):
+            raise Unsupported(f"{title}: a {PORT} whose index_range is no range")
+        found["index_range"] = allowed
+    return found

@@ -59,6 +59,8 @@ def _logical(make: Callable[..., Any], *names: str) -> Converter:
 
 
 def _bitwise(make: Callable[[Any, Any], Any], of_bools: Callable[[Any, Any], Any]) -> Converter:
+    """With an op of its own for bools."""
+
     def convert(call: AtenCall) -> Any:
         a, b = call.cast(call["self"], call.dtype), call.cast(call["other"], call.dtype)
         return call.emit((of_bools if call.dtype == "bool" else make)(a, b))
@@ -152,8 +154,8 @@ CONVERTERS: dict[str, Converter] = {
     "sub.Scalar": _scaled_sum(_op.subtract),
     "rsub.Tensor": _reversed_difference,
     "rsub.Scalar": _reversed_difference,
-    "mul.Tensor": _binary(_op.multiply),
-    "mul.Scalar": _binary(_op.multiply),
+    "mul.Tensor": _bitwise(_op.multiply, _op.logical_and),
+    "mul.Scalar": _bitwise(_op.multiply, _op.logical_and),
     "div.Tensor": _binary(_op.divide),
     "div.Scalar": _binary(_op.divide),
     "div.Tensor_mode": _divide_rounded,

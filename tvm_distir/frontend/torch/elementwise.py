@@ -10,7 +10,7 @@ from typing import Any
 
 from tvm import relax
 
-from .call import HALVES, AtenCall, Converter, constant, dtype_of
+from .call import AtenCall, Converter, constant, dtype_of
 
 _op = relax.op
 
@@ -31,9 +31,20 @@ def _wide_unary(make: Callable[[Any], Any]) -> Converter:
 def _classified(make: Callable[[Any], Any]) -> Converter:
     def convert(call: AtenCall) -> Any:
         x = call["self"]
-        return call.emit(make(call.cast(x, "float32") if dtype_of(x) in HALVES else x))
+        wide = x if dtype_of(x) in ("float32", "float64") else call.cast(x, "float32")
+        return call.emit(make(wide))
 
     return convert
+
+
+def _sign(call: AtenCall) -> Any:
+    """Zero of NaN, of which ``R.sign`` gives NaN, as NumPy does."""
+    x = call["self"]
+    sign = call.emit(_op.sign(x))
+    if "float" not in dtype_of(x):
+        return sign
+    number = call.emit(_op.equal(x, x))
+    return call.emit(_op.where(number, sign, constant(0.0, dtype_of(x))))
 
 
 def _gelu(call: AtenCall) -> Any:
@@ -105,9 +116,10 @@ CONVERTERS: dict[str, Converter] = {
     "ceil.default": _unary(_op.ceil),
     "floor.default": _unary(_op.floor),
     "trunc.default": _unary(_op.trunc),
-    "sign.default": _unary(_op.sign),
+    "sign.default": _sign,
     "isnan.default": _classified(_op.isnan),
     "isinf.default": _classified(_op.isinf),
+    "isfinite.default": _classified(_op.isfinite),
     "relu.default": _unary(_op.nn.relu),
     "silu.default": _unary(_op.nn.silu),
     "gelu.default": _gelu,

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
 from ...ir import ops
@@ -114,6 +115,8 @@ def topk_on_shards(cx: LocalCall) -> Any:
     cx.check_order(own, axis)
     count, largest, dtype = int(a.k), bool(a.largest), str(a.dtype)
     worst = neutral_element("max" if largest else "min", own.dtype)
+    if not largest and "float" in own.dtype:
+        worst = np.array(np.nan, worst.dtype)  # greater than all numbers
     x = filled(cx, cx.operand(0), [axis], worst, own.dtype)
     some = min(count, own.local[axis])
     best = cx.emit(relax.op.topk(x, some, axis, "both", largest, dtype), "best")

@@ -124,7 +124,7 @@ def spread(call: CallShape) -> Draft:
 
 
 def extreme_place_on_shards(cx: LocalCall) -> Any:
-    """The extreme reduced; then the first place where a device has it."""
+    """The extreme reduced; then the first place where a device has it, NaN before all else."""
     a, own = cx.call.attrs, cx.ins[0].shard
     axis = 0 if a.axis is None else int(a.axis) % len(own.whole)
     axes = cx.axes_of_dim(0, axis)
@@ -141,6 +141,9 @@ def extreme_place_on_shards(cx: LocalCall) -> Any:
     there = cx.emit(relax.op.add(here, cx.start(0, axis)), "place")
     nowhere = relax.const(own.whole[axis], "int64")
     has = cx.emit(relax.op.equal(mine, best), "has")
+    if "float" in own.dtype:  # a NaN is the extreme, and equal to nothing
+        nan = cx.emit(relax.op.logical_not(cx.emit(relax.op.equal(mine, mine), "number")), "nan")
+        has = cx.emit(relax.op.logical_or(has, nan), "has")
     first = cx.emit(relax.op.where(has, there, nowhere), "place")
     first = reduced(cx, first, axes, "min", "place")
     return first if bool(a.keepdims) else relax.op.reshape(first, list(cx.outs[0].local))

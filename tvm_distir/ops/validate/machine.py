@@ -12,6 +12,8 @@ import tvm
 import tvm_ffi
 from tvm import ir, relax
 
+from ..lowering import kernel_passes, repair_kernels
+
 #: Unoptimised: compiling is what takes the time here.
 TARGET = {"kind": "llvm", "opt-level": 0}
 
@@ -47,7 +49,10 @@ class Machine:
         mod = self._kernels.get()
         for name, function in self._functions.items():
             mod[name] = function
-        built = tvm.compile(mod, tvm.target.Target(TARGET))
+        target = tvm.target.Target(TARGET)
+        with target:
+            ready = tvm.transform.Sequential([*kernel_passes(), repair_kernels])(mod)
+        built = tvm.compile(ready, target)
         self._vm = relax.VirtualMachine(built, tvm.cpu())
 
     def run(self, key: Hashable, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:

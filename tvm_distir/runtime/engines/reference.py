@@ -13,13 +13,15 @@ from tvm.relax.distributed import DTensorType
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from ...errors import EngineError
-from ...ir import relax_functions
+from ...ir import named_leaves, relax_functions
 from ...ir.rewrite import all_bindings, called_name, entry_of, place_of
+from ...ops import input_index_ranges
 from ..program import (
     LibraryCache,
     Machines,
     check_engine_runs,
     flat_tensors,
+    index_fault,
     target_in_scope,
     to_array,
     to_tensor,
@@ -103,9 +105,29 @@ class Reference:
         self._entry = entry
         self._types = [param.ty for param in mod[entry].params]
         self._machines = Machines(_LIBRARIES.get(strip_annotations(mod), "reference"))
+        self._names = [
+            (position, name, suffix)
+            for position, param in enumerate(mod[entry].params)
+            for (name, _), (suffix, _) in zip(
+                named_leaves(str(param.name), param.ty), named_leaves("", param.ty)
+            )
+        ]
+        self._indices = input_index_ranges(mod, mod[entry])
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """Flattened results for whole arrays: the tensors of the parameters, in order."""
+        """Flattened results for whole arrays: the tensors of the parameters, in order.
+
+        Raises
+        ------
+        EngineError
+            DIST0619 for indices that are outside of the dim they index.
+        """
+        for (position, name, suffix), array in zip(self._names, inputs):
+            allowed = self._indices.get((position, suffix))
+            place = f'input {position} "{name}"'
+            fault = index_fault(array, allowed.numbers(), place) if allowed else None
+            if fault is not None:
+                raise fault
         given = iter(inputs)
         result = self._machines.call(self._entry, *(_argument(ty, given) for ty in self._types))
         return [to_array(t) for t in flat_tensors(result)]

@@ -17,6 +17,7 @@ from .inputs import Inputs as Inputs
 from .inputs import LocalInputs as LocalInputs
 from .inputs import bind_inputs as bind_inputs
 from .inputs import bind_some as bind_some
+from .inputs import index_fault as index_fault
 from .inputs import input_ports as input_ports
 from .inputs import opened as opened
 from .joining import check_local as check_local

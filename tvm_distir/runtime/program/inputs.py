@@ -21,8 +21,58 @@ Inputs = Sequence[Any] | Mapping[str, Any]
 
 def bad_input(what: str, remedy: str, port: Port | None = None) -> EngineError:
     """DIST0602, naming the input."""
-    place = f'input {port.index} "{port.name}"' if port else "inputs"
+    place = _input_place(port) if port else "inputs"
     return EngineError("DIST0602", what, place=place, remedy=remedy)
+
+
+def index_fault(values: Array, index_range: Sequence[int], place: str) -> EngineError | None:
+    """DIST0619 where one of the values is outside of the range of indices.
+
+    Parameters
+    ----------
+    values : array of integers
+    index_range : sequence of int
+        As :attr:`Port.index_range` has it.
+    place : str
+        Of the input.
+    """
+    low, high, *ignored = index_range
+    if not values.size or (values.min() >= low and values.max() < high):
+        return None
+    outside = (values < low) | (values >= high)
+    for number in ignored:
+        outside &= values != number
+    if not outside.any():
+        return None
+    at = np.argwhere(outside)[0]
+    return EngineError(
+        "DIST0619",
+        f"{values[tuple(at)]} at {at.tolist()} is no index of a dim of {high} elements",
+        place=place,
+        remedy=f"Give indices from {low} to {high - 1}.",
+    )
+
+
+def _check_indices(
+    found: Sequence[EntryFunction], checked: Mapping[int, Any], faults: Faults
+) -> None:
+    """Check the whole arrays that are indices; every entry says what its own uses allow."""
+    ranges = {
+        (port.index, port.index_range): port
+        for entry in found
+        for port in entry.inputs
+        if port.index_range
+    }
+    for (index, allowed), port in ranges.items():
+        value = checked.get(index)
+        if isinstance(value, np.ndarray) and value.dtype.kind in "iu":
+            fault = index_fault(value, allowed, _input_place(port))
+            if fault is not None:
+                faults.add(fault)
+
+
+def _input_place(port: Port) -> str:
+    return f'input {port.index} "{port.name}"'
 
 
 def _no_faults() -> Faults:
@@ -163,6 +213,9 @@ def _own_part(value: ShardedArray, entry: EntryFunction, port: Port, rank: int) 
             port,
         )
     part, size, dtype = read_part(value.parts[rank]), entry.local_shape(port), np_dtype(port.dtype)
+    fault = index_fault(part, port.index_range, _input_place(port)) if port.index_range else None
+    if fault is not None:
+        raise fault
     if part.shape != size or part.dtype != dtype:
         raise bad_input(
             f"rank {rank} holds {part.dtype}{list(part.shape)}, it needs {dtype}{list(size)}",
@@ -181,6 +234,7 @@ def bind_some(found: Sequence[EntryFunction], inputs: Mapping[str, Any]) -> dict
     ports, faults = input_ports(found), _no_faults()
     given = _by_name(ports, inputs, faults)
     checked = {i: _checked(value, ports[i], faults) for i, value in given.items()}
+    _check_indices(found, checked, faults)
     faults.raise_all()
     return checked
 
@@ -204,10 +258,12 @@ def bind_inputs(
     Raises
     ------
     EngineError
-        DIST0602 naming the input; ``error.violations`` has all that do not fit.
+        DIST0602 naming the input, DIST0619 for indices that are outside of the dim they index;
+        ``error.violations`` has all that do not fit.
     """
     ports, faults = input_ports(found), _no_faults()
     given = _given(ports, inputs, stored or {}, faults)
     checked = {i: _checked(given[i], port, faults) for i, port in ports.items() if i in given}
+    _check_indices(found, checked, faults)
     faults.raise_all()
     return LocalInputs(checked)

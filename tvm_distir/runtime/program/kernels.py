@@ -20,6 +20,7 @@ from tvm.s_tir.schedule.schedule import ScheduleError
 
 from ...errors import DistIRError, EngineError
 from ...ir import outline_branches
+from ...ops.lowering import kernel_passes, repair_kernels
 from .locks import compile_turn
 from .targets import target_in_scope
 
@@ -164,15 +165,16 @@ def _check_threads(mod: ir.IRModule, target: Any) -> None:
 def _build(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
     """Build a legalised module by TVM's default pipeline, on a GPU with DLight's schedules."""
     if "gpu" not in target.keys:
-        return tvm.compile(order_loops(mod) if target.kind.name == "llvm" else mod, target)
+        mod = order_loops(mod) if target.kind.name == "llvm" else mod
+        return tvm.compile(repair_kernels(mod), target)
     with target:
-        mod = relax.get_default_pipeline(target)(mod)
+        mod = repair_kernels(relax.get_default_pipeline(target)(mod))
     _check_threads(mod, target)
     return tvm.compile(mod, target, relax_pipeline=None)
 
 
 def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutable:
-    """Compile: legalise, order the loops (for CPUs), TVM's default build.
+    """Compile: legalise, order the loops (for CPUs), repair the kernels, TVM's default build.
 
     The target is the one in scope (``with target:``), or else this machine's CPU.
 
@@ -187,13 +189,7 @@ def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutabl
         with compile_turn():
             mod = outline_branches(mod)  # else TVM hands storage of one branch to what follows it
             with target:
-                ready = tvm.transform.Sequential(
-                    [
-                        relax.backend.DispatchSampling(),
-                        relax.backend.DispatchSortScan(),
-                        relax.transform.LegalizeOps(),
-                    ]
-                )(mod)
+                ready = tvm.transform.Sequential(kernel_passes())(mod)
             return _build(ready, target)
     except DistIRError:
         raise

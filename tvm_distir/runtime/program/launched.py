@@ -8,6 +8,7 @@ import tvm
 from tvm import ir, relax
 
 from ...ir import outline_branches
+from ...ops.lowering import kernel_passes
 from .targets import target_in_scope
 
 _COMMUNICATION = "relax.dist."
@@ -27,11 +28,7 @@ def launched(mod: ir.IRModule, fuse: bool = False) -> ir.IRModule:
         ``tvm.compile`` on a CPU launch them.
     """
     kept = [str(name) for name in ir.Op.list_op_names() if str(name).startswith(_COMMUNICATION)]
-    passes = [
-        relax.backend.DispatchSampling(),
-        relax.backend.DispatchSortScan(),
-        relax.transform.LegalizeOps(skip_ops=kept),
-    ]
+    passes = kernel_passes(skip_ops=kept)
     if fuse:
         passes += [
             relax.transform.AnnotateTIROpPattern(),

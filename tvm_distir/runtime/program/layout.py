@@ -46,6 +46,9 @@ class Port:
         Placement on its mesh.
     mesh : pair of tuples of int, optional
         Shape and device ids of the mesh it lies on, where that is not the entry's first one.
+    index_range : tuple of int
+        Of an input that holds indices: the lowest, the first beyond the highest and, where there
+        is one, a number that is allowed besides; empty for others.
     """
 
     index: int
@@ -54,6 +57,7 @@ class Port:
     dtype: str
     labels: Labels
     mesh: tuple[tuple[int, ...], tuple[int, ...]] | None = None
+    index_range: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """An item of ``dist.io``."""
@@ -66,6 +70,8 @@ class Port:
         }
         if self.mesh is not None:
             item["mesh"] = {"shape": list(self.mesh[0]), "devices": list(self.mesh[1])}
+        if self.index_range:
+            item["index_range"] = list(self.index_range)
         return item
 
 
@@ -149,6 +155,7 @@ def read_port(item: Mapping[str, Any], place: str, mesh_shape: Sequence[int]) ->
             str(item["dtype"]),
             parse_placement(str(item["placement"])),
             _port_mesh(item["mesh"]) if "mesh" in item else None,
+            _index_range(item["index_range"]) if "index_range" in item else (),
         )
     except (KeyError, TypeError, ValueError) as err:
         raise wrong_module(place, f"an item of dist.io cannot be read: {err}") from err
@@ -162,6 +169,13 @@ def _port_mesh(item: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...
     if len(set(devices)) != math.prod(shape):
         raise ValueError(f"{len(set(devices))} devices for the mesh {shape}")
     return shape, devices
+
+
+def _index_range(numbers: Sequence[Any]) -> tuple[int, ...]:
+    found = tuple(int(n) for n in numbers)
+    if len(found) not in (2, 3):
+        raise ValueError(f"{len(found)} numbers for a range of indices")
+    return found
 
 
 def _leaf_order(names: Sequence[str]) -> dict[str, int]:

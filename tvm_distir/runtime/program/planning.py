@@ -15,6 +15,7 @@ from ...errors import EngineError
 from ...ir import known_shape, outline_branches
 from ...ir.rewrite import all_bindings
 from ...ops import size_bytes
+from ...ops.lowering import kernel_passes
 from ...program import BRANCH, CALL, FREE, RETURN, TAKE, Storage, StorageFunction, StorageStep
 from ...transform import ExpandSchedule
 from .dist_io import entries
@@ -62,9 +63,7 @@ def plan_storage(mod: ir.IRModule) -> Storage:
 def _planned(mod: ir.IRModule) -> ir.IRModule:
     """The passes of TVM's build up to where storage is decided."""
     passes = [
-        relax.backend.DispatchSampling(),
-        relax.backend.DispatchSortScan(),
-        relax.transform.LegalizeOps(),
+        *kernel_passes(),
         relax.transform.RewriteDataflowReshape(),
         relax.transform.ToNonDataflow(),
         relax.transform.RemovePurityChecking(),

@@ -19,6 +19,7 @@ from tvm import ir, relax, tirx
 
 from ...errors import EngineError, shortened
 from ...ir import known_shape
+from ...ops.lowering import repair_kernels
 from ...program import Program, export
 from ...reading import CACHE, CacheFile
 from ...system import PICOSECONDS
@@ -142,7 +143,7 @@ def _run_all(kernels: ir.IRModule, calls: Mapping[str, relax.Call]) -> dict[str,
     whole = ir.IRModule({**prims, **{ir.GlobalVar(name): fn for name, fn in own.items()}})
     target = target_in_scope()
     try:
-        library = tvm.compile(whole, target).jit()
+        library = tvm.compile(repair_kernels(whole), target).jit()
     except Exception as err:
         raise EngineError(
             "DIST0606",

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -24,6 +24,7 @@ from ...ir import (
 )
 from ...ir.rewrite import dims_remedy, has_dtensor, open_dims, retyped
 from ...native import Member, make_ports, mentioned, read_module
+from ...ops import IndexRange, input_index_ranges
 from ..branches import restore_branches
 from ..declaration import Rewrite, module_pass
 from ..legalize import has_local_view
@@ -154,7 +155,8 @@ def _entries(
 ) -> dict[Any, relax.Function]:
     """Entries of a public function, one for each class of devices."""
     name = member.name
-    parts = {n: _part(LocalValues(context, name, n, infos[n]), member) for n in where}
+    indices = input_index_ranges(context.mod, member.fn)
+    parts = {n: _part(LocalValues(context, name, n, infos[n]), member, indices) for n in where}
     classes = device_classes(infos, where)
     order = transfer_order(member.reading)
     found = {}
@@ -166,7 +168,9 @@ def _entries(
     return found
 
 
-def _part(values: LocalValues, member: Member) -> relax.Function:
+def _part(
+    values: LocalValues, member: Member, indices: Mapping[tuple[int, str], IndexRange]
+) -> relax.Function:
     """What a public function does on one mesh, with ``dist.io``."""
     fn = member.fn
     lowered = LocalFunction(values, fn, member.reading, entry=True)
@@ -174,11 +178,13 @@ def _part(values: LocalValues, member: Member) -> relax.Function:
     attrs = {k: v for k, v in (fn.attrs or {}).items() if k not in ("global_symbol", "num_input")}
     data = {str(n) for n in attrs[INPUTS_ATTR]} if INPUTS_ATTR in attrs else None
     said, which = _Described(), []
-    for position, _, ty, like in lowered.param_leaves:
+    for position, name, ty, like in lowered.param_leaves:
         role = ""
         if data is not None:
             role = "data" if lowered.alike.names[position] in data else "weight"
-        which.append(said.number(ty, like, role))
+        base = lowered.alike.names[position]
+        allowed = indices.get((position, name.removeprefix(base) if name != base else ""))
+        which.append(said.number(ty, like, role, allowed))
     names = [leaf.name for leaf in lowered.param_leaves]
     positions = [leaf.position for leaf in lowered.param_leaves]
     inputs = make_ports(names, positions, said.rows, which)
@@ -205,11 +211,11 @@ class _Described:
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
-        self._known: dict[tuple[int, str], int] = {}
+        self._known: dict[tuple[int, str, IndexRange | None], int] = {}
 
-    def number(self, ty: Any, like: int, role: str = "") -> int:
+    def number(self, ty: Any, like: int, role: str = "", allowed: IndexRange | None = None) -> int:
         """Number of what is said of a type, whose own number is ``like``, in a role."""
-        found = self._known.get((like, role))
+        found = self._known.get((like, role, allowed))
         if found is not None:
             return found
         row = {
@@ -217,9 +223,13 @@ class _Described:
             "dtype": str(ty.tensor_ty.dtype),
             "placement": placement_text(labels_of(ty.placement)),
         }
-        self.rows.append({**row, "role": role} if role else row)
+        if role:
+            row["role"] = role
+        if allowed is not None:
+            row["index_range"] = tvm_ffi.convert(list(allowed.numbers()))
+        self.rows.append(row)
         if like >= 0:
-            self._known[like, role] = len(self.rows) - 1
+            self._known[like, role, allowed] = len(self.rows) - 1
         return len(self.rows) - 1
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tvm import relax
@@ -26,21 +26,25 @@ class Place:
         Whole.
     dtype : str
     placement : str
+    index_range : tuple of int
+        What its indices may be, as ``dist.io`` has it; empty where it holds none.
     """
 
     shape: tuple[int, ...]
     dtype: str
     placement: str
+    index_range: tuple[int, ...] = field(default=(), compare=False)
 
     def item(self, index: int, name: str) -> dict[str, Any]:
         """As an item of another ``dist.io``."""
-        return {
+        found = {
             "index": index,
             "name": name,
             "shape": list(self.shape),
             "dtype": self.dtype,
             "placement": self.placement,
         }
+        return {**found, "index_range": list(self.index_range)} if self.index_range else found
 
     def labels(self, mesh: DeviceMesh) -> tuple[int, ...]:
         """Labels along the axes of more than one device."""
@@ -78,7 +82,10 @@ def read_ports(fn: relax.Function) -> Ports:
     def places(side: str) -> dict[int, Place]:
         return {
             int(item["index"]): Place(
-                tuple(int(n) for n in item["shape"]), str(item["dtype"]), str(item["placement"])
+                tuple(int(n) for n in item["shape"]),
+                str(item["dtype"]),
+                str(item["placement"]),
+                tuple(int(n) for n in item["index_range"]) if "index_range" in item else (),
             )
             for item in io[side]
         }

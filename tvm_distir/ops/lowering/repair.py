@@ -1,0 +1,199 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Repairs kernels before they are compiled: NaN is kept, and no computed index leaves its buffer.
+
+TVM compiles the maximum and the minimum of floats to a selection that drops NaN, and ``!=`` to a
+comparison that is false for NaN; a kernel that is given an index outside of its buffer reads, or
+writes, memory of others. Every PrimFunc is repaired alike: those of legalised ops, those cut to
+shards, and those written by hand.
+
+==============================  ===========================================================
+in a kernel                     becomes
+==============================  ===========================================================
+``max(a, b)`` of floats         ``a`` where ``a > b`` or ``a`` is NaN, else ``b``
+``a != b`` of floats            true as well where either is NaN
+a reduction that begins with    begins with the infinity beyond it, and so does the padding of
+the lowest float                the windows that it walks: a row of infinities has one as its
+                                maximum
+a read at an index that was     zero where the index is outside
+read from a buffer
+a write at such an index        left out where the index is outside
+==============================  ===========================================================
+
+Inputs are refused before (``bind_inputs``) where their indices are outside; what is computed in
+the program is masked here, on one device as on shards, whose look-ups give zeros for the rows
+that they do not hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Set
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.s_tir import SBlock
+from tvm.sym import Analyzer
+
+_LARGEST = {
+    **{kind: float(np.finfo(kind).max) for kind in ("float16", "float32", "float64")},
+    "bfloat16": (2 - 2**-7) * 2.0**127,
+}
+"""Largest finite number by type: TVM begins the search for extremes with it."""
+
+
+def _kind(value: Any) -> str:
+    return str(value.ty.dtype)
+
+
+def is_nan(value: Any) -> Any:
+    """Whether a float is NaN."""
+    if isinstance(value, tirx.FloatImm):
+        return tirx.const(math.isnan(float(value.value)), "bool")
+    # Not all targets have the intrinsic for narrow floats.
+    return tirx.isnan(value if int(value.ty.dtype.bits) > 16 else tirx.Cast("float32", value))
+
+
+def _extreme(node: Any) -> Any:
+    a, b = node.a, node.b
+    if "float" not in _kind(node):
+        return node
+    # Of equal operands b is given, as collectives do: the sign of a zero is theirs.
+    beyond = a > b if isinstance(node, tirx.Max) else a < b
+    return tirx.Select(tirx.any(beyond, is_nan(a)), a, b)
+
+
+def _not_equal(node: Any) -> Any:
+    if "float" not in _kind(node.a):
+        return node
+    return tirx.any(node, is_nan(node.a), is_nan(node.b))
+
+
+def _beyond(value: Any) -> Any:
+    """The infinity beyond the largest or the lowest float; None for other values."""
+    if not isinstance(value, tirx.FloatImm):
+        return None
+    number = float(value.value)
+    if abs(number) != _LARGEST.get(_kind(value)):
+        return None
+    return tirx.const(math.copysign(math.inf, number), _kind(value))
+
+
+def _reads(root: Any, computed: Set[Any]) -> bool:
+    """Whether an expression reads a buffer, or one of the variables that hold what was read."""
+    if isinstance(root, tirx.Var):
+        return root in computed
+    found = tvm_ffi.structural_walk(
+        root,
+        [
+            (ir.TensorLoad, lambda _: tvm_ffi.VisitInterrupt(True)),
+            (tirx.Var, lambda v: tvm_ffi.VisitInterrupt(True) if v in computed else None),
+        ],
+    )
+    return found is not None
+
+
+class _Repair:
+    """Rewrites one PrimFunc.
+
+    Attributes
+    ----------
+    computed : set of Var
+        Variables that hold what was read from a buffer.
+    begins : list of float
+        With what its reductions began that now begin with an infinity.
+    """
+
+    def __init__(self, function: tirx.PrimFunc) -> None:
+        self.computed: set[Any] = set()
+        self.begins: list[float] = []
+        self._analyzer = Analyzer()
+        tvm_ffi.structural_walk(function.body, ((tirx.Bind, tirx.Let), self._bound), order="pre")
+        self.function = tvm_ffi.structural_map(
+            function,
+            [
+                ((tirx.Max, tirx.Min), _extreme),
+                (tirx.NE, _not_equal),
+                (ir.TensorLoad, self._load),
+                (tirx.BufferStore, self._store),
+                (SBlock, self._block),
+            ],
+        )
+        if self.begins:
+            self.function = tvm_ffi.structural_map(self.function, (ir.Call, self._padding))
+
+    def _bound(self, node: Any) -> None:
+        if _reads(node.value, self.computed):
+            self.computed.add(node.var)
+
+    def _inside(self, shape: Any, indices: Any) -> list[Any]:
+        """Conditions under which computed indices lie in a buffer, but for those that hold."""
+        found: list[Any] = []
+        for index, extent in zip(indices, shape):
+            if isinstance(index, tirx.IntImm) or not str(index.ty.dtype).startswith(
+                ("int", "uint")
+            ):
+                continue
+            if not _reads(index, self.computed):
+                continue
+            for condition in (index >= tirx.const(0, index.ty.dtype), index < extent):
+                if not self._analyzer.can_prove(condition):
+                    found.append(condition)
+        return found
+
+    def _load(self, load: Any) -> Any:
+        conditions = self._inside(load.source.ty.shape, load.indices)
+        if not conditions:
+            return load
+        return tirx.if_then_else(tirx.all(*conditions), load, tirx.const(0, _kind(load)))
+
+    def _store(self, store: Any) -> Any:
+        conditions = self._inside(store.buffer.ty.shape, store.indices)
+        return tirx.IfThenElse(tirx.all(*conditions), store, None) if conditions else store
+
+    def _block(self, block: Any) -> Any:
+        init = block.init
+        begin = _beyond(init.value) if isinstance(init, tirx.BufferStore) else None
+        if begin is None:
+            return block
+        self.begins.append(float(init.value.value))
+        return type(block)(
+            block.iter_vars,
+            block.reads,
+            block.writes,
+            str(block.name_hint),
+            block.body,
+            tirx.BufferStore(init.buffer, begin, init.indices),
+            block.alloc_buffers,
+            block.match_buffers,
+            block.annotations,
+        )
+
+    def _padding(self, call: Any) -> Any:
+        """What a reduction's window finds beyond the border, which only the place decides."""
+        if not isinstance(call.op, ir.Op) or str(call.op.name) != "prim.if_then_else":
+            return call
+        condition, inner, padding = call.args
+        beyond = _beyond(padding)
+        if beyond is None or float(padding.value) not in self.begins:
+            return call
+        if _reads(condition, self.computed):
+            return call
+        return tirx.if_then_else(condition, inner, beyond)
+
+
+def _repair_all(mod: ir.IRModule, _: Any) -> ir.IRModule:
+    repaired = {
+        gv: _Repair(fn).function if isinstance(fn, tirx.PrimFunc) else fn
+        for gv, fn in mod.functions.items()
+    }
+    return ir.IRModule(repaired, attrs=mod.attrs, global_infos=mod.global_infos)
+
+
+repair_kernels = tvm.transform.module_pass(
+    _repair_all, opt_level=0, name="tvm_distir.RepairKernels"
+)
+"""Pass that repairs all PrimFuncs. Level: any with TIR functions, before the build."""
