@@ -13,6 +13,7 @@ from typing import Any
 from tvm import ir, relax
 
 from ..ir import flat_types, known_shape
+from .divisors import divisor_leaves
 
 # Gains beside 1 / sqrt(fan_in): a rectifier halves the variance (He et al. 2015); what is added to
 # a residual stream is kept small, so that depth neither blows values up nor lets them vanish;
@@ -68,11 +69,12 @@ Tuples = dict[relax.Var, Any]
 
 @dataclass(frozen=True)
 class InputUse:
-    """What one consumer says of a value: a role, a gain (0: none), or the range of indices."""
+    """What one consumer says of a value: a role, a gain (0: none), or the range of integers."""
 
     role: str = ""
     fan_in: int = 0
     gain: float = 0.0
+    low: int = 0
     high: int = 0
     firm: bool = True
 
@@ -182,9 +184,11 @@ class UseWalker:
             return
         for index, arg in enumerate(leaves):
             found = _uses_in(call, index)
+            divisors = divisor_leaves(call, index, self.functions)
             for position, own in enumerate(arg):
+                divides = [InputUse(low=1)] if position in divisors else []
                 for root in own:
-                    uses[root].extend(_of_leaf(call, position, found))
+                    uses[root].extend([*_of_leaf(call, position, found), *divides])
 
     def _private(self, name: str) -> list[list[InputUse]] | None:
         """Return the uses of a callee's parameters; None for a kernel or a recursive call."""

@@ -20,6 +20,7 @@ from tvm.s_tir.schedule.schedule import ScheduleError
 
 from ...errors import DistIRError, EngineError
 from ...ir import outline_branches
+from .division import define_division
 from .targets import target_in_scope
 
 _SPATIAL, _REDUCTION = 0, 2
@@ -135,7 +136,7 @@ order_loops = tvm.transform.module_pass(_order_all, opt_level=0, name="tvm_disti
 
 
 def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutable:
-    """Compile: legalise, order the loops, TVM's default build.
+    """Compile: legalise, define divisions, order the loops, TVM's default build.
 
     The target is the one in scope (``with target:``), or else this machine's CPU.
 
@@ -153,6 +154,7 @@ def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutabl
                     relax.backend.DispatchSampling(),
                     relax.backend.DispatchSortScan(),
                     relax.transform.LegalizeOps(),
+                    define_division,
                     order_loops,
                 ]
             )(mod)
