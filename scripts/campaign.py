@@ -4,10 +4,11 @@
 """Run random modules, meshes and plans against one device, and shrink what fails.
 
 Usage: scripts/campaign.py --seeds A:B [--out DIR] [--limit-s S] [--shrink-s S]
-       [--threads-every K] [--most N]
+       [--threads-every K] [--most N] [--values KIND]
 Prints the outcomes counted and each failure. With --out, up to N distinct failures are shrunk and
 saved there as NAME.tvmscript and NAME.json (python/tests/campaign/regressions holds such files),
-with all outcomes in outcomes.jsonl. Exits 1 when a case failed.
+with all outcomes in outcomes.jsonl. Exits 1 when a case failed. With --values all seeds draw their
+floats so: "nan" has NaN among them, which no seed has by itself.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "python" / "tests" / "campaign"))
 
 from campaign_check import THREADS_EVERY, Case, Outcome
+from campaign_modules import FLOATS
 from campaign_runner import CASE_LIMIT_S, outcomes
 from campaign_saved import save
 from campaign_shrink import shrink
@@ -46,6 +48,7 @@ def main() -> int:
         "--threads-every", type=int, default=THREADS_EVERY, help="0: only on the virtual engine"
     )
     parser.add_argument("--most", type=int, default=20, help="failures to save")
+    parser.add_argument("--values", choices=FLOATS, default="", help="floats of all seeds")
     options = parser.parse_args()
     counts: collections.Counter[tuple[str, str, str]] = collections.Counter()
     kept: dict[tuple[str, str, str], tuple[int, Outcome]] = {}
@@ -55,7 +58,10 @@ def main() -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         log = (options.out / "outcomes.jsonl").open("a", encoding="utf-8")
     for seed, outcome in outcomes(
-        *options.seeds, limit_s=options.limit_s, threads_every=options.threads_every
+        *options.seeds,
+        limit_s=options.limit_s,
+        threads_every=options.threads_every,
+        values=options.values,
     ):
         counts[outcome.key] += 1
         if log is not None:
@@ -67,7 +73,7 @@ def main() -> int:
     if log is not None:
         log.close()
         for seed, outcome in list(kept.values())[: options.most]:
-            case = Case.of_seed(seed)
+            case = Case.of_seed(seed, options.values)
             if outcome.kind not in ("HANG", "CRASH"):
                 case = shrink(case, outcome, options.shrink_s)
             print("saved", save(case, outcome, options.out), flush=True)

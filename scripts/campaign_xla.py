@@ -30,7 +30,7 @@ from tvm_distir.runtime.engines.xla import XlaEngine
 def outcome(seed: int, engine: XlaEngine) -> tuple[str, str]:
     """What became of a case, and why."""
     case = Case.of_seed(seed)
-    inputs = campaign_modules.inputs_of(case.mod, seed)
+    inputs = campaign_modules.inputs_of(case.mod, seed, case.values)
     try:
         expected = Reference(case.mod).run(inputs)
     except DistIRError as error:

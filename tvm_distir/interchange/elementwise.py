@@ -91,11 +91,12 @@ def _floor_divide(step: Step) -> Ssa:
 
 
 def _is_below(step: Step, a: Ssa, b: Ssa) -> Ssa:
-    """Whether a quotient that is cut towards zero is above the true one."""
+    """Whether a quotient that is cut towards zero is above the true one; one by zero is not."""
     body = step.body
     rest = body.binary("remainder", a, b)
     signs = body.compare("LT", rest, 0), body.compare("LT", b, 0)
-    return body.binary("and", body.compare("NE", rest, 0), body.compare("NE", *signs))
+    inexact = body.binary("and", body.compare("NE", rest, 0), body.compare("NE", b, 0))
+    return body.binary("and", inexact, body.compare("NE", *signs))
 
 
 def _floor_mod(step: Step) -> Ssa:

@@ -14,6 +14,7 @@ from tvm import ir, relax
 
 from ..ir import flat_types, known_shape
 from ..ops import index_range
+from .divisors import divisor_leaves
 
 # Gains beside 1 / sqrt(fan_in): a rectifier halves the variance (He et al. 2015); what is added to
 # a residual stream is kept small, so that depth neither blows values up nor lets them vanish;
@@ -69,11 +70,12 @@ Tuples = dict[relax.Var, Any]
 
 @dataclass(frozen=True)
 class InputUse:
-    """What one consumer says of a value: a role, a gain (0: none), or the range of indices."""
+    """What one consumer says of a value: a role, a gain (0: none), or the range of integers."""
 
     role: str = ""
     fan_in: int = 0
     gain: float = 0.0
+    low: int = 0
     high: int = 0
     firm: bool = True
 
@@ -182,10 +184,12 @@ class UseWalker:
                     uses[root].extend(found)
             return
         for index, arg in enumerate(leaves):
-            for leaf, own in enumerate(arg):
-                found = _uses_in(call, index, leaf) if own else []
-                for root in own:
-                    uses[root].extend(found)
+            divisors = divisor_leaves(call, index, self.functions)
+            for leaf, roots in enumerate(arg):
+                uses_of_leaf = _uses_in(call, index, leaf) if roots else []
+                divides = [InputUse(low=1)] if leaf in divisors else []
+                for root in roots:
+                    uses[root].extend([*uses_of_leaf, *divides])
 
     def _private(self, name: str) -> list[list[InputUse]] | None:
         """Return the uses of a callee's parameters; None for a kernel or a recursive call."""

@@ -118,9 +118,10 @@ def _spec(
         )
     dtype = _dtype(tensor)
     if not _is_float(dtype):
-        bounds = [use.high for use in uses if use.high]
-        high = min(bounds, default=2)
-        return InputSpec(name, shape, dtype, "data" if is_data is not False else "weight", 0, high)
+        low = 0 if dtype == "bool" else max((use.low for use in uses), default=0)
+        high = min((use.high for use in uses if use.high), default=4 if low else 2)
+        role = "data" if is_data is not False else "weight"
+        return InputSpec(name, shape, dtype, role, min(low, high - 1), high)
     roles = [use for use in uses if use.role and (use.firm or is_data is False)]
     if is_data or (is_data is None and not roles):
         return InputSpec(name, shape, dtype, "data")

@@ -55,27 +55,39 @@ COMPLETE_EVERY = 8
 QUICK_TARGET = tvm.target.Target({"kind": "llvm", "opt-level": 0})
 """The kernels are small: compiling them is what takes time."""
 
+SIGNS = ("mixed", "positive", "mixed", "negative")
+"""What the floats of seeds are drawn from, in turn (see :data:`campaign_modules.FLOATS`)."""
+
 BAD = ("WRONG", "RAW", "INVARIANT", "HANG", "CRASH")
 """Outcomes that are bugs. Refusals (DIST...) may be."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A module, its plan in JSON form, the results that must be bit-equal, the inputs' seed."""
+    """A module, its plan in JSON form, the results that must be bit-equal, and the inputs.
+
+    Attributes
+    ----------
+    seed : int
+        Of the inputs.
+    values : str
+        What their floats are drawn from: a key of :data:`campaign_modules.FLOATS`.
+    """
 
     mod: ir.IRModule
     plan: dict[str, Any]
     exact: tuple[bool, ...]
     seed: int
+    values: str = "mixed"
 
     @staticmethod
-    def of_seed(seed: int) -> Case:
-        """The case of a seed; some plans are completed."""
+    def of_seed(seed: int, values: str = "") -> Case:
+        """The case of a seed, with values as given or its own; some plans are completed."""
         made = campaign_modules.sample(seed)
         plan = campaign_plans.plan_dict(seed, made.mod)
         if seed % COMPLETE_EVERY == COMPLETE_EVERY - 1:
             plan["complete"] = True
-        return Case(made.mod, plan, made.exact, seed)
+        return Case(made.mod, plan, made.exact, seed, values or SIGNS[seed % len(SIGNS)])
 
 
 @dataclass(frozen=True)
@@ -176,12 +188,13 @@ def check(case: Case, threads: bool = False, careful: bool = True) -> Outcome:
 
 
 def _check(case: Case, threads: bool, careful: bool) -> Outcome:
-    inputs = campaign_modules.inputs_of(case.mod, case.seed)
+    inputs = campaign_modules.inputs_of(case.mod, case.seed, case.values)
     try:
         expected = Reference(case.mod).run(inputs)
     except Exception as error:
         return Outcome("unusable", "reference", type(error).__name__, _short(error))
-    if any(a.dtype.kind == "f" and not np.isfinite(a).all() for a in expected):
+    nans = case.values == "nan"
+    if not nans and any(a.dtype.kind == "f" and not np.isfinite(a).all() for a in expected):
         return Outcome("unusable", "reference", "not finite")
     if [a.dtype for a in expected] != _declared(case.mod):
         return Outcome("unusable", "reference", "other types than declared")
@@ -243,9 +256,12 @@ def _own_errors(expected: Sequence[Any], truth: Sequence[Any]) -> list[float]:
     A long sum in bfloat16 stops growing: what is then twice as large on two devices is better.
     """
     pairs = zip(expected, truth)
-    return [
-        float(np.abs(a.astype("float64") - b.astype("float64")).max(initial=0)) for a, b in pairs
-    ]
+    return [_largest(a.astype("float64") - b.astype("float64"), 0.0) for a, b in pairs]
+
+
+def _largest(values: Any, least: float) -> float:
+    """The largest finite magnitude, at least the given one."""
+    return float(np.abs(values[np.isfinite(values)]).max(initial=least))
 
 
 def _is_narrow(case: Case) -> bool:
@@ -265,21 +281,24 @@ def compare(
     exact: Sequence[bool],
     own_errors: Sequence[float] = (),
 ) -> Outcome:
-    """Bit for bit where sums are exact, else by :data:`RTOL` and the original's own error."""
+    """Bit for bit where sums are exact, else by :data:`RTOL` and the original's own error.
+
+    A NaN is equal to a NaN.
+    """
     if len(got) != len(expected):
         return Outcome("WRONG", stage, "count", f"{len(got)} outputs instead of {len(expected)}")
     for i, (a, b, bits) in enumerate(zip(got, expected, exact)):
         if a.shape != b.shape or a.dtype != b.dtype:
             message = f"output {i}: {a.dtype}{a.shape} instead of {b.dtype}{b.shape}"
             return Outcome("WRONG", stage, "type", message)
-        if bits and np.array_equal(a, b):
-            continue
         wide, ref = a.astype("float64"), b.astype("float64")
-        apart = float(np.abs(wide - ref).max(initial=0.0))
-        largest = float(np.abs(ref).max(initial=1.0))
+        if bits and np.array_equal(wide, ref, equal_nan=True):
+            continue
+        apart = _largest(wide - ref, 0.0)
+        largest = _largest(ref, 1.0)
         rtol = RTOLS.get(b.dtype.name, RTOL)
         own = own_errors[i] if own_errors else 0.0
-        close = np.allclose(wide, ref, rtol=rtol, atol=rtol * largest + own)
+        close = np.allclose(wide, ref, rtol=rtol, atol=rtol * largest + own, equal_nan=True)
         if bits or not close:
             what = "rounding" if close else "value"
             return Outcome("WRONG", stage, what, f"output {i}: {apart:g} apart, of {largest:g}")

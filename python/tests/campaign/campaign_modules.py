@@ -24,6 +24,14 @@ DTYPE_WEIGHTS = (0.8, 0.09, 0.08, 0.03)
 BOUNDED = re.compile(r"_below(\d+)$")
 """An integer parameter's name ends with the bound of its values."""
 
+FLOATS = {
+    "mixed": (-2.0, -1.0, 0.0, 1.0, 2.0),
+    "positive": (1.0, 2.0),
+    "negative": (-2.0, -1.0),
+    "nan": (-2.0, -1.0, 0.0, 1.0, 2.0, np.nan),
+}
+"""What floats are drawn from. Zeros in the padding are no extreme of mixed signs."""
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -33,8 +41,8 @@ class Sample:
     exact: tuple[bool, ...]
 
 
-def inputs_of(mod: ir.IRModule, seed: int) -> list[np.ndarray]:
-    """Whole inputs of ``main``: floats from {-2..2}, integers below the bound in their name."""
+def inputs_of(mod: ir.IRModule, seed: int, values: str = "mixed") -> list[np.ndarray]:
+    """Whole inputs of ``main``: floats from :data:`FLOATS`, integers below a named bound."""
     rng = np.random.default_rng(seed)
     found = []
     for param in mod["main"].params:
@@ -45,7 +53,8 @@ def inputs_of(mod: ir.IRModule, seed: int) -> list[np.ndarray]:
             bound = BOUNDED.search(str(param.name))
             found.append(rng.integers(0, int(bound[1]) if bound else 1, shape).astype(dtype))
         else:
-            found.append(rng.integers(-2, 3, shape).astype(np_dtype(dtype)))
+            places = rng.integers(0, len(FLOATS[values]), shape)
+            found.append(np.array(FLOATS[values])[places].astype(np_dtype(dtype)))
     return found
 
 

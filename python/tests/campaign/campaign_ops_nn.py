@@ -179,7 +179,7 @@ def cumsum(w: Writer) -> Item:
 
 
 def order(w: Writer) -> Item:
-    """topk, sort, argmax: values of ties are equal, their places are not used."""
+    """topk, sort, argmax, argmin: values of ties are equal, of places the first counts."""
     x = w.exact(1)
     a = w.axis(x)
     kind = w.draw(0, 2)
@@ -190,7 +190,8 @@ def order(w: Writer) -> Item:
         return w.emit(R.topk(x.var, k, a, "values"), [x], x.bound)
     if kind == 1:
         return w.emit(R.sort(x.var, a), [x], x.bound)
-    return w.emit(R.astype(R.argmax(x.var, a), w.dtype), [x], x.shape[a])
+    place = w.one_of([R.argmax, R.argmin])
+    return w.emit(R.astype(place(x.var, a), w.dtype), [x], x.shape[a])
 
 
 def through_tuple(w: Writer) -> Item:

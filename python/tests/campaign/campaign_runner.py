@@ -21,29 +21,31 @@ START_LIMIT_S = 120.0
 MARK = "@outcome "
 
 
-def work(first: int, last: int, threads_every: int) -> None:
+def work(first: int, last: int, threads_every: int, values: str = "") -> None:
     """The worker: one line per seed on standard output."""
     print(MARK + "ready", flush=True)
     for seed in range(first, last):
         threads = bool(threads_every) and seed % threads_every == 0
-        outcome = check(Case.of_seed(seed), threads, careful=(seed + 5) % CAREFUL_EVERY == 0)
+        outcome = check(
+            Case.of_seed(seed, values), threads, careful=(seed + 5) % CAREFUL_EVERY == 0
+        )
         print(MARK + json.dumps([seed, outcome.as_dict()]), flush=True)
 
 
-def worker_code(first: int, last: int, threads_every: int) -> str:
+def worker_code(first: int, last: int, threads_every: int, values: str = "") -> str:
     """The Python program of a worker."""
     return (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); "
-        f"import campaign_runner; campaign_runner.work({first}, {last}, {threads_every})"
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import campaign_runner; "
+        f"campaign_runner.work({first}, {last}, {threads_every}, {values!r})"
     )
 
 
 class _Worker:
     """A process that runs seeds, and a thread that reads its lines."""
 
-    def __init__(self, first: int, last: int, threads_every: int) -> None:
+    def __init__(self, first: int, last: int, threads_every: int, values: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", worker_code(first, last, threads_every)],
+            [sys.executable, "-c", worker_code(first, last, threads_every, values)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -88,14 +90,16 @@ def outcomes(
     last: int,
     limit_s: float = CASE_LIMIT_S,
     threads_every: int = THREADS_EVERY,
+    values: str = "",
 ) -> Iterator[tuple[int, Outcome]]:
     """Seeds ``first..last - 1`` and what became of them, in order.
 
     Seeds divisible by ``threads_every`` run on the engine of threads too; with 0 none does.
+    ``values`` are those of :meth:`.Case.of_seed`.
     """
     seed = first
     while seed < last:
-        worker = _Worker(seed, last, threads_every)
+        worker = _Worker(seed, last, threads_every, values)
         try:
             if worker.next_line(START_LIMIT_S) is None:
                 raise RuntimeError("the worker does not start: " + " | ".join(worker.tail))

@@ -50,6 +50,7 @@ def save(case: Case, found: Outcome, folder: Path) -> str:
         "seed": case.seed,
         "plan": case.plan,
         "exact": list(case.exact),
+        "values": case.values,
         "found": found.as_dict(),
         "expect": "ok",
         "open": "",
@@ -62,7 +63,8 @@ def load(path: Path) -> Saved:
     """Read a saved case by the path of its JSON file."""
     data = json.loads(path.read_text(encoding="utf-8"))
     mod = tvm.script.from_source(path.with_suffix(".tvmscript").read_text(encoding="utf-8"))
-    case = Case(mod, data["plan"], tuple(data["exact"]), data["seed"])
+    values = data.get("values", "mixed")
+    case = Case(mod, data["plan"], tuple(data["exact"]), data["seed"], values)
     return Saved(path.stem, case, Outcome(**data["found"]), data["expect"], data["open"])
 
 

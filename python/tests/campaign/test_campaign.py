@@ -18,6 +18,8 @@ import tvm_ffi
 from campaign_check import Case, Outcome
 from tvm import ir, relax
 
+from tvm_distir.ops.families import reductions
+from tvm_distir.ops.local import masking
 from tvm_distir.transform import LowerDistIR
 
 SEEDS = (1000, 1060)
@@ -68,6 +70,7 @@ def test_the_generator_reaches_everything():
         assert sum(int(np.prod(list(s.values()))) for s in shapes) <= 16
     assert len(ops) >= 50
     assert {"private call", "relax.nn.conv2d", "relax.take", "relax.topk", "relax.prod"} <= ops
+    assert {"relax.max", "relax.min", "relax.argmax", "relax.argmin"} <= ops
     assert {"relax.call_tir", "relax.nn.attention", "relax.scatter_elements", "If"} <= ops
     assert {"float32", "float64", "float16", "bfloat16", "int32"} <= types
     assert kinds == {"param", "value", "call", "stationary"}
@@ -147,6 +150,75 @@ def test_a_planted_fault_is_found_and_shrunk(monkeypatch, tmp_path):
     assert campaign_check.check(saved.case).kind == "ok"
 
 
+def _extreme_case(op, values, size):
+    """An extreme along a dim that is cut, beside one along a dim that is whole."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType([size, 3], "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            found = [builder.emit(getattr(relax.op, op)(x, axis)) for axis in (0, 1)]
+            out = builder.emit_output(relax.Tuple(found))
+        builder.emit_func_output(out)
+    rules = [{"param": "x", "placement": "S[0]", "stationary": True}]
+    plan = {"schema_version": 1, "mesh": {"a": 4}, "rules": rules}
+    return Case(builder.get(), plan, (True, True), 3, values)
+
+
+OF_ONE_SIGN = [("max", "negative"), ("argmax", "negative"), ("min", "positive")]
+OF_ONE_SIGN += [("argmin", "positive")]
+
+
+@pytest.mark.parametrize(("op", "values"), OF_ONE_SIGN)
+@pytest.mark.parametrize("size", [5, 6, 7])
+def test_extremes_of_one_sign_on_uneven_cuts(op, values, size):
+    """Zeros in the padding would be the extreme; one device may hold padding alone."""
+    assert campaign_check.check(_extreme_case(op, values, size)).kind == "ok"
+
+
+@pytest.mark.parametrize(("op", "values"), OF_ONE_SIGN)
+def test_an_extreme_without_neutral_padding_is_found(monkeypatch, op, values):
+    """Of mixed signs it is not: this is what values of one sign are drawn for."""
+    monkeypatch.setattr(reductions, "filled", lambda cx, x, *_: x)
+    monkeypatch.setattr(masking, "_neutralise", lambda *_: None)
+    found = campaign_check.check(_extreme_case(op, values, 7))
+    assert (found.kind, found.what) == ("WRONG", "value")
+    assert campaign_check.check(_extreme_case(op, "mixed", 7)).kind == "ok"
+
+
+def test_seeds_draw_values_of_one_sign():
+    signs = {}
+    for seed in range(8):
+        case = Case.of_seed(seed)
+        drawn = [
+            a.astype("float64")
+            for a in campaign_modules.inputs_of(case.mod, seed, case.values)
+            if a.dtype.kind not in "iub"
+        ]
+        signs[case.values] = {s for a in drawn for s in np.sign(a).ravel()} | signs.get(
+            case.values, set()
+        )
+    assert signs == {"mixed": {-1, 0, 1}, "positive": {1}, "negative": {-1}}
+
+
+def test_nans_are_values_where_they_are_asked_for():
+    """They are equal to each other, and to nothing else."""
+    case = _extreme_case("max", "nan", 8)
+    (x,) = campaign_modules.inputs_of(case.mod, 3, "nan")
+    assert np.isnan(x).any() and not np.isnan(x).all()
+    one, other = np.array([1, np.nan], "float32"), np.array([1, 0], "float32")
+    for bits in (True, False):
+        assert campaign_check.compare("virtual", [one], [one], [bits]).kind == "ok"
+        assert campaign_check.compare("virtual", [other], [one], [bits]).kind == "WRONG"
+    builder = relax.BlockBuilder()
+    y = relax.Var("y", relax.TensorType([6, 3], "float32"))
+    with builder.function("main", [y]):
+        with builder.dataflow():
+            out = builder.emit_output(relax.op.sum(y, 1))
+        builder.emit_func_output(out)
+    plan = {**case.plan, "rules": [{"param": "y", "placement": "S[0]"}]}
+    assert campaign_check.check(Case(builder.get(), plan, (True,), 3, "nan")).kind == "ok"
+
+
 @pytest.mark.parametrize(
     ("got", "kind", "what"),
     [
@@ -165,7 +237,7 @@ def test_a_worker_that_hangs_or_dies_costs_one_seed(monkeypatch):
     """A seed without an answer is a HANG, one whose process ends a CRASH; the next one runs."""
     bodies = {7: "time.sleep(60)", 8: "os._exit(9)"}
 
-    def lines(first, last, threads_every):
+    def lines(first, last, threads_every, values):
         steps = [
             "import json, os, time",
             f"print({campaign_runner.MARK!r} + 'ready', flush=True)",

@@ -111,6 +111,12 @@ def _is_inf(node: onnx.NodeProto, seen: Seen) -> Fault:
     return None
 
 
+def _upsample(node: onnx.NodeProto, seen: Seen) -> Fault:
+    if seen.types[node.input[0]].tensor_type.elem_type == TensorProto.DOUBLE:
+        return "it computes in float32", "Cast the operand to float32."
+    return None
+
+
 def _resize(node: onnx.NodeProto, seen: Seen) -> Fault:
     for name in ("antialias", "exclude_outside"):
         if _int(node, name):
@@ -118,11 +124,11 @@ def _resize(node: onnx.NodeProto, seen: Seen) -> Fault:
     scales = seen.values.get(node.input[2]) if len(node.input) > 2 else None
     shape = seen.shape(node.input[0])
     if scales is None or shape is None or scales.size != len(shape):
-        return None
+        return _upsample(node, seen)
     sizes = np.asarray(scales, "float64") * np.asarray(shape)
     if np.abs(sizes - np.round(sizes)).max(initial=0.0) > 1e-4:
         return "it scales by the ratio of whole sizes", "Give sizes in place of scales."
-    return None
+    return _upsample(node, seen)
 
 
 def _roi_align(node: onnx.NodeProto, seen: Seen) -> Fault:
@@ -153,4 +159,5 @@ _FAULTS: dict[str, Callable[[onnx.NodeProto, Seen], Fault]] = {
     "RoiAlign": _roi_align,
     "SpaceToDepth": _space_to_depth,
     "TopK": _topk,
+    "Upsample": _upsample,
 }

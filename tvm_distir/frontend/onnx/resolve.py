@@ -42,7 +42,8 @@ def resolve(
     """
     before = Walk(model, old)
     if dict(old) == dict(new):
-        return _replaced(model, [before.visit(node) for node in model.graph.node], before)
+        visited = [one for node in model.graph.node for one in before.visit(node)]
+        return _replaced(model, visited, before)
     after = Walk(model, new)
     batches = next((old[name][0], new[name][0]) for name in old if old[name] != new[name])
     nodes: list[onnx.NodeProto] = []
@@ -50,7 +51,7 @@ def resolve(
         before.visit(node)
         extra, fitted = rewrite_pinned(node, before, after, batches)
         try:
-            nodes.extend(after.visit(one) for one in [*extra, fitted])
+            nodes.extend(one for part in [*extra, fitted] for one in after.visit(part))
         except ModelError as error:
             raise refusal(node, error.what) from error
         check_kept(node, before, after)

@@ -16,6 +16,7 @@ from ...errors import ModelError
 from ..quiet import reason
 from .batch import node_place
 from .evaluate import evaluated
+from .expanding import expanded
 from .inputs import Shape
 from .misread import check_read
 from .reading import opset_version
@@ -73,7 +74,15 @@ class Walk:
         self.types[name] = helper.make_tensor_type_proto(tensor.data_type, value.shape)
         return helper.make_node("Constant", [], [name], name=name, value=tensor)
 
-    def visit(self, node: onnx.NodeProto) -> onnx.NodeProto:
+    def visit(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """Infer the outputs of a node; return it, or the nodes that replace it."""
+        parts = expanded(node, self, self.version)
+        if parts is None:
+            return [self._inferred(node)]
+        self.read |= {name for part in parts for name in part.input}
+        return [one for part in parts for one in self.visit(part)]
+
+    def _inferred(self, node: onnx.NodeProto) -> onnx.NodeProto:
         """Infer the outputs of a node; return it, or the Constant that replaces it."""
         if node.op_type == "Constant":
             return self._constant(node)

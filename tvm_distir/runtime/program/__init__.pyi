@@ -9,6 +9,7 @@ from .cores import one_thread as one_thread
 from .counts import CollectiveCount as CollectiveCount
 from .counts import CollectiveCounter as CollectiveCounter
 from .dist_io import entries as entries
+from .division import divisor_parameters as divisor_parameters
 from .executed import AxisTable as AxisTable
 from .executed import Groups as Groups
 from .executed import count_executed as count_executed

@@ -21,6 +21,7 @@ from tvm.s_tir.schedule.schedule import ScheduleError
 from ...errors import DistIRError, EngineError
 from ...ir import outline_branches
 from ...ops.lowering import kernel_passes, repair_kernels
+from .division import define_division
 from .locks import compile_turn
 from .targets import target_in_scope
 
@@ -174,7 +175,7 @@ def _build(mod: ir.IRModule, target: Any) -> relax.VMExecutable:
 
 
 def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutable:
-    """Compile: legalise, order the loops (for CPUs), repair the kernels, TVM's default build.
+    """Compile: legalise, define divisions, order loops, repair kernels, TVM's default build.
 
     The target is the one in scope (``with target:``), or else this machine's CPU.
 
@@ -189,7 +190,7 @@ def compile_module(mod: ir.IRModule, place: str = "module") -> relax.VMExecutabl
         with compile_turn():
             mod = outline_branches(mod)  # else TVM hands storage of one branch to what follows it
             with target:
-                ready = tvm.transform.Sequential(kernel_passes())(mod)
+                ready = tvm.transform.Sequential([*kernel_passes(), define_division])(mod)
             return _build(ready, target)
     except DistIRError:
         raise

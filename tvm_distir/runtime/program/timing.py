@@ -24,6 +24,7 @@ from ...program import Program, export
 from ...reading import CACHE, CacheFile
 from ...system import PICOSECONDS
 from .cores import one_thread
+from .division import define_division
 from .kernels import order_loops
 from .launched import launched
 from .layout import np_dtype
@@ -68,7 +69,7 @@ def measure(mod: ir.IRModule, *, fuse: bool = False, cached: bool = True) -> Pro
     kernels = launched(mod, fuse)
     program = export(kernels)
     with target_in_scope():
-        times_s = _times(order_loops(kernels), cached)
+        times_s = _times(order_loops(define_division(kernels)), cached)
     functions = {
         name: replace(
             fn,

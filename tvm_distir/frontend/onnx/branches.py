@@ -1,0 +1,83 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""The branches of ``If`` nodes: one that is known to be chosen, and conditions without dims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import helper
+
+from .rewriting import rewritten
+from .writing import NodeWriter
+
+Nodes = list[onnx.NodeProto]
+
+
+def chosen(node: onnx.NodeProto, condition: bool) -> Nodes:
+    """Return the nodes of the branch that a condition chooses, under names of their own."""
+    name = "then_branch" if condition else "else_branch"
+    graph = next(a.g for a in node.attribute if a.name == name)
+    prefix = node.output[0]
+    names = {t.name: f"{prefix}__{t.name}" for t in graph.initializer}
+    for inner in graph.node:
+        names.update({output: f"{prefix}__{output}" for output in inner.output if output})
+    nodes = [
+        helper.make_node("Constant", [], [names[t.name]], name=names[t.name], value=t)
+        for t in graph.initializer
+    ]
+    for inner in graph.node:
+        nodes.extend(rewritten(_renamed(inner, names)))
+    for value, output in zip(graph.output, node.output):
+        source = names.get(value.name, value.name)
+        nodes.append(helper.make_node("Identity", [source], [output], name=output))
+    return nodes
+
+
+def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    """Return a copy that reads and gives other names, inside of its branches too."""
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    for field in (copy.input, copy.output):
+        field[:] = [names.get(name, name) for name in field]
+    for attribute in copy.attribute:
+        for graph in [attribute.g, *attribute.graphs]:
+            inside = [_renamed(inner, names) for inner in graph.node]
+            del graph.node[:]
+            graph.node.extend(inside)
+            for value in graph.output:
+                value.name = names.get(value.name, value.name)
+    return copy
+
+
+def with_scalar_condition(node: onnx.NodeProto, shape: tuple[int, ...] | None) -> Nodes | None:
+    """Return an ``If`` whose condition has no dims, and what makes it so; None where it is so.
+
+    ONNX takes any tensor of one element. What ``If`` nodes inside of the branches read is
+    reshaped too: nothing says of which shape it is.
+    """
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    changed = [_scalar_inside(a.g) for a in copy.attribute if a.HasField("g")]
+    if shape == () or shape is None:
+        return [copy] if any(changed) else None
+    writer = NodeWriter(node)
+    copy.input[0] = writer.add("Reshape", node.input[0], writer.constant([], "int64"))
+    return [*writer.nodes, copy]
+
+
+def _scalar_inside(graph: onnx.GraphProto) -> bool:
+    """Reshape the conditions in a branch, in place; whether there was one to reshape."""
+    nodes: Nodes = []
+    reshaped = {
+        output for node in graph.node if node.op_type == "Reshape" for output in node.output
+    }
+    for node in graph.node:
+        again = node.op_type == "If" and node.input[0] not in reshaped
+        nodes.extend((with_scalar_condition(node, (1,)) or [node]) if again else [node])
+    changed = len(nodes) != len(graph.node)
+    if changed:
+        del graph.node[:]
+        graph.node.extend(nodes)
+    return changed

@@ -1,0 +1,204 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""Nodes written as others by the types, shapes and values of their operands.
+
+TVM's importer refuses the originals, or gives other numbers than ONNX says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper
+
+from .branches import chosen, with_scalar_condition
+from .misread import Seen
+from .resizing import resized
+from .writing import NodeWriter
+
+Nodes = list[onnx.NodeProto]
+_FLOATS = (TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.FLOAT, TensorProto.DOUBLE)
+_NARROW = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+def expanded(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
+    """Return the nodes that stand for one, whose operands are known; None where it stays.
+
+    Parameters
+    ----------
+    node : NodeProto
+        It is not changed.
+    seen : Seen
+        What is known of the graph up to the node.
+    version : int
+        Of the operator set.
+    """
+    if node.domain not in ("", "ai.onnx") or node.op_type not in _EXPANSIONS:
+        return None
+    if any(name and name not in seen.types for name in node.input):
+        return None
+    return _EXPANSIONS[node.op_type](node, seen, version)
+
+
+def _kind(seen: Seen, name: str) -> int:
+    return int(seen.types[name].tensor_type.elem_type)
+
+
+def _dtype(seen: Seen, name: str) -> npt.DTypeLike:
+    return helper.tensor_dtype_to_np_dtype(_kind(seen, name))
+
+
+def _attribute(node: onnx.NodeProto, name: str, default: object) -> object:
+    found = [helper.get_attribute_value(a) for a in node.attribute if a.name == name]
+    value = found[0] if found else default
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _in_float32(node: onnx.NodeProto, seen: Seen, _: int) -> Nodes | None:
+    """A function that TVM has no 16-bit kernel of: rounded once, after it."""
+    if _kind(seen, node.input[0]) not in _NARROW:
+        return None
+    writer = NodeWriter(node)
+    wide = writer.add("Cast", node.input[0], to=TensorProto.FLOAT)
+    return writer.finish("Cast", [writer.add(node.op_type, wide)], to=_kind(seen, node.input[0]))
+
+
+def _mod(node: onnx.NodeProto, seen: Seen, _: int) -> Nodes | None:
+    """Floor modulo of floats: the exact remainder, moved where the signs differ.
+
+    TVM computes ``x - floor(x / y) * y``, which is NaN for infinite divisors.
+    """
+    if _kind(seen, node.input[0]) not in _FLOATS or _attribute(node, "fmod", 0):
+        return None
+    writer, (x, y) = NodeWriter(node), node.input
+    zero = writer.constant(0, _dtype(seen, x))
+    rest = writer.add("Mod", x, y, fmod=1)
+    apart = writer.add("Xor", writer.add("Less", rest, zero), writer.add("Less", y, zero))
+    moved = writer.add("Where", apart, writer.add("Add", rest, y), rest)
+    signed_zero = writer.add("Mul", writer.add("Abs", rest), writer.add("Sign", y))
+    return writer.finish("Where", [writer.add("Equal", rest, zero), signed_zero, moved])
+
+
+def _prelu(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
+    """Slopes of any shape that broadcasts, of integers and of scalars too.
+
+    Before version 7 slopes that do not broadcast belong to the channels, dim 1.
+    """
+    writer, (x, slope) = NodeWriter(node), node.input
+    shape, slopes = seen.shape(x), seen.shape(slope)
+    if shape is None or slopes is None:
+        return None
+    if version < 7 and len(slopes) == 1 and len(shape) > 1 and not _fits(slopes, shape):
+        sizes = writer.constant([slopes[0]] + [1] * (len(shape) - 2), "int64")
+        return writer.finish("PRelu", [x, writer.add("Reshape", slope, sizes)])
+    if _kind(seen, x) in _FLOATS and shape and _fits(slopes, shape):
+        return None
+    negative = writer.add("Less", x, writer.constant(0, _dtype(seen, x)))
+    return writer.finish("Where", [negative, writer.add("Mul", x, slope), x])
+
+
+def _fits(shape: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Whether a shape broadcasts to another one."""
+    pairs = zip(reversed(shape), reversed(whole))
+    return len(shape) <= len(whole) and all(a in (1, b) for a, b in pairs)
+
+
+def _pad(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
+    """Negative pads crop; what is left is padded."""
+    shape = seen.shape(node.input[0])
+    given = _attribute(node, "pads", None)
+    if version >= 11:
+        given = seen.values.get(node.input[1])
+    if shape is None or given is None:
+        return None
+    pads = np.asarray(given, "int64")
+    if not (pads < 0).any():
+        return None
+    axes = np.arange(len(shape))
+    if len(node.input) > 3 and node.input[3]:
+        if node.input[3] not in seen.values:
+            return None
+        axes = np.asarray(seen.values[node.input[3]], "int64") % len(shape)
+    writer = NodeWriter(node)
+    begin, end = np.split(np.maximum(-pads, 0), 2)
+    ends = np.maximum(np.asarray(shape)[axes] - end, begin)
+    part = node.input[0]
+    if version < 10:  # TVM reads no slices with attributes
+        for axis, bounds in zip(axes.tolist(), zip(begin, ends, strict=True), strict=True):
+            places = writer.constant(np.arange(*bounds), "int64")
+            part = writer.add("Gather", part, places, axis=axis)
+    else:
+        operands = [writer.constant(values, "int64") for values in (begin, ends, axes)]
+        part = writer.add("Slice", part, *operands)
+    rest = np.maximum(pads, 0)
+    if not rest.any():
+        return writer.finish("Identity", [part])
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if version < 11:
+        return writer.finish("Pad", [part], **{**attributes, "pads": rest.tolist()})
+    operands = [part, writer.constant(rest, "int64"), *node.input[2:]]
+    return writer.finish("Pad", operands, **attributes)
+
+
+def _resize(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
+    """What float32 does not hold is resized in its own type."""
+    mode = _attribute(node, "mode", "nearest")
+    exact: tuple[int, ...] = (TensorProto.DOUBLE,)
+    if mode == "nearest":
+        exact += (TensorProto.INT32, TensorProto.INT64, TensorProto.UINT32, TensorProto.UINT64)
+    shape = seen.shape(node.input[0])
+    if _kind(seen, node.input[0]) not in exact or shape is None or version < 11:
+        return None
+    stretched = _attribute(node, "keep_aspect_ratio_policy", "stretch") == "stretch"
+    other = [_attribute(node, name, 0) for name in ("antialias", "exclude_outside")]
+    if not stretched or any(other):
+        return None
+    scaled = _scaled(node, seen, shape)
+    if scaled is None:
+        return None
+    attributes: dict[str, str | float] = {
+        "mode": str(mode),
+        "coordinate_transformation_mode": str(
+            _attribute(node, "coordinate_transformation_mode", "half_pixel")
+        ),
+        "nearest_mode": str(_attribute(node, "nearest_mode", "round_prefer_floor")),
+        "cubic_coeff_a": float(str(_attribute(node, "cubic_coeff_a", -0.75))),
+    }
+    return resized(node, attributes, shape, *scaled, _dtype(seen, node.input[0]))
+
+
+def _scaled(
+    node: onnx.NodeProto, seen: Seen, shape: tuple[int, ...]
+) -> tuple[list[int], list[float]] | None:
+    """Sizes of the result of a Resize, and its scales; None where they are not known."""
+    operands = [seen.values.get(name) if name else None for name in [*node.input, "", "", ""][2:4]]
+    scales, sizes = (None if a is None or not a.size else a.tolist() for a in operands)
+    axes = _attribute(node, "axes", list(range(len(shape))))
+    given = sizes if scales is None else scales
+    if given is None or not isinstance(axes, list) or len(given) != len(axes):
+        return None
+    result, ratios = list(shape), [1.0] * len(shape)
+    for axis, value in zip(axes, given, strict=True):
+        result[axis] = int(value) if scales is None else int(np.floor(shape[axis] * value))
+        ratios[axis] = value / shape[axis] if scales is None else float(value)
+    return result, ratios
+
+
+def _if(node: onnx.NodeProto, seen: Seen, version: int) -> Nodes | None:
+    """The branch that a known condition chooses; or a condition without dims."""
+    if node.input[0] in seen.values:
+        return chosen(node, bool(seen.values[node.input[0]].all()))
+    return with_scalar_condition(node, seen.shape(node.input[0]))
+
+
+_EXPANSIONS: dict[str, Callable[[onnx.NodeProto, Seen, int], Nodes | None]] = {
+    **dict.fromkeys(("Acos", "Acosh", "Asin", "Asinh", "Atan", "Cosh", "Sinh"), _in_float32),
+    "If": _if,
+    "Mod": _mod,
+    "PRelu": _prelu,
+    "Pad": _pad,
+    "Resize": _resize,
+}

@@ -1,0 +1,52 @@
+# Licensed under the Apache License, Version 2.0; see LICENSE.
+# SPDX-License-Identifier: Apache-2.0
+"""A writer of the nodes that stand for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper, numpy_helper
+
+
+class NodeWriter:
+    """Writes nodes whose intermediate results have names that begin with that of the result.
+
+    Parameters
+    ----------
+    node : NodeProto
+        What the nodes stand for; the last one gives its first result.
+    """
+
+    def __init__(self, node: onnx.NodeProto) -> None:
+        self.node = node
+        self.nodes: list[onnx.NodeProto] = []
+
+    def _name(self) -> str:
+        return f"{self.node.output[0]}__{len(self.nodes)}"
+
+    def add(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Write a node; returns the name of its result."""
+        name = self._name()
+        self.nodes.append(helper.make_node(op, list(inputs), [name], name=name, **attributes))
+        return name
+
+    def constant(self, values: npt.ArrayLike, dtype: npt.DTypeLike) -> str:
+        """Write a constant."""
+        name = self._name()
+        tensor = numpy_helper.from_array(np.asarray(values, dtype), name)
+        self.nodes.append(helper.make_node("Constant", [], [name], name=name, value=tensor))
+        return name
+
+    def finish(self, op: str, inputs: Sequence[str], **attributes: Any) -> list[onnx.NodeProto]:
+        """Write the node that gives the result, under the name of the original; returns all."""
+        output = self.node.output[0]
+        last = helper.make_node(
+            op, list(inputs), [output], name=self.node.name or output, **attributes
+        )
+        last.metadata_props.extend(self.node.metadata_props)
+        return [*self.nodes, last]
