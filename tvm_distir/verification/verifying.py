@@ -20,7 +20,7 @@ from ..plan import PlanLike, as_plan
 from ..program import export
 from ..runtime.engines import Engine, Reference, strip_annotations
 from ..runtime.engines import engine as make_engine
-from ..runtime.program import opened, same_bits
+from ..runtime.program import opened
 from ..schedules import Pipeline
 from ..transform import ExpandSchedule, RunInTurn
 from .bisect import Bisection, Fault, first_difference
@@ -109,16 +109,16 @@ def refuse_nothing_proved(outputs: Sequence[Array]) -> None:
 def refuse_constant_outputs(
     reference: Reference, draws: Draws, first: Sequence[Array], seed: int
 ) -> None:
-    """Refuse outputs that are the same bits for every draw of the inputs (DIST0621)."""
+    """Refuse outputs that are equal, up to signs of zeros, for every draw (DIST0621)."""
     constant = [i for i, value in enumerate(first) if value.size]
     for other in range(1, _DRAWS + 1):
         again = reference.run(draws.draw(seed + other))
-        constant = [i for i in constant if same_bits(first[i], again[i])]
+        constant = [i for i in constant if np.array_equal(first[i], again[i])]
         if not constant:
             return
     raise EngineError(
         "DIST0621",
-        f"{_DRAWS} other draws of the inputs gave the same bits",
+        f"{_DRAWS} other draws of the inputs gave the same values",
         place=f"output{'s' * (len(constant) > 1)} {', '.join(map(str, constant))}",
         remedy="Its value says nothing about the distribution: give weights that matter, or "
         "leave the output out.",
